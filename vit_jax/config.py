@@ -1,0 +1,302 @@
+"""From a config file and flags to a checked config, and from a config to objects.
+
+A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; every
+sub-dict holds the keywords of the constructor that it is passed to. Loading one
+executes it. The resolved config is stored in the run folder as JSON, which is
+what every later command reads, and which is never executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, nearest, resolve
+
+SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
+KEYS = ('seed', 'total', 'batch_size', *SECTIONS)
+
+
+def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Runs `FILE[:arg]` and applies overrides such as `optim.lr=3e-4`.
+
+    Raises:
+      UserError: no such file, no `get_config`, an unknown key, a wrong type, or a
+        value that cannot be right (see `validate`).
+    """
+    path, _, arg = spec.partition(':')
+    config = _run_file(pathlib.Path(path), arg or None)
+    config.lock()
+    for override in overrides:
+        _override(config, override)
+    validate(config)
+    return config
+
+
+def _run_file(path: pathlib.Path, arg: str | None) -> ConfigDict:
+    if not path.is_file():
+        raise UserError(f'--config: no file {str(path)!r}')
+    spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, 'get_config'):
+        raise UserError(f'--config: {str(path)!r} has no function get_config(arg)')
+    return module.get_config(arg)
+
+
+def _override(config: ConfigDict, override: str) -> None:
+    dotted, equals, text = override.partition('=')
+    if not equals:
+        raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
+    *parents, leaf = dotted.split('.')
+    node: Any = config
+    for i, key in enumerate([*parents, leaf]):
+        if not isinstance(node, ConfigDict) or key not in node:
+            where = '.'.join(['config', *parents[:i]])
+            choices = node.keys() if isinstance(node, ConfigDict) else ()
+            raise UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, choices))
+        holder, node = node, node[key]
+    if isinstance(node, ConfigDict):
+        raise UserError(f'--config.{dotted} is a group; set one of its keys: {", ".join(node)}')
+    kind = holder.get_type(leaf)
+    try:
+        holder[leaf] = parse_value(text, kind)
+    except (TypeError, ValueError) as e:
+        raise UserError(f'--config.{dotted}={text}: expected {kind.__name__}') from e
+
+
+BOOLS = {'true': True, '1': True, 'false': False, '0': False}
+
+
+def parse_value(text: str, kind: type) -> Any:
+    """`text` as a value of `kind`; raises ValueError if it is none."""
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in BOOLS:
+            raise ValueError(text)
+        return BOOLS[text.lower()]
+    if kind in (int, float):
+        number = float(text)
+        if kind is int and not number.is_integer():
+            raise ValueError(text)
+        return kind(number)
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError) as e:
+        raise ValueError(text) from e
+    return tuple(value) if kind is tuple else value
+
+
+def validate(config: ConfigDict) -> None:
+    """Rejects what can be seen to be wrong before anything is built or written.
+
+    Raises:
+      UserError: a missing section, a NaN, a batch or duration that is not
+        positive, a keyword that a constructor does not take.
+    """
+    for key in KEYS:
+        if key not in config:
+            raise UserError(f'config: the key {key!r} is missing')
+    for key in config:
+        if key not in KEYS:
+            raise UserError('config: ' + nearest('key', key, KEYS))
+    for path, value in _leaves(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f'config.{path}={value}: must be a finite number')
+    for path in ('batch_size', 'step.accum_steps'):
+        if (value := _at(config, path, 1)) < 1:
+            raise UserError(f'config.{path}={value}: must be at least 1')
+    for path in ('total', 'every.log'):
+        if parse_duration(_at(config, path), f'config.{path}')[0] <= 0:
+            raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
+    check_keywords(model_class(config), config.model, 'config.model')
+    check_keywords(task_class(config), config.task, 'config.task')
+
+
+def _leaves(node: Any, prefix: str = '') -> list[tuple[str, Any]]:
+    if isinstance(node, (ConfigDict, dict)):
+        return [x for k, v in node.items() for x in _leaves(v, f'{prefix}{k}.')]
+    if isinstance(node, (tuple, list)):
+        return [x for i, v in enumerate(node) for x in _leaves(v, f'{prefix}{i}.')]
+    return [(prefix[:-1], node)]
+
+
+def _at(config: ConfigDict, dotted: str, default: Any = None) -> Any:
+    node: Any = config
+    for key in dotted.split('.'):
+        if key not in node:
+            return default
+        node = node[key]
+    return node
+
+
+def check_keywords(constructor: Callable, keywords: ConfigDict, where: str) -> None:
+    """Raises UserError if `keywords` (less `name`) are not those of `constructor`."""
+    valid = set(inspect.signature(constructor).parameters) - {'parent', 'name'}
+    for key in keywords:
+        if key != 'name' and key not in valid:
+            raise UserError(f'{where}: ' + nearest('key', key, valid))
+
+
+UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
+
+
+def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str]:
+    """`'300 epochs'` -> (300.0, 'epochs'). Units: steps (the default), epochs, examples, %.
+
+    Raises:
+      UserError: if `text` is no duration, or is negative.
+    """
+    number, *words = str(text).replace('%', ' %').split() or ['0']
+    unit = UNITS.get(' '.join(words).removesuffix('s')) if words else 'steps'
+    try:
+        amount = float(number.replace('_', ''))
+    except ValueError:
+        amount = math.nan
+    if unit is None or not 0 <= amount < math.inf:
+        raise UserError(
+            f"{where}={text!r}: write a duration as '100 steps', '30 epochs', '1e6 examples' or '5%'"
+        )
+    return amount, unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """Turns duration strings into steps of this run."""
+
+    batch_size: int
+    epoch_size: int
+    total_steps: int = 0
+
+    def steps(self, text: str | int, where: str = 'duration') -> int:
+        """Number of steps, at least 1 unless the duration is empty or zero."""
+        amount, unit = parse_duration(text, where)
+        if unit == '%' and not self.total_steps:
+            raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
+        scale = {
+            'steps': 1.0,
+            'epochs': self.epoch_size / self.batch_size,
+            'examples': 1 / self.batch_size,
+            '%': self.total_steps / 100,
+        }[unit]
+        return max(1, round(amount * scale)) if amount else 0
+
+
+def durations(config: ConfigDict, epoch_size: int) -> Durations:
+    """The run's durations; `.total_steps` is `config.total` in steps."""
+    bare = Durations(config.batch_size, epoch_size)
+    return dataclasses.replace(bare, total_steps=bare.steps(config.total, 'config.total'))
+
+
+def model_class(config: ConfigDict) -> Any:
+    """The Linen module class that `config.model.name` stands for."""
+    return resolve('vit_jax.models', config.model.name, 'Model')
+
+
+def task_class(config: ConfigDict) -> Any:
+    """The task dataclass that `config.task.name` stands for."""
+    return resolve('vit_jax.tasks', config.task.name, 'Task')
+
+
+def keywords(section: ConfigDict) -> dict[str, Any]:
+    """A section as keywords of its constructor: plain and hashable, without `name`."""
+    plain = section.to_dict() if isinstance(section, ConfigDict) else dict(section)
+    return {k: _freeze(v) for k, v in plain.items() if k != 'name'}
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    return value
+
+
+def build(config: ConfigDict) -> tuple[Any, Any]:
+    """The model and the task of a config.
+
+    Raises:
+      UserError: if a constructor refuses its keywords.
+    """
+    made = []
+    for kind, cls in (('model', model_class(config)), ('task', task_class(config))):
+        try:
+            made.append(cls(**keywords(config[kind])))
+        except TypeError as e:
+            raise UserError(f'config.{kind}: {e}') from e
+    return made[0], made[1]
+
+
+def fill_num_classes(config: ConfigDict, num_classes: int) -> None:
+    """Sets `config.model.num_classes` from the data where the config leaves it open.
+
+    Raises:
+      UserError: if the data has more classes than the model.
+    """
+    if 'num_classes' not in config.model or not num_classes:
+        return
+    if config.model.num_classes is None:
+        config.model.num_classes = num_classes
+    if config.model.num_classes < num_classes:
+        raise UserError(
+            f'config.model.num_classes={config.model.num_classes}: {config.data.source} has '
+            f'{num_classes} classes; leave it unset or raise it'
+        )
+
+
+def to_json(config: ConfigDict) -> str:
+    """The resolved config as JSON, in the order in which it was written."""
+    return json.dumps(config.to_dict(), indent=2) + '\n'
+
+
+def from_json(text: str) -> ConfigDict:
+    """A config stored by `to_json`: data only, nothing is executed."""
+    return ConfigDict(_tuples(json.loads(text)))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def parse_config_args(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, ConfigDict | None]:
+    """Parses `--config FILE[:arg] --config.a.b=v` next to the flags of `parser`.
+
+    Returns:
+      The namespace, and the config (None where `--config` is absent).
+    """
+    parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
+    overrides, rest = split_overrides(argv)
+    args = parser.parse_args(rest)
+    if args.config is None:
+        if overrides:
+            raise UserError(f'--config.{overrides[0]}: there is no --config FILE to override')
+        return args, None
+    return args, load(args.config, overrides)
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`--config.a=1` and `--config.a 1` as overrides `a=1`; and all the other words."""
+    overrides, rest, words = [], [], list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith('--config.'):
+            rest.append(word)
+        elif '=' in word or not words:
+            overrides.append(word.removeprefix('--config.'))
+        else:
+            overrides.append(f'{word.removeprefix("--config.")}={words.pop(0)}')
+    return overrides, rest

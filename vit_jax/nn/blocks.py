@@ -1,0 +1,131 @@
+"""The pre-norm Transformer encoder and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.nn.attention import SelfAttention
+from vit_jax.nn.stochastic import Dropout, DropPath
+
+GELUS = ('tanh', 'erf')
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between them, back to the width of the input.
+
+    `gelu` is 'tanh' (the approximation of Hendrycks and Gimpel, 2016, arXiv:1606.08415) or 'erf'
+    (exact). Parameters `fc1` and `fc2`.
+    """
+
+    hidden_dim: int
+    dropout: float = 0.0
+    gelu: str = 'tanh'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
+        y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
+        y = jax.nn.gelu(y, approximate=self.gelu == 'tanh')
+        y = Dropout(self.dropout)(y, train)
+        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)
+
+
+class Block(nn.Module):
+    """A pre-norm encoder block, equations 2 and 3 of arXiv:2010.11929.
+
+        z' = MSA(LN(z)) + z
+        z  = MLP(LN(z')) + z'
+
+    Each sum is preceded by dropout and, with probability `drop_path`, by dropping the whole branch.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        train: bool = False,
+        drop_path: float | Float[Array, ''] = 0.0,
+    ) -> Float[Array, 'B N D']:
+        def add(branch: Array) -> Array:
+            return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
+
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
+        attention = SelfAttention(
+            self.num_heads, self.attention_dropout, self.dtype, name='attention'
+        )
+        x = add(attention(norm(x), train=train))
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
+        return add(mlp(norm(x), train))
+
+
+class Encoder(nn.Module):
+    """`depth` blocks and a final layer norm.
+
+    Attributes:
+      block: makes a block, given its name.
+      depth: number of blocks.
+      drop_path: rate of the last block; the rates rise linearly from 0 at the first.
+      scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
+        program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
+      remat: recompute each block in the backward pass instead of keeping its activations.
+      norm_eps: added to the variance in the final layer norm.
+      dtype: of the computation.
+    """
+
+    block: Callable[..., nn.Module]
+    depth: int
+    drop_path: float = 0.0
+    scan: bool = False
+    remat: bool = False
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B N D'], train: bool = False) -> Float[Array, 'B N D']:
+        def apply(block: nn.Module, x: Array, rate: float | Array) -> Array:
+            return block(x, train, rate)
+
+        apply = nn.remat(apply, prevent_cse=not self.scan) if self.remat else apply
+        rates = np.linspace(0.0, self.drop_path, self.depth)
+        if self.scan:
+            x = self._scan(apply, x, rates)
+        else:
+            for i, rate in enumerate(rates):
+                x = apply(self.block(name=f'block_{i}'), x, float(rate))
+        return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+
+    def _scan(self, apply: Callable[..., Array], x: Array, rates: np.ndarray) -> Array:
+        scanned = nn.scan(
+            lambda block, x, rate: (apply(block, x, rate), None),
+            variable_axes={'params': 0, 'intermediates': 0},
+            split_rngs={'params': True, 'dropout': True},
+            length=self.depth,
+        )
+        x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32))
+        return x
+
+
+def dense(features: int, **kwargs: Any) -> nn.Dense:
+    """A dense layer that starts Xavier-uniform with biases close to zero."""
+    return nn.Dense(
+        features,
+        kernel_init=nn.initializers.xavier_uniform(),
+        bias_init=nn.initializers.normal(1e-6),
+        **kwargs,
+    )

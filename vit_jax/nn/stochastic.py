@@ -1,0 +1,94 @@
+"""Dropout and stochastic depth whose masks depend on the example, not on the device that holds it.
+
+Every example draws from its own key, `fold_in(key, position in the global batch)`. One device, eight
+devices and gradient accumulation therefore drop the same units of the same example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.errors import UserError
+
+_positions: ContextVar[Array | None] = ContextVar('example_positions', default=None)
+
+
+@contextlib.contextmanager
+def example_positions(positions: Int[Array, 'B']) -> Iterator[None]:
+    """Says which examples of the global batch the model is about to see.
+
+    Needed where a program sees only a slice: under `jax.pmap`, `jax.shard_map` and gradient
+    accumulation. It acts while the model is traced, so enter it inside the traced function.
+    Without it the examples are 0, 1, ..., B - 1.
+    """
+    token = _positions.set(positions)
+    try:
+        yield
+    finally:
+        _positions.reset(token)
+
+
+def example_keys(key: Key[Array, ''], batch: int) -> Key[Array, 'B']:
+    """A key for each of `batch` examples, the same wherever the example is computed."""
+    positions = _positions.get()
+    if positions is None:
+        positions = jnp.arange(batch)
+    if positions.shape != (batch,):
+        raise ValueError(f'example_positions has shape {positions.shape}, the batch ({batch},)')
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, positions)
+
+
+class Dropout(nn.Module):
+    """Sets each unit to zero with probability `rate` and scales the others by 1 / (1 - rate).
+
+    Srivastava et al., 2014. The random stream is called `dropout`; axis 0 is the example.
+
+    Raises:
+      UserError: if `rate` is outside [0, 1).
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B *rest'], train: bool = False) -> Float[Array, 'B *rest']:
+        check_rate('dropout', self.rate)
+        if not train or self.rate == 0.0:
+            return x
+        keep = 1.0 - self.rate
+        keys = example_keys(self.make_rng('dropout'), x.shape[0])
+        mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
+        return jnp.where(mask, x / keep, jnp.zeros_like(x))
+
+
+class DropPath(nn.Module):
+    """Drops the whole residual branch of an example: stochastic depth.
+
+    Huang et al., 2016, arXiv:1603.09382. The branch is kept with probability 1 - rate and then
+    scaled by 1 / (1 - rate), so that its expectation is the branch itself. The rate is an argument
+    of the call because a scan over layers hands every layer its own.
+    """
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B *rest'], rate: float | Float[Array, ''], train: bool = False
+    ) -> Float[Array, 'B *rest']:
+        if not train or (isinstance(rate, float) and rate == 0.0):
+            return x
+        keep = 1.0 - rate
+        keys = example_keys(self.make_rng('dropout'), x.shape[0])
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep))(keys)
+        scale = (kept / keep).astype(x.dtype)
+        return x * scale.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def check_rate(what: str, rate: float) -> None:
+    """Raises UserError unless 0 <= rate < 1."""
+    if not 0.0 <= rate < 1.0:
+        raise UserError(f'{what} must be at least 0 and below 1, not {rate}')

@@ -1,0 +1,35 @@
+"""Pixel values: from bytes to what a model takes. Parameter-free, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+
+def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Array, '...']:
+    """Bytes 0..255 to float32 in [low, high]; floats pass unchanged.
+
+    `(-1, 1)` is (x - 127.5) / 127.5, which the released ViT and BiT models expect.
+    """
+    if image.dtype != jnp.uint8:
+        return image
+    low, high = value_range
+    return image.astype(jnp.float32) * ((high - low) / 255.0) + low
+
+
+def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
+    """`weight * x + (1 - weight) * partner`, where the partner is the neighbour in the batch."""
+    return weight * x + (1 - weight) * neighbour(x)
+
+
+def neighbour(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
+    """Swaps examples 2i and 2i + 1.
+
+    The batch is shuffled, so a neighbour is as random a partner as any other, and it
+    lies on the same device whatever the layout: mixing examples needs no communication.
+    """
+    pairs = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])
+    return pairs[:, ::-1].reshape(x.shape)

@@ -1,0 +1,188 @@
+"""The train step and the eval step: pure functions of (state, batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, UInt32
+
+from vit_jax.nn import stochastic
+
+PyTree = Any
+Batch = dict[str, Any]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything that a run carries from step to step.
+
+    Attributes:
+      step: number of updates made.
+      params: float32 parameters.
+      opt_state: the optimizer's state.
+      collections: other Flax collections by name, such as `batch_stats`.
+      ema: exponential moving average of `params`, or None.
+      key: data of the run's base key; the keys of a step are folded from it, so
+        that a resumed run draws what the uninterrupted one would have.
+    """
+
+    step: Int[Array, '']
+    params: PyTree
+    opt_state: PyTree
+    collections: dict[str, PyTree]
+    ema: PyTree | None
+    key: UInt32[Array, '2']
+
+    @property
+    def variables(self) -> dict[str, PyTree]:
+        """What to evaluate: the averaged parameters where there are any."""
+        return {'params': self.params if self.ema is None else self.ema, **self.collections}
+
+
+def init_variables(model: Any, task: Any, batch: Batch, seed: int) -> dict[str, PyTree]:
+    """Initial variables of `model` for inputs shaped like those of `batch`."""
+    names = ('params', *task.rngs)
+    rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
+    return model.init(rngs, *task.inputs(batch), train=False)
+
+
+def init_state(
+    variables: dict[str, PyTree], tx: optax.GradientTransformation, seed: int, ema: bool
+) -> TrainState:
+    """The state before the first step."""
+    collections = dict(variables)
+    params = collections.pop('params')
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=tx.init(params),
+        collections=collections,
+        # A copy: donated buffers must not be shared.
+        ema=jax.tree.map(jnp.copy, params) if ema else None,
+        key=jax.random.key_data(jax.random.key(seed)),
+    )
+
+
+def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]:
+    """One key a name: `fold_in(fold_in(base, step), position of the name)`."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    return {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
+
+
+def make_train_step(
+    model: Any,
+    task: Any,
+    tx: optax.GradientTransformation,
+    *,
+    accum_steps: int = 1,
+    ema_decay: float = 0.0,
+    axis_name: str | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The pure update: augment, differentiate, average over devices, apply.
+
+    Args:
+      accum_steps: microbatches whose mean gradient is that of the whole batch.
+      ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
+      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
+
+    Returns:
+      A function (state, batch) -> (state, {name: scalar}).
+    """
+
+    def loss_fn(params, collections, batch, positions, rngs):
+        with stochastic.example_positions(positions):
+            outputs, collections = model.apply(
+                {'params': params, **collections},
+                *task.inputs(batch),
+                train=True,
+                rngs=rngs,
+                mutable=list(collections),
+            )
+        loss, metrics = task.loss(outputs, batch)
+        return loss, ({'loss': loss, **metrics}, collections)
+
+    def train_step(state: TrainState, batch: Batch):
+        keys = step_keys(state, ('augment', *task.rngs))
+        positions = global_positions(batch, axis_name)
+        augment_key = keys.pop('augment')
+        if hasattr(task, 'augment'):
+            with stochastic.example_positions(positions):
+                batch = task.augment(augment_key, batch)
+
+        def microbatch(collections, batch_and_positions):
+            grads, (metrics, collections) = jax.grad(loss_fn, has_aux=True)(
+                state.params, collections, *batch_and_positions, keys
+            )
+            return collections, (grads, metrics)
+
+        collections, (grads, metrics) = accumulate(
+            microbatch, dict(state.collections), (batch, positions), accum_steps
+        )
+        if axis_name is not None:
+            grads, metrics, collections = jax.lax.pmean((grads, metrics, collections), axis_name)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema is not None:
+            ema = optax.incremental_update(params, ema, 1 - ema_decay)
+        norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
+        metrics |= {name: optax.global_norm(tree) for name, tree in norms.items()}
+        return state.replace(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            collections=collections,
+            ema=ema,
+        ), metrics
+
+    return train_step
+
+
+def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
+    """Where this device's examples stand in the global batch: the key of their randomness."""
+    size = len(jax.tree.leaves(batch)[0])
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * size
+    return first + jnp.arange(size)
+
+
+def accumulate(fn: Callable, carry: PyTree, examples: PyTree, steps: int) -> tuple[PyTree, PyTree]:
+    """`fn(carry, examples) -> (carry, out)` over `steps` microbatches, and the mean of `out`.
+
+    Microbatch j holds examples j, j + steps, ...: every device keeps its own rows.
+    """
+    if steps == 1:
+        return fn(carry, examples)
+
+    def split(x):
+        return x.reshape(x.shape[0] // steps, steps, *x.shape[1:]).swapaxes(0, 1)
+
+    def body(carry, microbatch):
+        inner, total = carry
+        inner, out = fn(inner, microbatch)
+        return (inner, jax.tree.map(jnp.add, total, out)), None
+
+    examples = jax.tree.map(split, examples)
+    shape = jax.eval_shape(fn, carry, jax.tree.map(lambda x: x[0], examples))[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    (carry, total), _ = jax.lax.scan(body, (carry, zeros), examples)
+    return carry, jax.tree.map(lambda x: x / steps, total)
+
+
+def make_eval_step(
+    model: Any, task: Any, *, axis_name: str | None = None
+) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+    """A function (variables, batch) -> {name: (sum, count)} over the whole global batch."""
+
+    def eval_step(variables: dict[str, PyTree], batch: Batch):
+        def apply(*inputs):
+            return model.apply(variables, *inputs, train=False)
+
+        sums = task.evaluate(apply, batch)
+        return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+
+    return eval_step

@@ -1,0 +1,149 @@
+"""Image classification: softmax or sigmoid cross entropy, mixup and cutmix on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.ops import pixels
+
+Batch = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One label an image.
+
+    Attributes:
+      loss_name: `softmax` or `sigmoid` cross entropy (the latter one against all, as
+        in Beyer et al. 2020, "Are we done with ImageNet?").
+      label_smoothing: share of the target spread evenly over all classes.
+      mixup: alpha of the Beta distribution, 0 for none (Zhang et al. 2018).
+      cutmix: likewise (Yun et al. 2019); with both on, a fair coin picks one a batch.
+      value_range: what bytes 0..255 become before the model.
+    """
+
+    loss_name: str = 'softmax'
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    value_range: tuple[float, float] = (-1.0, 1.0)
+
+    rngs = ('dropout',)
+
+    def __post_init__(self) -> None:
+        if self.loss_name not in LOSSES:
+            raise UserError('config.task.loss_name: ' + nearest('loss', self.loss_name, LOSSES))
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f'config.task.label_smoothing={self.label_smoothing}: must be in [0, 1)'
+            )
+        for key in ('mixup', 'cutmix'):
+            if getattr(self, key) < 0:
+                raise UserError(f'config.task.{key}={getattr(self, key)}: must not be negative')
+
+    @property
+    def pairs(self) -> bool:
+        """Whether `augment` mixes pairs, so that every device needs an even batch."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
+        return (pixels.to_range(batch['image'], self.value_range),)
+
+    def augment(self, key: jax.Array, batch: Batch) -> Batch:
+        """Mixes every example with its neighbour; the label becomes two weighted ones."""
+        if not self.pairs:
+            return batch
+        coin, lam_key, box_key = jax.random.split(key, 3)
+        (image,) = self.inputs(batch)
+        mixes = [
+            mix(lam_key, box_key, image, alpha)
+            for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))
+            if alpha > 0
+        ]
+        heads = jax.random.bernoulli(coin) if len(mixes) == 2 else True
+        image, weight = jax.tree.map(lambda a, b: jnp.where(heads, a, b), mixes[0], mixes[-1])
+        other = pixels.neighbour(batch['label'])
+        weight = jnp.full(other.shape, weight)
+        return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
+
+    def loss(self, outputs: dict, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        logits, label = outputs['logits'], batch['label']
+        losses = self._losses(logits, label)
+        if 'label_other' in batch:
+            weight = batch['label_weight']
+            losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
+        return losses.mean(), {'accuracy': is_correct(logits, label).mean()}
+
+    def _losses(self, logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
+        target = jax.nn.one_hot(label, logits.shape[-1])
+        target = optax.smooth_labels(target, self.label_smoothing)
+        return LOSSES[self.loss_name](logits, target)
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Sums and counts over the real examples; padding has mask 0."""
+        logits, label, mask = apply(*self.inputs(batch))['logits'], batch['label'], batch['mask']
+        losses = dataclasses.replace(self, label_smoothing=0.0)._losses(logits, label)
+        per_example = {'loss': losses, 'accuracy': is_correct(logits, label)}
+        return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """Class probabilities [B, C]."""
+        logits = apply(*self.inputs(batch))['logits']
+        return {'probs': PROBABILITIES[self.loss_name](logits)}
+
+
+def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
+    return optax.softmax_cross_entropy(logits, target)
+
+
+def sigmoid_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
+    return optax.sigmoid_binary_cross_entropy(logits, target).sum(-1)
+
+
+LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
+PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
+
+
+def is_correct(logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
+    return (jnp.argmax(logits, -1) == label).astype(jnp.float32)
+
+
+def mixup(
+    lam_key: jax.Array, _: jax.Array, image: Float[Array, 'B H W C'], alpha: float
+) -> tuple[Float[Array, 'B H W C'], jax.Array]:
+    """One lambda ~ Beta(alpha, alpha) a batch, at least a half, so that `label` leads."""
+    lam = jax.random.beta(lam_key, alpha, alpha)
+    lam = jnp.maximum(lam, 1 - lam)
+    return pixels.pair_mix(image, lam), lam
+
+
+def cutmix(
+    lam_key: jax.Array, box_key: jax.Array, image: Float[Array, 'B H W C'], alpha: float
+) -> tuple[Float[Array, 'B H W C'], jax.Array]:
+    """Pastes one box of the neighbour; lambda is the share of the image that is left."""
+    lam = jax.random.beta(lam_key, alpha, alpha)
+    inside = random_box(box_key, image.shape[1:3], jnp.sqrt(1 - lam))
+    mixed = jnp.where(inside[..., None], pixels.neighbour(image), image)
+    return mixed, 1 - inside.mean()
+
+
+def random_box(
+    key: jax.Array, size: tuple[int, int], side: Float[Array, '']
+) -> Float[Array, 'H W']:
+    """A box of `side` times height and width around a random centre, clipped to the image."""
+
+    def span(n: int, centre: jax.Array) -> jax.Array:
+        middle, half = centre * n, side * n / 2
+        at = jnp.arange(n)
+        return (at >= jnp.floor(middle - half)) & (at < jnp.floor(middle + half))
+
+    y, x = jax.random.uniform(key, (2,))
+    return span(size[0], y)[:, None] & span(size[1], x)[None, :]
