@@ -8,6 +8,8 @@ run stopped under one layout resumes under any other.
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,7 +50,9 @@ def path_name(path: tuple[Any, ...]) -> str:
     return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
 
 
-def leaf_spec(name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], small: int) -> P:
+def leaf_spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], small: int
+) -> P:
     """Where one array lies: the first rule that matches its name, else fsdp.
 
     Under fsdp the largest dimension that the axis divides is split; arrays with fewer
@@ -270,3 +274,11 @@ def initialize_distributed(
             f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs across runs, in $JAX_COMPILATION_CACHE_DIR or the user's cache."""
+    if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+        cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+        jax.config.update('jax_compilation_cache_dir', str(cache / 'vit_jax' / 'xla'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

@@ -1,0 +1,53 @@
+"""Train a model from a config; the same command resumes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
+    parser = argparse.ArgumentParser(prog='vit_jax train', description=__doc__)
+    parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
+    parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
+    add_distributed_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    if config is None:
+        raise UserError('train needs --config FILE[:ARG]')
+    initialize(args)
+    from vit_jax import train, workdir
+
+    try:
+        result = train.train(config, args.workdir, stop_at=args.stop_at)
+    except train.Preempted as e:
+        print(e)
+        return workdir.EXIT_PREEMPTED
+    numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
+    print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
+    return 0
+
+
+def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group('several processes')
+    group.add_argument('--distributed', action='store_true', help='detect the cluster')
+    group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+    group.add_argument('--num-processes', type=int, metavar='N')
+    group.add_argument('--process-id', type=int, metavar='I')
+    group.add_argument(
+        '--heartbeat', type=int, metavar='SECONDS', help='declare a silent process dead after this'
+    )
+
+
+def initialize(args: argparse.Namespace) -> None:
+    """Sets up the compilation cache, and joins the other processes if there are any."""
+    from vit_jax import sharding
+
+    sharding.use_compilation_cache()
+    if args.distributed or args.coordinator:
+        sharding.initialize_distributed(
+            args.coordinator, args.num_processes, args.process_id, args.heartbeat
+        )

@@ -1,0 +1,101 @@
+"""The numbers of an interval of training: means, norms, rates, and whether they are finite."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import optax
+
+from vit_jax.errors import UserError
+
+
+class Diverged(UserError):
+    """The loss, the gradients or the parameters are no longer finite."""
+
+    exit_code = 3
+
+
+class Meter:
+    """Collects the metrics of steps that may still be running.
+
+    Args:
+      start: the step before the first.
+      batch_size: examples a step.
+      schedule: step -> learning rate.
+      utilisation: images a second -> share of the chips' peak, or None.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        batch_size: int,
+        schedule: optax.Schedule,
+        utilisation: Callable[[float], float | None],
+    ):
+        self.step, self.batch_size = start, batch_size
+        self.schedule, self.utilisation = schedule, utilisation
+        self.running: list[tuple[int, dict[str, Any]]] = []
+        self.done: list[dict[str, float]] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts as waiting for data."""
+        began = time.perf_counter()
+        yield
+        self.data_wait += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Counts as no training at all: evaluating, saving."""
+        self._collect(0)
+        began = time.perf_counter()
+        yield
+        self.pause += time.perf_counter() - began
+
+    def add(self, step: int, metrics: dict[str, Any]) -> None:
+        """Takes the metrics of `step`; waits until at most two steps are in flight."""
+        self.step, self.steps = step, self.steps + 1
+        self.running.append((step, metrics))
+        self._collect(2)
+
+    def _collect(self, keep: int) -> None:
+        while len(self.running) > keep:
+            step, metrics = self.running.pop(0)
+            values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+            if bad := [k for k, v in values.items() if not math.isfinite(v)]:
+                raise Diverged(
+                    f'step {step}: {bad[0]} is {values[bad[0]]}; the run stops, and the last '
+                    'checkpoint stands. Lower config.optim.lr, clip or warm up longer'
+                )
+            self.done.append(values)
+
+    def check_finite(self) -> None:
+        """Waits for all steps; raises Diverged if one of them is not finite."""
+        self._collect(0)
+
+    def log(self) -> dict[str, float]:
+        """Means over the steps since the last call, and the interval's rates."""
+        self._collect(0)
+        elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
+        rate = self.steps * self.batch_size / elapsed
+        means = {k: sum(m[k] for m in self.done) / len(self.done) for k in self.done[0]}
+        means |= {
+            'lr': float(self.schedule(self.step - 1)),
+            'images_per_sec': rate,
+            'step_sec': elapsed / self.steps,
+            'data_wait_sec': self.data_wait,
+        }
+        if (mfu := self.utilisation(rate)) is not None:
+            means['mfu'] = mfu
+        self.done = []
+        self._restart()
+        return {f'train/{k}': v for k, v in means.items()}

@@ -1,0 +1,305 @@
+"""One run, from its config to its last checkpoint.
+
+build     data, model, task, optimizer, layout; nothing is compiled or written yet
+restore   the newest valid checkpoint, or a fresh state
+loop      next batch -> step -> when due: log, evaluate, save
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax import checkpoint, optim, sharding, workdir
+from vit_jax import config as config_lib
+from vit_jax import evaluate as evaluate_lib
+from vit_jax import step as step_lib
+from vit_jax.data import pipeline
+from vit_jax.errors import UserError
+from vit_jax.meter import Meter
+from vit_jax.scaling import flops
+from vit_jax.writer import Writer
+
+
+RESULT = 'result.json'
+
+
+class Preempted(Exception):
+    """The run was told to stop; its state is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What `build` makes of a config."""
+
+    config: ConfigDict
+    source: Any
+    transforms: Any
+    model: Any
+    task: Any
+    layout: sharding.Layout
+    total_steps: int
+    every: dict[str, int]
+    keep_every: int
+    schedule: optax.Schedule
+    train_step: Callable
+    eval_step: Callable
+    evals: dict[str, Callable]
+    init: Callable[[], step_lib.TrainState]
+    abstract_state: step_lib.TrainState
+
+
+def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Parts:
+    """Opens the data and builds everything that a run needs.
+
+    Raises:
+      UserError: for any mistake in the config that needs the data or the devices to be seen.
+    """
+    source, transforms = evaluate_lib.open_data(config.data)
+    config_lib.fill_num_classes(config, source.info.num_classes)
+    model, task = config_lib.build(config)
+    parallel = config_lib.keywords(config.parallel)
+    layout = sharding.make_layout(**parallel, devices=devices)
+    accum_steps = config.step.get('accum_steps', 1)
+    sharding.check_batch(
+        layout, config.batch_size, accum_steps=accum_steps, pairs=getattr(task, 'pairs', False)
+    )
+    durations = config_lib.durations(config, len(source))
+    spec = pipeline.element_spec(source, transforms)
+    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+
+    def init_variables():
+        return step_lib.init_variables(model, task, example, config.seed)
+
+    tx, schedule = optim.make(
+        jax.eval_shape(init_variables)['params'],
+        durations.total_steps,
+        durations.steps,
+        **config.optim.to_dict(),
+    )
+    ema_decay = config.step.get('ema_decay', 0.0)
+
+    def init():
+        return step_lib.init_state(init_variables(), tx, config.seed, ema=ema_decay > 0)
+
+    abstract_state = jax.eval_shape(init)
+    axis = layout.axis_name
+    train_step = step_lib.make_train_step(
+        model, task, tx, axis_name=axis, **config_lib.keywords(config.step)
+    )
+    return Parts(
+        config=config,
+        source=source,
+        transforms=transforms,
+        model=model,
+        task=task,
+        layout=layout,
+        total_steps=durations.total_steps,
+        every={k: durations.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
+        schedule=schedule,
+        train_step=layout.compile_train(train_step, abstract_state),
+        eval_step=layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=axis)),
+        evals=evaluate_lib.open_evals(config, layout),
+        init=init,
+        abstract_state=abstract_state,
+    )
+
+
+def train(
+    config: ConfigDict,
+    folder: str | pathlib.Path,
+    *,
+    stop_at: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, float]:
+    """Trains to the end, resuming whatever is in `folder`.
+
+    Args:
+      config: as from `config.load`.
+      folder: the run folder; made if missing.
+      stop_at: save and stop after this step, as if preempted there.
+      devices: all by default.
+
+    Returns:
+      The final evaluation, {name: value}.
+
+    Raises:
+      UserError: for a mistake in the config or the folder.
+      Diverged: if the loss is not finite; the last good checkpoint stands.
+      Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
+    """
+    folder = pathlib.Path(folder).expanduser().resolve()
+    if (result := finished(config, folder)) is not None:
+        return result
+    parts = build(config, devices)
+    with workdir.lock(folder), workdir.Preemption() as preemption:
+        checkpointer = checkpoint.Checkpointer(
+            folder / 'checkpoints',
+            keep_last=config.checkpoint.get('keep_last', 2),
+            keep_every=parts.keep_every,
+        )
+        state, start = restore(parts, checkpointer)
+        if jax.process_index() == 0:
+            workdir.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
+        writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
+        try:
+            writer.say(describe(parts, folder, start))
+            result = loop(parts, state, start, checkpointer, writer, preemption, stop_at)
+            if jax.process_index() == 0:
+                workdir.write_text_atomic(folder / RESULT, json.dumps(result) + '\n')
+            return result
+        finally:
+            writer.close()
+            checkpointer.close()
+
+
+def restore(parts: Parts, checkpointer: checkpoint.Checkpointer) -> tuple[step_lib.TrainState, int]:
+    """The state to start from, and its step."""
+    target = sharding.abstract_target(parts.layout, parts.abstract_state)
+    found = checkpointer.restore_latest(target)
+    if found is None:
+        return parts.layout.create(parts.init), 0
+    step, state, _ = found
+    return parts.layout.from_global(state), step
+
+
+def loop(
+    parts: Parts,
+    state: step_lib.TrainState,
+    start: int,
+    checkpointer: checkpoint.Checkpointer,
+    writer: Writer,
+    preemption: workdir.Preemption,
+    stop_at: int | None,
+) -> dict[str, float]:
+    """Steps `start` to the end; see the module's docstring."""
+    total, every = parts.total_steps, parts.every
+    meter = Meter(start, parts.config.batch_size, parts.schedule, utilisation(parts))
+    batches = train_batches(parts, start)
+    results = evaluate_all(parts, state) if start == total else {}
+    for step in range(start + 1, total + 1):
+        with meter.waiting():
+            batch = next(batches)
+        state, metrics = parts.train_step(state, parts.layout.put_batch(batch))
+        meter.add(step, metrics)
+        writer.progress(step)
+        stopping = preemption.reached(step) or step == stop_at
+        if due(step, every['log'], total) or stopping:
+            logged = meter.log()
+            writer.write(step, logged)
+            writer.show_train(step, logged)
+        if due(step, every['eval'], total):
+            with meter.paused():
+                results = evaluate_all(parts, state)
+                writer.write(step, results)
+                writer.show_eval(step, results)
+                writer.draw()
+        if due(step, every['checkpoint'], total) or stopping:
+            with meter.paused():
+                meter.check_finite()
+                save(parts, checkpointer, step, state)
+        if stopping and step < total:
+            checkpointer.wait()
+            raise Preempted(f'stopped after step {step}/{total}; the state is saved')
+    checkpointer.wait()
+    return results
+
+
+def due(step: int, every: int, total: int) -> bool:
+    """The one predicate for log, evaluate and save: every so often, and at the end."""
+    return step == total or (every > 0 and step % every == 0)
+
+
+def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
+    """This process's rows of the global batches from step `start` on."""
+    return pipeline.train_batches(
+        parts.source,
+        parts.transforms,
+        batch_size=parts.config.batch_size,
+        seed=parts.config.seed,
+        start_step=start,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        **evaluate_lib.loading(parts.config.data),
+    )
+
+
+def evaluate_all(parts: Parts, state: step_lib.TrainState) -> dict[str, float]:
+    """All evaluations of the config: {'test/accuracy': ...}."""
+    results = {}
+    for name, one_pass in parts.evals.items():
+        means = evaluate_lib.evaluate(parts.eval_step, parts.layout, state.variables, one_pass())
+        results |= {f'{name}/{k}': v for k, v in means.items()}
+    return results
+
+
+def save(
+    parts: Parts, checkpointer: checkpoint.Checkpointer, step: int, state: step_lib.TrainState
+) -> None:
+    """Starts an asynchronous save of everything that a resumed run needs."""
+    meta = {
+        'config': parts.config.to_dict(),
+        'data': {'step': step},
+        'class_names': list(parts.source.info.class_names),
+    }
+    checkpointer.save(step, parts.layout.to_global(state), meta)
+
+
+def utilisation(parts: Parts) -> Callable[[float], float | None]:
+    """Images a second -> model FLOPs utilisation; None where the chip's peak is not known."""
+    device = parts.layout.mesh.devices.flat[0]
+    if flops.peak_flops(device.device_kind) is None:
+        return lambda rate: None
+    spec = pipeline.element_spec(parts.source, parts.transforms)
+    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    per_image = 3 * flops.forward_flops(parts.model, *jax.eval_shape(parts.task.inputs, one))
+    size = parts.layout.mesh.size
+    return lambda rate: flops.mfu(per_image * rate, 1.0, size, device.device_kind)
+
+
+def describe(parts: Parts, folder: pathlib.Path, start: int) -> str:
+    """Two lines: what runs, and where."""
+    count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
+    layout = type(parts.layout).__name__.lower()
+    device = parts.layout.mesh.devices.flat[0].device_kind
+    begins = f'resumes after step {start}' if start else 'starts'
+    return (
+        f'{parts.config.model.name}: {count:,} parameters, {len(parts.source):,} examples, '
+        f'{parts.total_steps:,} steps of {parts.config.batch_size} on '
+        f'{parts.layout.mesh.size} x {device} ({layout})\n{begins} in {folder}'
+    )
+
+
+# What may differ between two starts of one run: it changes no example and no update.
+FREE = ('evals', 'every', 'checkpoint', 'parallel')
+
+
+def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
+    """The final evaluation of a run that is complete; None if there is something to do.
+
+    Raises:
+      UserError: if the folder holds a run of another config.
+    """
+    stored = folder / 'config.json'
+    if not stored.is_file():
+        return None
+    before, now = json.loads(stored.read_text()), json.loads(config_lib.to_json(config))
+    if before['model'].get('num_classes') and not now['model'].get('num_classes'):
+        before['model']['num_classes'] = now['model'].get('num_classes')
+    if changed := [k for k in now if k not in FREE and now[k] != before.get(k)]:
+        raise UserError(
+            f'{folder} holds a run of another config (config.{changed[0]} differs): '
+            'choose another --workdir'
+        )
+    result = folder / RESULT
+    return json.loads(result.read_text()) if result.is_file() else None

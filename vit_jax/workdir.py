@@ -1,0 +1,206 @@
+"""A run's folder: one owner at a time, atomic small files, an orderly stop when told to go."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.errors import UserError
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
+LOCK = 'lock'
+
+_HEARTBEAT_SECONDS = 5.0
+_SILENT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+    """Makes the folder if absent and keeps other runs out of it; process 0 holds the lock.
+
+    The lock is an advisory one of the kernel's on `path/lock`, so it ends with its
+    process however that dies. The file also names the owner, and its time stamp is
+    renewed every few seconds: where a network file system does not carry locks
+    between hosts, an owner on another host counts as dead once its time stamp has
+    not moved for `silent_seconds`. No clocks are compared.
+
+    Raises:
+      UserError: if another run holds the folder, or it cannot be written.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    file = _open_lock(Path(path))
+    try:
+        _take(file, Path(path), silent_seconds)
+        stop = threading.Event()
+        beat = threading.Thread(target=_heartbeat, args=(file, stop), daemon=True)
+        beat.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            beat.join()
+            os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
+
+
+def _take(file: int, path: Path, silent_seconds: float) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise UserError(f'cannot lock {path / LOCK}: {error.strerror}') from error
+        raise UserError(_in_use(path, _owner(file))) from error
+    owner = _owner(file)
+    if owner.get('host', socket.gethostname()) != socket.gethostname():
+        _wait_for_silence(file, path, owner, silent_seconds)
+    record = {
+        'host': socket.gethostname(),
+        'pid': os.getpid(),
+        'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
+    }
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(record).encode(), 0)
+    except OSError as error:
+        raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
+
+
+def _owner(file: int) -> dict[str, Any]:
+    """The record in the lock file; empty after a run that ended in order."""
+    try:
+        owner = json.loads(os.pread(file, 4096, 0))
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _in_use(path: Path, owner: dict[str, Any]) -> str:
+    return (
+        f'the workdir {path} is in use by another run: host {owner.get("host", "unknown")}, '
+        f'pid {owner.get("pid", "unknown")}, since {owner.get("since", "unknown")}; '
+        'wait for it, stop it, or choose another --workdir'
+    )
+
+
+def _wait_for_silence(file: int, path: Path, owner: dict[str, Any], seconds: float) -> None:
+    """Returns once the owner on another host has proved dead."""
+    seen, deadline = os.fstat(file).st_mtime_ns, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(0.5, seconds))
+        if os.stat(path / LOCK).st_mtime_ns != seen:
+            raise UserError(_in_use(path, owner))
+
+
+def _heartbeat(file: int, stop: threading.Event) -> None:
+    while not stop.wait(_HEARTBEAT_SECONDS):
+        with contextlib.suppress(OSError):
+            os.utime(file)
+
+
+class Preemption:
+    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
+
+    A context manager for the main thread. A second SIGTERM changes nothing, so that
+    the save it would interrupt is finished; a second SIGINT (Ctrl-C) stops at once.
+
+    With several processes, a signal to any one of them makes all of them agree on
+    one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
+    """
+
+    def __init__(self) -> None:
+        self._flag = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Preemption:
+        watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
+        self._previous = {number: signal.signal(number, self._receive) for number in watched}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def reached(self, step: int) -> bool:
+        """Whether to save after `step` and exit; all processes call it after every step."""
+        if _distributed():
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._flag
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._flag:
+            raise KeyboardInterrupt
+        self._flag = True
+        if _distributed():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _distributed() -> bool:
+    return jax.distributed.is_initialized()
+
+
+def write_text_atomic(path: str | Path, text: str) -> None:
+    """Writes a file that appears whole or not at all, whatever interrupts the writing.
+
+    Raises:
+      OSError: if it cannot be written; no partial file is left.
+    """
+    path = Path(path)
+    partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+    try:
+        with partial.open('w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def tree_digest(tree: Any) -> str:
+    """The sha256 over path, dtype, shape and bytes of every leaf, whatever its sharding.
+
+    Two states have the same digest only if they are bit-identical; every process of
+    a run calls it and gets the same answer.
+    """
+    total = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = _to_host(leaf)
+        total.update(f'{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n'.encode())
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+def _to_host(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
