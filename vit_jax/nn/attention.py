@@ -1,10 +1,8 @@
 """Scaled dot-product attention as pure functions, and the multi-head layers around it.
 
-Vaswani et al., 2017, arXiv:1706.03762, section 3.2. Arrays are [B H N K]: batch, heads, tokens, width
-of a head. With the heads before the tokens both products are plain batched matrix products.
+Vaswani et al., 2017, arXiv:1706.03762, section 3.2. Arrays are [B H N K]: batch, heads, tokens,
+width of a head. With heads before tokens both products are plain batched matrix products.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any

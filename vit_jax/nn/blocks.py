@@ -1,7 +1,5 @@
 """The pre-norm Transformer encoder and its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

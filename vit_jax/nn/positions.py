@@ -1,11 +1,6 @@
 """Position embeddings for a grid of patches."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
@@ -24,7 +19,9 @@ def sincos2d(
       UserError: unless `dim` is a multiple of 4 and at least 8.
     """
     if dim % 4 or dim < 8:
-        raise UserError(f'posemb sincos2d needs a width that is a multiple of 4 from 8 up, not {dim}')
+        raise UserError(
+            f'posemb sincos2d needs a width that is a multiple of 4 from 8 up, not {dim}'
+        )
     frequency = temperature ** -np.linspace(0.0, 1.0, dim // 4)
     y, x = np.mgrid[:height, :width]
     angles = [np.outer(axis.ravel(), frequency) for axis in (x, y)]
@@ -32,17 +29,17 @@ def sincos2d(
     return table.astype(np.float32)
 
 
-class LearnedPositions(nn.Module):
-    """Adds a learned row to every token, E_pos of equation 1 in arXiv:2010.11929.
-
-    The number of rows is that of the images given at initialisation.
+def learned(module: nn.Module, tokens: int, dim: int) -> Float[Array, '1 N D']:
+    """The parameter `pos_embed` of `module`: a row for every token, E_pos of arXiv:2010.11929.
 
     Raises:
-      UserError: if the model is later given another number of tokens.
+      UserError: if the parameter was made for another number of tokens.
     """
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B N D']) -> Float[Array, 'B N D']:
-        return x
+    if module.has_variable('params', 'pos_embed'):
+        made_for: int = module.get_variable('params', 'pos_embed').shape[1]
+        if made_for != tokens:
+            raise UserError(
+                f'pos_embed has rows for {made_for} tokens, but these images have {tokens}: '
+                'use the image size of the checkpoint, or resize pos_embed'
+            )
+    return module.param('pos_embed', nn.initializers.normal(0.02), (1, tokens, dim))

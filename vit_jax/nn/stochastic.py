@@ -1,10 +1,8 @@
-"""Dropout and stochastic depth whose masks depend on the example, not on the device that holds it.
+"""Dropout and stochastic depth whose masks belong to the example, not to the device that holds it.
 
-Every example draws from its own key, `fold_in(key, position in the global batch)`. One device, eight
-devices and gradient accumulation therefore drop the same units of the same example.
+Every example draws from its own key, `fold_in(key, position in the global batch)`. One device,
+eight devices and gradient accumulation therefore drop the same units of the same example.
 """
-
-from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator

@@ -1,0 +1,210 @@
+"""Vision Transformer: an image is a sequence of patches.
+
+Dosovitskiy et al., 2021, arXiv:2010.11929; the larger shapes are from Zhai et al., 2021,
+arXiv:2106.04560, and Alabdulmohsin et al., 2023, arXiv:2305.13035.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.nn.blocks import GELUS, Block, Encoder
+from vit_jax.nn.patches import PatchEmbed, patch_grid
+from vit_jax.nn.pooling import MapHead
+from vit_jax.nn.positions import learned, sincos2d
+from vit_jax.nn.stochastic import Dropout, check_rate
+
+POOLS = ('cls', 'gap', 'map', 'none')
+POSEMBS = ('learn', 'sincos2d')
+DTYPES = ('float32', 'bfloat16', 'float16')
+
+# name: width, depth, mlp_dim, num_heads
+VARIANTS = {
+    'mu': (32, 1, 128, 2),
+    'Ti': (192, 12, 768, 3),
+    'S': (384, 12, 1536, 6),
+    'M': (512, 12, 2048, 8),
+    'B': (768, 12, 3072, 12),
+    'L': (1024, 24, 4096, 16),
+    'So400m': (1152, 27, 4304, 16),
+    'H': (1280, 32, 5120, 16),
+    'g': (1408, 40, 6144, 16),
+    'g-opt': (1536, 40, 6144, 16),
+    'G': (1664, 48, 8192, 16),
+    'G-opt': (1536, 48, 8192, 16),
+    'e': (1792, 56, 15360, 16),
+}
+
+
+def variant(name: str) -> dict[str, int]:
+    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
+
+    Raises:
+      UserError: if there is no such shape, or the patch size is not a positive number.
+    """
+    shape, slash, patch = name.partition('/')
+    if shape not in VARIANTS:
+        raise UserError(nearest('ViT variant', shape, VARIANTS))
+    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
+        raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
+    width, depth, mlp_dim, num_heads = VARIANTS[shape]
+    return {
+        'patch_size': int(patch),
+        'width': width,
+        'depth': depth,
+        'mlp_dim': mlp_dim,
+        'num_heads': num_heads,
+    }
+
+
+class Model(nn.Module):
+    """ViT. Images of any size that whole patches tile, square or not.
+
+    Attributes:
+      num_classes: outputs of the head; None or 0 leaves the head out.
+      patch_size: side of a patch in pixels.
+      width: D, of a token.
+      depth: L, number of blocks.
+      mlp_dim: hidden width of the blocks' MLPs.
+      num_heads: of the attention; divides width.
+      pool: what the head sees. 'cls': an extra class token, as in the paper. 'gap': the mean of the
+        tokens. 'map': attention pooling. 'none': every token by itself.
+      posemb: 'learn', or 'sincos2d' (fixed).
+      representation_size: width of a tanh layer before the head; None for no such layer.
+      dropout: after the position embedding and each dense layer of a block.
+      attention_dropout: on the attention weights.
+      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+      head_bias: initial value of the head's biases.
+      gelu: 'tanh' (approximate) or 'erf' (exact).
+      norm_eps: added to the variance in layer norms.
+      scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
+      remat: recompute blocks in the backward pass; see `Encoder`.
+      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+
+    Raises:
+      UserError: if a field has no such value, or images do not fit the patches or `pos_embed`.
+    """
+
+    num_classes: int | None = None
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    pool: str = 'cls'
+    posemb: str = 'learn'
+    representation_size: int | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+    head_bias: float = 0.0
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    scan: bool = False
+    remat: bool = False
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        _check_choice('pool', self.pool, POOLS)
+        _check_choice('posemb', self.posemb, POSEMBS)
+        _check_choice('gelu', self.gelu, GELUS)
+        _check_choice('dtype', self.dtype, DTYPES)
+        for rate in ('dropout', 'attention_dropout', 'drop_path'):
+            check_rate(rate, getattr(self, rate))
+        if self.width % self.num_heads:
+            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Class scores of normalised images.
+
+        Returns:
+          tokens: [B N D] after the final norm; the class token, if any, comes first.
+          pre_logits: what the head sees, [B D] or [B representation_size].
+          logits: [B num_classes] in float32; absent without a head.
+        With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
+        """
+        dtype = jnp.dtype(self.dtype)
+        tokens = self._encoder(dtype)(self._embed(images, train, dtype), train)
+        outputs = {'tokens': tokens, 'pre_logits': self._pool(tokens, train, dtype)}
+        if self.representation_size:
+            dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
+            outputs['pre_logits'] = nn.tanh(dense(outputs['pre_logits']))
+        if self.num_classes:
+            outputs['logits'] = self._head(self.num_classes)(outputs['pre_logits'])
+        return outputs
+
+    def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
+        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
+        x = PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
+        if self.pool == 'cls':
+            token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
+            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(dtype)
+            x = jnp.concatenate([token, x], axis=1)
+        x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(dtype)
+        return Dropout(self.dropout)(x, train)
+
+    def _positions(self, tokens: int, height: int, width: int) -> Array:
+        if self.posemb == 'learn':
+            return learned(self, tokens, self.width)
+        table = sincos2d(*patch_grid(height, width, self.patch_size), self.width)
+        # A class token has no place in the image: its row is zero.
+        return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
+
+    def _encoder(self, dtype: Any) -> Encoder:
+        block = functools.partial(
+            Block,
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            gelu=self.gelu,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+        )
+        return Encoder(
+            block,
+            self.depth,
+            self.drop_path,
+            scan=self.scan,
+            remat=self.remat,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+            name='encoder',
+        )
+
+    def _pool(self, tokens: Array, train: bool, dtype: Any) -> Array:
+        """y = LN(z_L^0), equation 4, or another summary; the encoder has applied the norm."""
+        if self.pool == 'cls':
+            return tokens[:, 0]
+        if self.pool == 'gap':
+            return tokens.mean(axis=1)
+        if self.pool == 'none':
+            return tokens
+        head = MapHead(
+            self.num_heads, self.mlp_dim, self.gelu, self.norm_eps, dtype, name='map_head'
+        )
+        return head(tokens, train)
+
+    def _head(self, num_classes: int) -> nn.Dense:
+        return nn.Dense(
+            num_classes,
+            dtype=jnp.float32,
+            kernel_init=nn.initializers.zeros,
+            bias_init=nn.initializers.constant(self.head_bias),
+            name='head',
+        )
+
+
+def _check_choice(field: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise UserError(nearest(field, value, choices))

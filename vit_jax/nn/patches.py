@@ -1,0 +1,52 @@
+"""Images cut into patches."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+
+
+def patch_grid(height: int, width: int, patch_size: int) -> tuple[int, int]:
+    """Rows and columns of patches in an image.
+
+    Raises:
+      UserError: if the image cannot be cut into whole patches.
+    """
+    for side, name in ((height, 'height'), (width, 'width')):
+        if side < patch_size or side % patch_size:
+            raise UserError(
+                f'images are {height}x{width}: their {name} is not a positive multiple of '
+                f'patch_size {patch_size}; resize them or choose another patch size'
+            )
+    return height // patch_size, width // patch_size
+
+
+def patchify(images: Float[Array, 'B H W C'], patch_size: int) -> Float[Array, 'B N P']:
+    """Patches as vectors of P = patch_size^2 C values, row by row; channels run fastest."""
+    batch, height, width, channels = images.shape
+    rows, columns = patch_grid(height, width, patch_size)
+    x = images.reshape(batch, rows, patch_size, columns, patch_size, channels)
+    return x.swapaxes(2, 3).reshape(batch, rows * columns, patch_size**2 * channels)
+
+
+class PatchEmbed(nn.Module):
+    """The linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
+
+    It equals a convolution with stride `patch_size`, but as one matrix product. Kernel
+    [patch_size, patch_size, C, D], bias [D].
+    """
+
+    patch_size: int
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B N D']:
+        shape = (self.patch_size, self.patch_size, images.shape[-1], self.width)
+        kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
+        bias = self.param('bias', nn.initializers.zeros, (self.width,))
+        x = patchify(images.astype(self.dtype), self.patch_size)
+        return x @ kernel.reshape(-1, self.width).astype(self.dtype) + bias.astype(self.dtype)
