@@ -1,0 +1,77 @@
+# Every target installs what it needs into .venv; `make` alone lists the targets.
+#
+#   PYTHON       the interpreter that .venv is made with (3.11 or newer)
+#   EXTRAS       what `make test` installs besides the core
+#   PYTEST_ARGS  more arguments for pytest, such as '-k resume'
+#   WORKDIR      where `make train` leaves its run
+
+SHELL := /bin/bash
+
+# The first Python that is at least 3.$(1) and can make a virtual environment.
+find-python = $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 \
+    $(HOME)/.pyenv/versions/*/bin/python; do \
+  "$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null \
+    && echo "$$p" && break; done)
+
+PYTHON ?= $(call find-python,11)
+EXTRAS ?= test,reference,dev
+WORKDIR ?= runs/digits
+PYTEST_ARGS ?=
+PYTEST := -m pytest -n 2 --dist worksteal
+
+.PHONY: help train test lint types check smoke test-newest bench-cpu clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) \
+	  | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer with venv is needed: install it' \
+	  '(Debian: apt-get install python3-venv) or give PYTHON=/path/to/python3' >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+
+.venv/.core: pyproject.toml constraints.txt | .venv/bin/python
+	.venv/bin/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.extras: .venv/.core
+	.venv/bin/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
+	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
+
+test: .venv/.extras  ## Run the whole test suite
+	.venv/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+lint: .venv/.extras  ## Style: ruff's rules and format
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: .venv/.extras  ## Static types: mypy
+	.venv/bin/mypy
+
+check: lint types test  ## What a change has to pass
+
+smoke: .venv/.extras  ## Train every experiment at its smallest size, a few steps
+	.venv/bin/python $(PYTEST) tests/test_smoke.py $(PYTEST_ARGS)
+
+# No constraints and no reference implementations: the newest release of everything else.
+test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if there is one
+	@set -e; python="$(call find-python,12)"; \
+	if [ -z "$$python" ]; then echo 'test-newest: no Python 3.12 or newer here; skipped'; exit 0; fi; \
+	if [ ! -e .venv-newest/.done ] || [ pyproject.toml -nt .venv-newest/.done ]; then \
+	  "$$python" -m venv .venv-newest; \
+	  .venv-newest/bin/python -m pip install -q --upgrade --upgrade-strategy eager -e '.[test]'; \
+	  touch .venv-newest/.done; \
+	fi; \
+	.venv-newest/bin/python -c 'import jax, platform; \
+	  print("Python", platform.python_version(), "JAX", jax.__version__)'; \
+	.venv-newest/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
+	.venv/bin/python tests/bench/cpu.py
+
+clean:  ## Remove environments, caches and builds; runs/ stays
+	rm -rf .venv .venv-newest .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
