@@ -2,8 +2,8 @@
 
 A step is a directory `checkpoints/STEP` with three Orbax items: `variables` (what
 inference needs), `training` (the optimizer's state and the rest) and `meta` (JSON).
-Orbax commits it by a rename; then `manifest.json` is written into it, and only then
-are older steps deleted. A directory without a manifest was never finished.
+`manifest.json` is written when everything else is, and Orbax's rename commits it with
+the rest: a directory without it was never finished.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ class Checkpointer:
         return self._opened
 
     def _commit(self) -> None:
-        """Runs on process 0 after Orbax's commit and before it deletes older steps."""
+        """Runs on process 0 when all processes have written, just before the commit."""
         assert self._saving is not None
-        manifest.write(self.directory / str(self._saving), self._saving)
+        manifest.write(self.directory, self._saving)
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving, self._opened = self._saving, None, None
@@ -179,8 +179,7 @@ class Checkpointer:
 
     def _restore(self, step: int, target: PyTree, cast: bool) -> tuple[int, PyTree, dict[str, Any]]:
         targets = _split(target)
-        for item, tree in targets.items():
-            _require_fit(self.directory / str(step) / item, tree, cast)
+        _require_fit(self.directory / str(step), targets, cast)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in targets.items()}
         args = ocp.args.Composite(**items, meta=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=args)
@@ -211,11 +210,10 @@ def load_variables(
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, read)
-    stored = _stored(directory / str(step) / 'variables')
+    stored = _stored(directory / str(step))['variables']
     params = 'ema' if ema and stored.get('ema') is not None else 'params'
     wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
-    values = _read_numpy(directory / str(step) / 'variables', wanted)
-    meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(directory / str(step) / 'meta')
+    values, meta = _read_numpy(directory / str(step), wanted)
     return step, {'params': values[params], **values.get('collections', {})}, meta
 
 
@@ -257,19 +255,31 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def _specs(tree: PyTree) -> dict[str, Spec]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): (tuple(x.shape), np.dtype(x.dtype)) for path, x in leaves}
+def _specs(items: dict[str, PyTree]) -> dict[str, Spec]:
+    """The arrays by their path in the state."""
+    leaves = jax.tree_util.tree_leaves_with_path(items)
+    return {_name(path[1:]): (tuple(x.shape), np.dtype(x.dtype)) for path, x in leaves}
 
 
-def _stored(item: Path) -> dict[str, PyTree]:
-    """The tree of shapes and dtypes that an item holds."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.metadata(item).item_metadata.tree
+def _reader() -> ocp.Checkpointer:
+    return ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(
+            variables=ocp.PyTreeCheckpointHandler(),
+            training=ocp.PyTreeCheckpointHandler(),
+            meta=ocp.JsonCheckpointHandler(),
+        )
+    )
 
 
-def _require_fit(item: Path, target: PyTree, cast: bool) -> None:
-    stored, wanted = _specs(_stored(item)), _specs(target)
+def _stored(directory: Path) -> dict[str, PyTree]:
+    """The shapes and dtypes of the arrays that a step holds, by item."""
+    with _reader() as reader:
+        items = reader.metadata(directory).item_metadata
+    return {name: items[name].tree for name in ('variables', 'training') if items[name] is not None}
+
+
+def _require_fit(directory: Path, targets: dict[str, PyTree], cast: bool) -> None:
+    stored, wanted = _specs(_stored(directory)), _specs(targets)
     common = [name for name in wanted if name in stored]
     faults = [f'{n} is missing' for n in wanted if n not in stored]
     faults += [f'{n} is not part of this model or optimizer' for n in stored if n not in wanted]
@@ -282,17 +292,23 @@ def _require_fit(item: Path, target: PyTree, cast: bool) -> None:
     if faults:
         more = f'; and {len(faults) - _NAMED} more' if len(faults) > _NAMED else ''
         raise UserError(
-            f'the checkpoint {item.parent} does not fit the config: '
+            f'the checkpoint {directory} does not fit the config: '
             f'{"; ".join(faults[:_NAMED])}{more}. Use the config it was trained with, or '
             'another --workdir'
         )
 
 
-def _read_numpy(item: Path, tree: PyTree) -> PyTree:
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-    args = ocp.args.PyTreeRestore(item=tree, restore_args=as_numpy, partial_restore=True)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.restore(item, args=args)
+def _read_numpy(directory: Path, variables: PyTree) -> tuple[PyTree, dict[str, Any]]:
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), variables)
+    args = ocp.args.Composite(
+        variables=ocp.args.PyTreeRestore(
+            item=variables, restore_args=as_numpy, partial_restore=True
+        ),
+        meta=ocp.args.JsonRestore(),
+    )
+    with _reader() as reader:
+        restored = reader.restore(directory, args=args)
+    return restored['variables'], restored['meta']
 
 
 def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> None:

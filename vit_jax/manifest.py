@@ -1,7 +1,6 @@
 """What a folder of checkpoints holds: which steps are finished, and whether they are intact.
 
-The manifest of a step lists the sha256 of every file. It is written last, so it is
-also the mark of a finished step. Plain files only: no JAX, no Orbax.
+The manifest of a step lists the sha256 of every file. Plain files only: no JAX, no Orbax.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from vit_jax.workdir import write_text_atomic
 
 FILE = 'manifest.json'
 REJECTED = 'rejected'
+
+# Names that Orbax gives.
+_UNFINISHED = '.orbax-checkpoint-tmp'
+_COMMITTED = 'commit_success.txt'
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +32,15 @@ class Damaged(Exception):
     """A step that is not what was written; the message names the file and the fault."""
 
 
-def write(directory: Path, step: int) -> None:
-    """Declares `directory` to be the finished `step`."""
-    files = {name: [path.stat().st_size, _sha256(path)] for name, path in _walk(directory)}
+def write(root: Path, step: int) -> None:
+    """Lists the files of a step that Orbax has written and not yet committed.
+
+    The manifest is part of what the commit, a rename, makes visible. Files directly
+    in the step's directory are Orbax's own notes, which the commit still changes:
+    nothing is restored from them and they are not listed.
+    """
+    directory = next(root.glob(f'{step}{_UNFINISHED}*'), root / str(step))
+    files = {name: _fingerprint(path) for name, path in _walk(directory)}
     write_text_atomic(directory / FILE, json.dumps({'step': step, 'files': files}, indent=1))
 
 
@@ -44,17 +52,17 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
       items: the subdirectories to read; all files if empty.
 
     Raises:
-      Unfinished: if there is no manifest.
+      Unfinished: if there is no manifest or no mark of Orbax's commit.
       Damaged: at the first file that is missing or differs.
     """
-    for name, entry in _read(directory)['files'].items():
+    for name, entry in _read(directory).items():
         if not items or name.split('/')[0] in items:
             _verify_file(directory / name, name, entry)
 
 
 def steps(root: Path) -> list[int]:
     """The finished steps in ascending order; their files are not read."""
-    return [step for step in _numbered(root) if _finished(root / str(step))]
+    return [step for step in _numbered(root) if _is_sound(root / str(step))]
 
 
 def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, dict[int, Damaged]]:
@@ -77,12 +85,12 @@ def clear_newer(root: Path, step: int | None) -> None:
 
     Unfinished steps are deleted, finished ones are moved to `rejected/`.
     """
-    for path in root.glob('*.orbax-checkpoint-tmp*'):
+    for path in root.glob(f'*{_UNFINISHED}*'):
         _log.warning('removing %s, left by a run that was killed while saving', path)
         shutil.rmtree(path)
     for newer in (n for n in _numbered(root) if step is None or n > step):
         path = root / str(newer)
-        if not (path / FILE).exists():
+        if not _finished(path):
             _log.warning('removing the unfinished checkpoint %s', path)
             shutil.rmtree(path)
         else:
@@ -103,6 +111,10 @@ def _numbered(root: Path) -> list[int]:
 
 
 def _finished(directory: Path) -> bool:
+    return all((directory / name).is_file() for name in (FILE, _COMMITTED))
+
+
+def _is_sound(directory: Path) -> bool:
     try:
         _read(directory)
     except (Unfinished, Damaged):
@@ -110,32 +122,34 @@ def _finished(directory: Path) -> bool:
     return True
 
 
-def _read(directory: Path) -> dict[str, Any]:
+def _read(directory: Path) -> dict[str, str]:
+    """The manifest's files: name -> fingerprint."""
+    if not _finished(directory):
+        raise Unfinished(f'no {FILE} or no {_COMMITTED}: the save was never finished')
     try:
         content = json.loads((directory / FILE).read_bytes())
         step, files = content['step'], dict(content['files'])
-    except (FileNotFoundError, NotADirectoryError):
-        raise Unfinished(f'no {FILE}: the save was never finished') from None
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f'{FILE} is unreadable ({error})') from error
     if str(step) != directory.name:
         raise Damaged(f'{FILE} says step {step}: a copied or renamed directory')
-    return {'step': step, 'files': files}
+    return files
 
 
-def _verify_file(path: Path, name: str, entry: Any) -> None:
+def _verify_file(path: Path, name: str, entry: str) -> None:
     if not path.is_file():
         raise Damaged(f'{name} is missing')
-    if (found := [path.stat().st_size, _sha256(path)]) != entry:
-        raise Damaged(f'{name} has changed: size and sha256 are {found} instead of {entry}')
+    if (found := _fingerprint(path)) != entry:
+        raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
 
 
 def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(directory.rglob('*')):
-        if path.is_file() and path.name != FILE:
+    for path in sorted(directory.glob('*/**/*')):
+        if path.is_file():
             yield path.relative_to(directory).as_posix(), path
 
 
-def _sha256(path: Path) -> str:
+def _fingerprint(path: Path) -> str:
     with path.open('rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+        digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    return f'sha256 {digest}, {path.stat().st_size} bytes'
