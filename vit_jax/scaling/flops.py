@@ -1,0 +1,157 @@
+"""Exact FLOPs of any function from its jaxpr, peak rates of devices, and MFU from the two.
+
+A FLOP is one multiplication or one addition: a multiply-accumulate (MAC) is two.
+Counted are matrix products and convolutions, the usual convention of "model FLOPs"
+(Kaplan et al. 2020, appendix; Chowdhery et al. 2022, appendix B); softmax,
+normalisations and element-wise work are not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+TRAIN_TO_FORWARD = 3
+"""A training step costs the forward pass, and twice that for the two gradients of a product."""
+
+
+def count_flops(fn: Callable, *abstract_args: Any) -> int:
+    """FLOPs of one call of `fn`, by walking its jaxpr; nothing is run or compiled.
+
+    Loops count their trip count, mapped code the number of its devices, recomputation
+    under `jax.checkpoint` counts again, and of a conditional the dearer branch counts.
+
+    Args:
+      fn: a function of arrays that JAX can trace.
+      *abstract_args: pytrees of arrays or of `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ValueError: products inside a `while_loop`, whose trip count is not known.
+    """
+    return _count(jax.make_jaxpr(fn)(*abstract_args))
+
+
+def forward_flops(model: Any, *inputs: Any) -> int:
+    """FLOPs of a Flax model's evaluation pass on (abstract) inputs of shape [B, ...]."""
+
+    def apply(variables: Any, *args: Any) -> Any:
+        return model.apply(variables, *args, train=False)
+
+    init = lambda key, *args: model.init(key, *args, train=False)  # noqa: E731
+    variables = jax.eval_shape(init, jax.random.key(0), *inputs)
+    return count_flops(apply, variables, *inputs)
+
+
+def _count(jaxpr: Any) -> int:
+    return sum(_equation_flops(eqn) for eqn in jaxpr.eqns)
+
+
+def _equation_flops(eqn: Any) -> int:
+    name = eqn.primitive.name
+    if name in _LEAVES:
+        return _LEAVES[name](eqn)
+    inner = [_count(jaxpr) for jaxpr in _sub_jaxprs(eqn.params)]
+    if name == 'cond':
+        return max(inner)
+    if name == 'while' and sum(inner):
+        raise ValueError(
+            'FLOPs of a while_loop with products cannot be counted: its trip count is not known; '
+            'use lax.scan, or lax.fori_loop with Python bounds'
+        )
+    return _repeats(name, eqn.params) * sum(inner)
+
+
+def _sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(item, 'eqns'):
+                yield item
+
+
+def _repeats(name: str, params: dict[str, Any]) -> int:
+    if name == 'scan':
+        return params['length']
+    if name == 'shard_map':  # its jaxpr is one device's share; pmap is made of it, too
+        return math.prod(params['mesh'].shape[axis] for axis in params['newly_manual_axes'])
+    if name == 'pallas_call':
+        return math.prod(params['grid_mapping'].grid)
+    return 1
+
+
+def _dot_flops(eqn: Any) -> int:
+    (contracted, _), _ = eqn.params['dimension_numbers']
+    lhs = eqn.invars[0].aval
+    terms = math.prod(lhs.shape[axis] for axis in contracted)
+    return 2 * eqn.outvars[0].aval.size * terms
+
+
+def _conv_flops(eqn: Any) -> int:
+    """Padding counts as data; the zeros that a transposed convolution inserts do not."""
+    numbers = eqn.params['dimension_numbers']
+    kernel = eqn.invars[1].aval.shape
+    _, in_channels, *window = (kernel[axis] for axis in numbers.rhs_spec)
+    terms = in_channels * math.prod(window)
+    return 2 * eqn.outvars[0].aval.size * terms // math.prod(eqn.params['lhs_dilation'])
+
+
+_LEAVES: dict[str, Callable[[Any], int]] = {
+    'dot_general': _dot_flops,
+    'conv_general_dilated': _conv_flops,
+}
+
+# Dense (no sparsity) bf16 rates with float32 accumulation, of what JAX calls one device:
+# half a chip on TPU v2 and v3, a chip on v4 and later. GPUs without bf16 units are absent.
+# Sources: the vendors' data sheets and cloud.google.com/tpu/docs/system-architecture.
+PEAK_FLOPS: dict[str, float] = {
+    'A10': 125e12,
+    'A30': 165e12,
+    'A100': 312e12,
+    'L4': 121e12,
+    'L40S': 362e12,
+    'H100': 989e12,
+    'H100 NVL': 835e12,
+    'H100 PCIe': 756e12,
+    'H200': 989e12,
+    'GH200': 989e12,
+    'B200': 2250e12,
+    'TPU v2': 23e12,
+    'TPU v3': 61.5e12,
+    'TPU v4': 275e12,
+    'TPU v5 lite': 197e12,
+    'TPU v5e': 197e12,
+    'TPU v5': 459e12,
+    'TPU v5p': 459e12,
+    'TPU v6 lite': 918e12,
+    'TPU v6e': 918e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak bf16 FLOP/s of one device, None where it is not known.
+
+    Args:
+      device_kind: as `jax.devices()[0].device_kind` gives it, for example
+        `NVIDIA A100-SXM4-80GB` or `TPU v5 lite`. A slice of a GPU (MIG) is not known.
+    """
+    if 'MIG' in device_kind or device_kind == 'TPU v4 lite':
+        return None
+    names = (n for n in PEAK_FLOPS if re.search(rf'\b{re.escape(n)}\b', device_kind))
+    name = max(names, key=len, default=None)
+    return None if name is None else PEAK_FLOPS[name]
+
+
+def mfu(flops_per_step: float, seconds: float, n_devices: int, device_kind: str) -> float | None:
+    """Model FLOPs utilisation in [0, 1] (Chowdhery et al. 2022), None where no peak is known.
+
+    Args:
+      flops_per_step: of all devices together, without recomputation.
+      seconds: time of that step.
+      n_devices: how many devices took part.
+      device_kind: see `peak_flops`.
+    """
+    peak = peak_flops(device_kind)
+    return None if peak is None else flops_per_step / (seconds * n_devices * peak)

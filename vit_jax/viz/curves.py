@@ -1,0 +1,142 @@
+"""curves.png: the course of a run, drawn from its metrics.jsonl alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from vit_jax.viz import figures
+
+Series = tuple[np.ndarray, np.ndarray]  # steps and values
+
+TITLES = {
+    'loss': 'Loss',
+    'accuracy': 'Accuracy',
+    'lr': 'Learning rate',
+    'images_per_sec': 'Images/s',
+}
+MAX_PANELS = 9
+_SMOOTH_FROM = 60  # points; shorter curves are read as they are
+
+
+def read_series(path: pathlib.Path) -> dict[str, Series]:
+    """Every metric of a metrics.jsonl as (steps, values), by name.
+
+    A line cut off by a crash is left out; of two lines for one step the later counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        step = line.pop('step')
+        for name, value in line.items():
+            if isinstance(value, (int, float)):
+                found.setdefault(name, {})[step] = value
+    return {name: _sorted(points) for name, points in found.items()}
+
+
+def _sorted(points: dict[int, float]) -> Series:
+    steps = sorted(points)
+    return np.array(steps), np.array([points[s] for s in steps], float)
+
+
+def panels(names: list[str]) -> dict[str, list[str]]:
+    """Which metrics share a panel: those with the same last word, as in `test/loss`.
+
+    First the four that every run has, then whatever else its evaluations report.
+    """
+    groups: dict[str, list[str]] = {key: [] for key in TITLES}
+    for name in sorted(names, key=lambda n: not n.startswith('train/')):
+        prefix, _, key = name.rpartition('/')
+        if key in TITLES or prefix != 'train':
+            groups.setdefault(key, []).append(name)
+    return {key: group for key, group in list(groups.items())[:MAX_PANELS] if group}
+
+
+def plot_curves(workdir: str | pathlib.Path) -> pathlib.Path | None:
+    """Draws `curves.png` into a run folder.
+
+    Args:
+      workdir: holds metrics.jsonl.
+
+    Returns:
+      The picture's path; None while there is nothing to draw.
+    """
+    workdir = pathlib.Path(workdir)
+    metrics = workdir / 'metrics.jsonl'
+    series = read_series(metrics) if metrics.is_file() else {}
+    if not (groups := panels(list(series))):
+        return None
+    return figures.save(draw(series, groups, workdir.name), workdir / 'curves.png', dpi=130)
+
+
+def draw(series: dict[str, Series], groups: dict[str, list[str]], title: str) -> Figure:
+    """One panel a group, at most three a row; a prefix keeps its colour in all of them."""
+    columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
+    rows = math.ceil(len(groups) / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
+    figure = Figure(figsize=(5.2 * columns, 3.1 * rows + 0.5), layout=layout)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    prefixes = list(dict.fromkeys(n.rpartition('/')[0] for g in groups.values() for n in g))
+    colours = {p: figures.COLOURS[i % len(figures.COLOURS)] for i, p in enumerate(prefixes)}
+    last = max(int(series[name][0][-1]) for group in groups.values() for name in group)
+    for i, (key, group) in enumerate(groups.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        figures.style(axes, TITLES.get(key, key))
+        for name in group:
+            prefix = name.rpartition('/')[0]
+            _draw_line(axes, series[name], colours[prefix], prefix, smooth=key != 'lr')
+        _scale(axes, key, last, bottom=i + columns >= len(groups))
+        axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
+    return figure
+
+
+def _draw_line(axes: Axes, series: Series, colour: str, label: str, smooth: bool) -> None:
+    steps, values = series
+    line = values
+    if smooth and len(values) >= _SMOOTH_FROM and np.isfinite(values).all():
+        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+        line = running_mean(values, len(values) // 60)
+    axes.plot(
+        steps,
+        line,
+        color=colour,
+        linewidth=1.8,
+        marker='o' if len(values) < 30 else None,
+        markersize=3.5,
+        label=f'{label}  {_number(values[-1])}',
+    )
+
+
+def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
+    """Mean over up to `reach` points to either side."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def _number(value: float) -> str:
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f'{value:.1e}'
+    return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.4g}'
+
+
+def _scale(axes: Axes, key: str, last: int, bottom: bool) -> None:
+    axes.set_xlim(0, last * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=''))
+    if key in ('lr', 'images_per_sec'):
+        axes.set_ylim(0, axes.dataLim.y1 * 1.25 or 1)
+        axes.yaxis.set_major_formatter(EngFormatter(sep='') if key != 'lr' else '{x:g}')
+    if bottom:
+        axes.set_xlabel('step', color=figures.FAINT, fontsize=9)

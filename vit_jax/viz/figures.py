@@ -1,0 +1,57 @@
+"""What all figures share: colours, sober axes, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vit_jax.errors import UserError
+
+INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
+COLOURS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
+FORMATS = ('png', 'pdf', 'svg', 'jpg')
+
+
+def style(axes: Axes, title: str) -> None:
+    """A light grid below the data, no box, the title at the left."""
+    axes.set_title(title, loc='left', fontsize=11, color=INK, fontweight='bold', pad=8)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[['top', 'right', 'left']].set_visible(False)
+    axes.spines['bottom'].set_color(FAINT)
+    axes.tick_params(colors=FAINT, labelsize=9, length=0)
+
+
+def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
+    """An image [H, W, 3] without axes, its title above it."""
+    axes.imshow(image, interpolation='nearest')
+    axes.set_axis_off()
+    axes.set_title(title, fontsize=size, color=INK, pad=3)
+
+
+def check_format(path: str | pathlib.Path, flag: str) -> None:
+    """Raises UserError unless the file's suffix names a format that figures can have."""
+    if pathlib.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
+        raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
+
+
+def save(figure: Figure, path: str | pathlib.Path, dpi: int = 150) -> pathlib.Path:
+    """Writes a figure in the format of the path's suffix; the folder is made if missing.
+
+    Raises:
+      OSError: if it cannot be written; no partial file is left.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+    kind = path.suffix.lower().removeprefix('.')
+    try:
+        figure.savefig(partial, format=kind, dpi=dpi, facecolor='white')
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
