@@ -1,0 +1,92 @@
+"""What the tests share: eight CPU devices, checked shapes, a compilation cache, one trained run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from absl import flags
+from jaxtyping import install_import_hook
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+FORCED_DEVICES = '--xla_force_host_platform_device_count'
+
+# All of this has to be in place before the first import of jax, which the tests' modules do.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FORCED_DEVICES}=8'.strip()
+# Workers of pytest-xdist and subprocesses inherit the cache and share what one compiled.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(REPO / '.cache' / 'jax'))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+os.environ.setdefault('MPLBACKEND', 'agg')
+
+# Grain's worker processes read absl flags, which only absl's own main would parse.
+flags.FLAGS.mark_as_parsed()
+
+# Shapes in annotations are checked at every call, also while tracing.
+install_import_hook('vit_jax', 'beartype.beartype')
+
+RunCli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope='session')
+def repo() -> pathlib.Path:
+    """The root of the repository."""
+    return REPO
+
+
+@pytest.fixture(scope='session')
+def shared_data() -> pathlib.Path:
+    """The folder with real data beside the repository."""
+    path = REPO.parent / 'shared' / 'data'
+    if not path.is_dir():
+        pytest.skip('no data in ../shared/data')
+    return path
+
+
+@pytest.fixture(scope='session')
+def run_cli() -> RunCli:
+    """`run_cli('train', ..., devices=1, env={...})`: a command as a user runs it."""
+    return _run_cli
+
+
+def _run_cli(
+    *args: object, devices: int = 1, env: dict[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    xla_flags = [f for f in os.environ['XLA_FLAGS'].split() if not f.startswith(FORCED_DEVICES)]
+    return subprocess.run(
+        [sys.executable, '-m', 'vit_jax', *map(str, args)],
+        cwd=REPO,
+        env={
+            **os.environ,
+            'XLA_FLAGS': ' '.join([*xla_flags, f'{FORCED_DEVICES}={devices}']),
+            'COLUMNS': '100',
+            **(env or {}),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope='session')
+def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The finished run folder of the digits experiment at its smoke size; do not write to it."""
+    base = tmp_path_factory.getbasetemp()
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        base = base.parent  # common to all workers
+    folder = base / 'smoke_run'
+    with (base / 'smoke_run.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the worker that comes first trains
+        if not (folder / 'result.json').exists():
+            config = REPO / 'experiments' / 'vit' / 'digits.py'
+            done = _run_cli('train', '--config', f'{config}:smoke', '--workdir', folder)
+            assert done.returncode == 0, done.stderr
+    return folder

@@ -1,0 +1,190 @@
+"""The import order: nn, ops -> models, tasks -> step -> train -> commands, and who needs what."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / 'vit_jax'
+
+
+def module_name(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+FILES = {module_name(p): p for p in sorted(PACKAGE.rglob('*.py'))}
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+@functools.cache
+def imports(module: str, lazy: bool = True) -> frozenset[str]:
+    """Every module that `module` imports; with `lazy`, also inside of functions."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f'{module}: relative import'
+            assert node.module is not None
+            submodules = [f'{node.module}.{alias.name}' for alias in node.names]
+            inside = [name for name in submodules if name in FILES]
+            found.update(inside)
+            if len(inside) < len(submodules):
+                found.add(node.module)
+        for child in ast.iter_child_nodes(node):
+            if lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                visit(child)
+
+    visit(tree(module))
+    return frozenset(found)
+
+
+@functools.cache
+def reaches(module: str) -> dict[str, tuple[str, ...]]:
+    """Everything that `module` imports, directly or not, and the way there."""
+    ways: dict[str, tuple[str, ...]] = {}
+    queue = [(module,)]
+    while queue:
+        way = queue.pop(0)
+        for name in sorted(imports(way[-1]) - ways.keys()):
+            ways[name] = (*way, name)
+            if name in FILES:
+                queue.append(ways[name])
+    return ways
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == p or name.startswith(f'{p}.') for p in packages)
+
+
+def ours(*names: str) -> tuple[str, ...]:
+    return tuple(f'vit_jax.{name}' for name in names)
+
+
+COMMANDS = ours('commands', '__main__')
+TRAINER = (*ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint', 'config'), *COMMANDS)
+FORBIDDEN = {
+    'nn': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
+    'ops': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'flax'),
+    'models': (*ours('tasks', 'step', 'data'), *TRAINER),
+    'tasks': (*ours('models', 'step', 'data'), *TRAINER),
+    'step': (*ours('models', 'tasks', 'data'), *TRAINER),
+    'data': (*ours('nn', 'models', 'tasks', 'step'), *TRAINER, 'flax'),
+    'scaling': (*ours('models', 'tasks', 'step', 'data'), *TRAINER, 'flax'),
+    'viz': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
+    'train': COMMANDS,
+    'evaluate': (*ours('train'), *COMMANDS),
+    'runs': (*ours('train', 'evaluate'), *COMMANDS),
+}
+
+
+@pytest.mark.parametrize('part', FORBIDDEN)
+def test_no_module_imports_what_stands_above_it(part):
+    modules = [m for m in FILES if within(m, *ours(part))]
+    assert modules
+    wrong = [
+        ' -> '.join(way)
+        for module in modules
+        for name, way in reaches(module).items()
+        if within(name, *FORBIDDEN[part])
+    ]
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_a_detour():
+    assert not [' -> '.join(reaches(m)[m]) for m in FILES if m in reaches(m)]
+
+
+@pytest.mark.parametrize('module', FILES)
+def test_tensorflow_and_torch_are_never_imported_at_import_time(module):
+    assert not [m for m in imports(module, lazy=False) if within(m, 'tensorflow', 'torch')]
+
+
+@pytest.mark.parametrize('module', [m for m, path in FILES.items() if path.read_text()])
+def test_every_module_says_what_it_is(module):
+    assert ast.get_docstring(tree(module))
+
+
+DEVICES = {
+    'devices',
+    'local_devices',
+    'device_count',
+    'local_device_count',
+    'make_mesh',
+    'pmap',
+    'Mesh',
+    'NamedSharding',
+}
+
+
+def attribute_names(module: str) -> set[str]:
+    """What `module` takes from jax: `jax.x.y` and `from jax.x import y` give y."""
+    names = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith('jax.'):
+            names.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and within(node.module or '', 'jax'):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+def test_only_sharding_names_devices():
+    assert attribute_names('vit_jax.sharding') >= {'devices', 'make_mesh', 'pmap'}
+    elsewhere = {m: attribute_names(m) & DEVICES for m in FILES if m != 'vit_jax.sharding'}
+    assert {m: names for m, names in elsewhere.items() if names} == {}
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The top-level names of the modules that a fresh interpreter has loaded at its end."""
+    code = (
+        'import atexit, runpy, sys\n'
+        'atexit.register(lambda: print("\\n" + " ".join({m.split(".")[0] for m in sys.modules})))\n'
+        + arguments[0]
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code, *arguments[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+NUMERICS = {'jax', 'flax', 'numpy', 'ml_collections'}
+DATA_STACK = {'ml_collections', 'grain', 'tensorflow_datasets', 'orbax', 'array_record'}
+SCREEN = {'matplotlib', 'tensorboard', 'sklearn', 'PIL'}
+
+
+def test_the_package_alone_imports_nothing():
+    assert not loaded_by('import vit_jax') & NUMERICS
+
+
+def test_the_list_of_commands_imports_no_numerics():
+    run = 'runpy.run_module("vit_jax", run_name="__main__")'
+    assert not loaded_by(f'try: {run}\nexcept SystemExit as e: assert not e.code') & NUMERICS
+
+
+def test_a_model_needs_no_data_stack():
+    models = sorted(m for m in FILES if within(m, 'vit_jax.models'))
+    loaded = loaded_by('\n'.join(f'import {m}' for m in models))
+    assert {'jax', 'flax'} <= loaded
+    assert not loaded & (DATA_STACK | SCREEN | {'tensorflow', 'torch'})
+
+
+def test_training_needs_neither_tensorflow_nor_torch():
+    loaded = loaded_by('import vit_jax.train, vit_jax.commands.train, vit_jax.commands.evaluate')
+    assert {'jax', 'flax', 'orbax'} <= loaded
+    assert not loaded & {'tensorflow', 'torch', 'transformers'}
