@@ -18,7 +18,6 @@ from typing import Any
 import flax.jax_utils
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -240,19 +239,6 @@ def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
         abstract_state,
         layout.shardings(abstract_state),
     )
-
-
-def to_host(tree: PyTree) -> PyTree:
-    """Numpy copies of arrays that may be spread over processes."""
-
-    def fetch(x):
-        if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            if x.is_fully_replicated:
-                return np.asarray(x.addressable_data(0))
-            return multihost_utils.process_allgather(x, tiled=True)
-        return np.asarray(x)
-
-    return jax.tree.map(fetch, tree)
 
 
 def initialize_distributed(

@@ -193,6 +193,7 @@ def loop(
         state, metrics = parts.train_step(state, parts.layout.put_batch(batch))
         meter.add(step, metrics)
         writer.progress(step)
+        checkpointer.check()
         stopping = preemption.reached(step) or step == stop_at
         if due(step, every['log'], total) or stopping:
             logged = meter.log()
