@@ -1,0 +1,58 @@
+"""Encoded images to RGB bytes, whatever the file holds."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vit_jax.data.records import BrokenRecord
+
+# Named one by one: each further decoder is code that runs on untrusted bytes.
+FORMATS = ('JPEG', 'PNG', 'WEBP')
+MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+
+
+def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
+    """Decodes JPEG, PNG or WebP.
+
+    Grey, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
+    white; the EXIF orientation is applied.
+
+    Args:
+      data: the encoded bytes.
+      name: what messages call the image.
+      channels: 3 for RGB, 1 for grey.
+
+    Returns:
+      uint8 [H, W, channels].
+
+    Raises:
+      BrokenRecord: if the bytes are no image of these formats, damaged or cut off, or
+        have more than `MAX_PIXELS` pixels.
+    """
+    try:
+        # The whole of Pillow may raise here: OSError, ValueError, SyntaxError, struct.error ...
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(
+                    f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
+                )
+            return _to_array(ImageOps.exif_transpose(image), channels)
+    except Exception as error:
+        raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
+
+
+def _to_array(image: Image.Image, channels: int) -> np.ndarray:
+    if image.mode.startswith('I'):
+        image = Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert('RGBA')
+        image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
+    array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))
+    return array if channels == 3 else array[..., None]
+
+
+def _to_bytes(sixteen_bits: np.ndarray) -> np.ndarray:
+    return np.round(sixteen_bits / 257).astype(np.uint8)

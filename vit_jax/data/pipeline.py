@@ -1,0 +1,262 @@
+"""Batches of examples, the same whatever reads them.
+
+Example g of training is row g % batch_size of batch g // batch_size. It is example
+shuffled(g % N) of epoch g // N, and its transforms draw from a generator keyed by
+(seed, g). So batch k is a pure function of (seed, k): resuming is `start_step=k`, and
+any number of processes, workers and threads sees the same examples in the same order.
+Grain supplies what is left: reading ahead in threads and worker processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import order
+from vit_jax.data.records import BrokenRecord, Record
+from vit_jax.data.splits import Cached, Subset
+from vit_jax.data.transforms import Transforms
+from vit_jax.data.watchdog import watch
+from vit_jax.errors import UserError
+
+Batch = dict[str, np.ndarray]
+STALL_SECONDS = 1800.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one example's array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def train_batches(
+    source: Subset,
+    transforms: Transforms,
+    *,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    workers: int = 0,
+    threads: int | None = None,
+    cache: bool = False,
+    stall_seconds: float = STALL_SECONDS,
+) -> Iterator[Batch]:
+    """Shuffled batches without end.
+
+    A broken record is replaced by the next one that can be read.
+
+    Args:
+      source: what `open_source` returns.
+      transforms: applied to each example.
+      batch_size: examples of a global batch, over all processes.
+      seed: of order and transforms, 0 or more.
+      start_step: the first batch to yield.
+      process_index: yields rows [p * b, (p + 1) * b) of each global batch, where
+        b = batch_size / process_count.
+      process_count: number of processes that share a global batch.
+      workers: reading processes; 0 reads in threads of this process.
+      threads: batches made at the same time, by default one a CPU core and at most 16;
+        as many are held ready. 0 reads only when asked.
+      cache: keeps decoded images in memory, so that each is decoded once.
+      stall_seconds: raises `watchdog.Stalled` if a batch takes longer; 0 never does.
+
+    Yields:
+      {name: array [b, ...]}: `image` uint8 [b, H, W, C], `label` int32 [b].
+
+    Raises:
+      UserError: if there are fewer examples than `batch_size`, if it does not divide
+        among the processes, or if examples differ in shape.
+    """
+    if batch_size > len(source):
+        raise UserError(
+            f'{source.title}: {len(source)} examples are fewer than batch_size={batch_size}; '
+            'lower it or take a larger split'
+        )
+    if seed < 0:
+        raise UserError(f'seed={seed}: must be 0 or more')
+    rows = _local_rows(batch_size, process_index, process_count)
+    spec = element_spec(source, transforms)
+    make = _TrainBatch(_view(source, cache, workers), transforms, spec, batch_size, rows, seed)
+    return _read_ahead(make, start_step, sys.maxsize, workers, threads, stall_seconds)
+
+
+def eval_batches(
+    source: Subset,
+    transforms: Transforms,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    workers: int = 0,
+    threads: int | None = None,
+    cache: bool = False,
+    stall_seconds: float = STALL_SECONDS,
+) -> Iterator[Batch]:
+    """Every example once, in the order of the source.
+
+    Arguments and errors are those of `train_batches`.
+
+    Yields:
+      ceil(N / batch_size) batches on every process, with a further `mask`, float32 [b]:
+      1 for an example, 0 for the padding of the last batch and for broken records.
+    """
+    rows = _local_rows(batch_size, process_index, process_count)
+    spec = element_spec(source, transforms)
+    make = _EvalBatch(_view(source, cache, workers), transforms, spec, batch_size, rows)
+    stop = -(-len(source) // batch_size)
+    return _read_ahead(make, 0, stop, workers, threads, stall_seconds)
+
+
+def element_spec(source: Subset, transforms: Transforms) -> dict[str, ArraySpec]:
+    """Shapes and dtypes of one transformed example: integers are int32, floats float32."""
+    record = transforms(_first_readable(source, 0), example_rng(0, 0))
+    return {key: _array_spec(value) for key, value in record.items()}
+
+
+_local = threading.local()
+
+
+def example_rng(seed: int, example: int) -> np.random.Generator:
+    """The generator of one example, valid until the thread asks for the next.
+
+    Philox is keyed, not seeded, so that a new key costs a microsecond.
+    """
+    if not hasattr(_local, 'rng'):
+        _local.rng = np.random.Generator(np.random.Philox(key=0))
+        _local.state = _local.rng.bit_generator.state
+    _local.state['state']['key'][:] = seed, example
+    _local.rng.bit_generator.state = _local.state
+    return _local.rng
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainBatch:
+    source: Subset | Cached
+    transforms: Transforms
+    spec: dict[str, ArraySpec]
+    batch_size: int
+    rows: range
+    seed: int
+
+    def __call__(self, k: int) -> Batch:
+        examples = k * self.batch_size + np.arange(self.rows.start, self.rows.stop)
+        batch = _empty(self.spec, len(self.rows))
+        for row, (g, index) in enumerate(zip(examples, self._indices(examples), strict=True)):
+            record = _first_readable(self.source, index)
+            record = self.transforms(record, example_rng(self.seed, g))
+            _put(batch, row, record, self.source, index)
+        return batch
+
+    def _indices(self, examples: np.ndarray) -> list[int]:
+        size = len(self.source)
+        epochs, positions = np.divmod(examples, size)
+        indices = np.empty_like(examples)
+        for epoch in np.unique(epochs):
+            now = epochs == epoch
+            indices[now] = order.shuffled(
+                positions[now], size=size, seed=self.seed, epoch=int(epoch)
+            )
+        return indices.tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvalBatch:
+    source: Subset | Cached
+    transforms: Transforms
+    spec: dict[str, ArraySpec]
+    batch_size: int
+    rows: range
+
+    def __call__(self, k: int) -> Batch:
+        batch = _empty(self.spec, len(self.rows))
+        mask = np.zeros(len(self.rows), np.float32)
+        first = k * self.batch_size + self.rows.start
+        for row, index in enumerate(range(first, min(first + len(mask), len(self.source)))):
+            try:
+                record = self.transforms(self.source[index], example_rng(0, index))
+            except BrokenRecord:
+                continue
+            _put(batch, row, record, self.source, index)
+            mask[row] = 1
+        return {**batch, 'mask': mask}
+
+
+def _view(source: Subset, cache: bool, workers: int) -> Subset | Cached:
+    if cache and workers:
+        raise UserError(
+            f'cache=True with workers={workers}: processes do not share a cache; set one of them '
+            'to 0'
+        )
+    return source.cached if cache else source
+
+
+def _local_rows(batch_size: int, process_index: int, process_count: int) -> range:
+    if batch_size < 1 or batch_size % process_count:
+        raise UserError(
+            f'batch_size={batch_size}: must be positive and divide among the {process_count} '
+            'processes'
+        )
+    each = batch_size // process_count
+    return range(process_index * each, (process_index + 1) * each)
+
+
+def _first_readable(source: Subset | Cached, index: int) -> Record:
+    # Ends: the source raises UserError once too many of its records are broken.
+    while True:
+        try:
+            return source[index]
+        except BrokenRecord:
+            index = (index + 1) % len(source)
+
+
+def _array_spec(value: Any) -> ArraySpec:
+    array = np.asarray(value)
+    narrow = {'i': np.dtype(np.int32), 'f': np.dtype(np.float32)}
+    return ArraySpec(array.shape, narrow.get(array.dtype.kind, array.dtype))
+
+
+def _empty(spec: dict[str, ArraySpec], rows: int) -> Batch:
+    return {key: np.zeros((rows, *s.shape), s.dtype) for key, s in spec.items()}
+
+
+def _put(batch: Batch, row: int, record: Record, source: Subset | Cached, index: int) -> None:
+    for key, array in batch.items():
+        value = record[key]
+        if np.shape(value) != array.shape[1:]:
+            raise UserError(
+                f'{source.record_name(index)}: {key} of shape {np.shape(value)} among others of '
+                f"{array.shape[1:]}; bring all to one size, for example with 'resize(224)'"
+            )
+        array[row] = value
+
+
+def _read_ahead(
+    make: Callable[[int], Batch],
+    start: int,
+    stop: int,
+    workers: int,
+    threads: int | None,
+    stall_seconds: float,
+) -> Iterator[Batch]:
+    import grain
+    from absl import flags
+
+    if threads is None:
+        threads = min(16, os.cpu_count() or 1)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+    batches = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
+    if workers:
+        if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
+            flags.FLAGS.mark_as_parsed()
+        batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return watch(iter(batches), stall_seconds) if stall_seconds else iter(batches)

@@ -1,0 +1,51 @@
+"""What a source of examples is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+
+Record = dict[str, Any]
+
+
+class BrokenRecord(Exception):  # noqa: N818 - the record is broken, the program is not
+    """A record that cannot be read or decoded; the message names it and says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceInfo:
+    """What a model must know of its data.
+
+    Attributes:
+      num_classes: labels are in 0..num_classes-1.
+      class_names: one name a class.
+    """
+
+    num_classes: int
+    class_names: tuple[str, ...]
+
+
+class Source(Protocol):
+    """Random access to the examples of one split.
+
+    A record is a dict of numpy arrays and numbers; for classification `image`
+    (uint8 [H, W, C]) and `label`. `__getitem__` is called from several threads at once,
+    and raises `BrokenRecord` for a record that cannot be decoded.
+    """
+
+    @property
+    def info(self) -> SourceInfo: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Record: ...
+
+    def labels(self) -> np.ndarray:
+        """All labels, int64 [N], without decoding images where the format allows it."""
+        ...
+
+    def record_name(self, index: int, /) -> str:
+        """What a message calls the record."""
+        ...

@@ -1,0 +1,30 @@
+"""Where examples come from: a name and a split open a random-access source.
+
+Names: `digits`, `tfds:NAME`, `folder:PATH`, or a dotted module of one's own that has a
+class `Source(path, split)` as `vit_jax.data.records.Source` describes it. Splits follow
+TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]`
+(see `vit_jax.data.splits`).
+"""
+
+from __future__ import annotations
+
+from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
+from vit_jax.data.splits import Subset, select
+from vit_jax.errors import resolve
+
+__all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source']
+
+
+def open_source(name: str, split: str) -> Subset:
+    """The examples that `split` selects of the source `name`.
+
+    Args:
+      name: `digits`, `tfds:cifar10`, `folder:/data/flowers`, `my_lab.sources.foo:PATH`.
+      split: a split expression, for example `train[:90%]`.
+
+    Raises:
+      UserError: if the source, the split or its slice does not exist or is empty.
+    """
+    module, _, path = name.partition(':')
+    source_class = resolve('vit_jax.data.sources', module, 'Source')
+    return select(name, split, lambda base: source_class(path, base))

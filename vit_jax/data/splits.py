@@ -1,0 +1,200 @@
+"""Parts of a split, written as TFDS writes them, for any source.
+
+train                     all of it
+train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
+train[100:200]            examples 100 to 199
+train[-10%:]              the last tenth
+train[:5 per class]       the first five of each class
+train[:10% per class]     the first tenth of each class
+train[:50%]+test          one after the other
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+TERM = re.compile(
+    r'(?P<name>[^\[\]+\s]+)'
+    r'(\[(?P<low>-?\d+(\.\d+)?%?|-?\d+)?:(?P<high>-?\d+(\.\d+)?%?|-?\d+)?'
+    r'(?P<per_class> per class)?\])?'
+)
+
+
+class Subset:
+    """The examples of one or more sources that a split expression selects.
+
+    Itself a `Source`. A label outside of 0..num_classes-1 is refused on reading. Broken
+    records are named in the log, and refused once there are more than `broken_limit`.
+
+    Attributes:
+      title: the source's name and the split, for messages.
+      broken: index -> name and reason of the broken records seen so far.
+    """
+
+    def __init__(self, title: str, parts: list[tuple[Source, np.ndarray]]):
+        """`parts`: sources, each with the indices that are taken of it, in order."""
+        self.title = title
+        self.broken: dict[int, str] = {}
+        self._parts = parts
+        self._ends = np.cumsum([len(indices) for _, indices in parts])
+
+    @property
+    def info(self) -> SourceInfo:
+        return self._parts[0][0].info
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int, /) -> Record:
+        source, original = self._locate(index)
+        try:
+            record = source[original]
+        except BrokenRecord as reason:
+            self._count_broken(index, reason)
+            raise
+        self._check_label(record, index)
+        return record
+
+    def labels(self) -> np.ndarray:
+        return np.concatenate([source.labels()[indices] for source, indices in self._parts])
+
+    def record_name(self, index: int, /) -> str:
+        source, original = self._locate(index)
+        return source.record_name(original)
+
+    @property
+    def broken_limit(self) -> int:
+        """One in a hundred; of small data up to ten, but no more than a quarter."""
+        return max(len(self) // 100, min(10, len(self) // 4))
+
+    @cached_property
+    def cached(self) -> Cached:
+        """The same examples, each decoded once; one cache however often it is asked for."""
+        return Cached(self)
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self._ends, index, side='right'))
+        source, indices = self._parts[part]
+        return source, int(indices[index - self._ends[part]])
+
+    def _count_broken(self, index: int, reason: BrokenRecord) -> None:
+        if index in self.broken:
+            return
+        self.broken[index] = str(reason)
+        count = f'{len(self.broken)} of {len(self)} records broken'
+        log.warning('%s: %s: %s', self.title, count, reason)
+        if len(self.broken) > self.broken_limit:
+            raise UserError(
+                f'{self.title}: {count}, more than the {self.broken_limit} that are tolerated; '
+                f'repair or remove: {"; ".join(self.broken.values())}'
+            )
+
+    def _check_label(self, record: Record, index: int) -> None:
+        label, classes = record.get('label'), self.info.num_classes
+        if isinstance(label, (int, np.integer)) and not 0 <= label < classes:
+            raise UserError(
+                f'{self.title}: record {self.record_name(index)} has label {label}, outside of '
+                f'0..{classes - 1}; correct the label or the number of classes'
+            )
+
+
+class Cached:
+    """A source whose decoded records, broken ones included, are kept in memory."""
+
+    def __init__(self, source: Subset):
+        self.title = source.title
+        self._source = source
+        self._records: list[Record | BrokenRecord | None] = [None] * len(source)
+
+    @property
+    def info(self) -> SourceInfo:
+        return self._source.info
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int, /) -> Record:
+        record = self._records[index]
+        if record is None:
+            record = self._records[index] = self._read(index)
+        if isinstance(record, BrokenRecord):
+            raise record
+        return record
+
+    def labels(self) -> np.ndarray:
+        return self._source.labels()
+
+    def record_name(self, index: int, /) -> str:
+        return self._source.record_name(index)
+
+    def _read(self, index: int) -> Record | BrokenRecord:
+        try:
+            return self._source[index]
+        except BrokenRecord as broken:
+            return broken
+
+
+def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
+    """Opens what `split` names through `open_base(split name)` and takes its part.
+
+    Raises:
+      UserError: if the expression is malformed, out of range, or selects nothing.
+    """
+    title = f'{name} {split}'
+    sources: dict[str, Source] = {}
+    parts = []
+    for text in split.split('+'):
+        term = TERM.fullmatch(text.strip())
+        if term is None:
+            raise UserError(
+                f'split {split!r} of {name}: cannot read {text.strip()!r}; write for example '
+                "'train', 'train[:90%]', 'train[100:200]', 'train[:5 per class]' or 'train+test'"
+            )
+        base = term['name']
+        if base not in sources:
+            sources[base] = open_base(base)
+        parts.append((sources[base], _indices(sources[base], term, title)))
+    if not sum(len(indices) for _, indices in parts):
+        raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
+    return Subset(title, parts)
+
+
+def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
+    if not term['per_class']:
+        low, high = _bounds(term, len(source), title)
+        return np.arange(low, high)
+    labels = source.labels()
+    chosen = []
+    for label in range(source.info.num_classes):
+        members = np.flatnonzero(labels == label)
+        low, high = _bounds(term, len(members), f'{title}, class {source.info.class_names[label]}')
+        chosen.append(members[low:high])
+    return np.sort(np.concatenate(chosen))
+
+
+def _bounds(term: re.Match[str], size: int, title: str) -> tuple[int, int]:
+    low = _position(term['low'], size, title) if term['low'] else 0
+    high = _position(term['high'], size, title) if term['high'] else size
+    return low, high
+
+
+def _position(text: str, size: int, title: str) -> int:
+    # Rounded as TFDS rounds, so that the same expression selects the same examples.
+    at = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
+    if abs(at) > size:
+        raise UserError(f'{title}: {text} is beyond the {size} examples that there are')
+    return at + size if text.startswith('-') else at
+
+
+def _sizes(sources: dict[str, Source]) -> str:
+    return ', '.join(f'{len(source)} in {base!r}' for base, source in sources.items())
