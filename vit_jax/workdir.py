@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ LOCK = 'lock'
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -44,53 +45,65 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
     Raises:
       UserError: if another run holds the folder, or it cannot be written.
     """
-    if jax.process_index() != 0:
+    with contextlib.ExitStack() as held:
+        on_process_0(lambda: _hold(held, Path(path), silent_seconds))
         yield
-        return
-    file = _open_lock(Path(path))
-    try:
-        _take(file, Path(path), silent_seconds)
-        stop = threading.Event()
-        beat = threading.Thread(target=_heartbeat, args=(file, stop), daemon=True)
-        beat.start()
+
+
+def on_process_0(act: Callable[[], int]) -> int:
+    """Runs `act` on process 0 alone and returns its result on every process.
+
+    Raises:
+      UserError: on every process if `act` raises it.
+    """
+    if not _distributed():
+        return act()
+    result, error = 0, None
+    if jax.process_index() == 0:
         try:
-            yield
-        finally:
-            stop.set()
-            beat.join()
-            os.ftruncate(file, 0)
-    finally:
-        os.close(file)
+            result = act()
+        except UserError as mistake:
+            error = mistake
+    failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
+    if error:
+        raise error
+    if failed:
+        raise UserError('process 0 has stopped; its own message says why')
+    return int(result)
 
 
-def _open_lock(path: Path) -> int:
+def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
+    """Takes the lock until `held` is closed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        return os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        held.callback(os.close, file)
+        _take(file, path, silent_seconds)
     except OSError as error:
         raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
+    held.callback(os.ftruncate, file, 0)
+    stop = threading.Event()
+    beat = threading.Thread(target=_heartbeat, args=(file, stop), daemon=True)
+    beat.start()
+    held.callback(beat.join)
+    held.callback(stop.set)
+    return 0
 
 
 def _take(file: int, path: Path, silent_seconds: float) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise UserError(f'cannot lock {path / LOCK}: {error.strerror}') from error
+    except BlockingIOError as error:
         raise UserError(_in_use(path, _owner(file))) from error
-    owner = _owner(file)
-    if owner.get('host', socket.gethostname()) != socket.gethostname():
-        _wait_for_silence(file, path, owner, silent_seconds)
+    if _owner(file).get('host', socket.gethostname()) != socket.gethostname():
+        _wait_for_silence(file, path, silent_seconds)
     record = {
         'host': socket.gethostname(),
         'pid': os.getpid(),
         'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
     }
-    try:
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(record).encode(), 0)
-    except OSError as error:
-        raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(record).encode(), 0)
 
 
 def _owner(file: int) -> dict[str, Any]:
@@ -110,12 +123,14 @@ def _in_use(path: Path, owner: dict[str, Any]) -> str:
     )
 
 
-def _wait_for_silence(file: int, path: Path, owner: dict[str, Any], seconds: float) -> None:
+def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
     """Returns once the owner on another host has proved dead."""
-    seen, deadline = os.fstat(file).st_mtime_ns, time.monotonic() + seconds
+    owner, seen = _owner(file), os.fstat(file).st_mtime_ns
+    _log.warning('waiting %g s to see if the run of %s is alive', seconds, owner)
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(0.5, seconds))
-        if os.stat(path / LOCK).st_mtime_ns != seen:
+        if os.fstat(file).st_mtime_ns != seen:
             raise UserError(_in_use(path, owner))
 
 
