@@ -29,7 +29,7 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 flags.FLAGS.mark_as_parsed()
 
 # Shapes in annotations are checked at every call, also while tracing.
-install_import_hook('vit_jax', 'beartype.beartype')
+install_import_hook('vit_jax', 'typechecker.check')
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
