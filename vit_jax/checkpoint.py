@@ -215,7 +215,7 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
-def _preservation(keep_last: int, keep_every: int) -> policies.PreservationPolicy:
+def _preservation(keep_last: int, keep_every: int) -> policies.AnyPreservationPolicy:
     rules: list[policies.PreservationPolicy] = [policies.LatestN(keep_last)]
     if keep_every:
         rules.append(policies.EveryNSteps(keep_every))

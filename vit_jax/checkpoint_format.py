@@ -92,10 +92,11 @@ def _require_fit(directory: Path, stored: Items, wanted: Items, cast: bool) -> N
         elif dtype != new_dtype and not cast:
             faults.append(f'{name} is {dtype} instead of {new_dtype}')
     if faults:
+        faults.sort(key=lambda fault: (not fault.startswith('params/'), fault))
         more = f'; and {len(faults) - _FAULTS_NAMED} more' if len(faults) > _FAULTS_NAMED else ''
         raise UserError(
             f'the checkpoint {directory} does not fit this config: '
-            f'{"; ".join(sorted(faults)[:_FAULTS_NAMED])}{more}. Use the config that it was '
+            f'{"; ".join(faults[:_FAULTS_NAMED])}{more}. Use the config that it was '
             'trained with, or another --workdir'
         )
 
@@ -110,7 +111,7 @@ def _reader() -> ocp.Checkpointer:
 def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
     """The shapes and dtypes of the arrays that a step holds."""
     items = reader.metadata(directory).item_metadata
-    return {name: items[name].tree for name in (VARIABLES, TRAINING) if items[name] is not None}
+    return {name: items[name].tree for name in (VARIABLES, TRAINING) if items.get(name)}
 
 
 def _restore_args(items: Items) -> ocp.args.Composite:
