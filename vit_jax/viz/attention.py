@@ -93,8 +93,8 @@ def heat_map(
 
 
 def overlay(
-    image: UInt8[np.ndarray, 'H W 3'], heat: Float[np.ndarray, 'h w']
-) -> UInt8[np.ndarray, 'H W 3']:
+    image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
+) -> UInt8[np.ndarray, 'Y X 3']:
     """The heat map over a darkened grey image; brightest where the heat has its maximum."""
     height, width = image.shape[:2]
     smooth = Image.fromarray(heat.astype(np.float32)).resize(
@@ -108,7 +108,7 @@ def overlay(
 
 
 def draw(
-    image: UInt8[np.ndarray, 'H W 3'],
+    image: UInt8[np.ndarray, 'Y X 3'],
     weights: Float[np.ndarray, 'L H N N'],
     grid: Grid,
     *,

@@ -1,0 +1,167 @@
+"""Attention weights of real models, rollout, heat maps: what must hold for any weights."""
+
+from operator import itemgetter
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.viz import attention, figures
+
+DEPTH = 11  # so that block_10 follows block_9 and not block_1
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def random_weights(rng, *shape):
+    scores = np.exp(3 * rng.normal(size=shape))
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def model_weights(**options):
+    """The attention weights of a small ViT on a 6 x 9 image in patches of 3."""
+    fields = {'patch_size': 3, 'width': 8, 'depth': DEPTH, 'mlp_dim': 8, 'num_heads': 2}
+    model = vit.Model(num_classes=3, **fields | options)
+    images = jax.random.normal(jax.random.key(1), (2, 6, 9, 3))
+    variables = jax.jit(model.clone(scan=True, remat=False).init)(jax.random.key(0), images)
+    if not model.scan:  # the same parameters, a block at a time
+        encoder = variables['params']['encoder']
+        blocks = encoder.pop('blocks')
+        layers = [jax.tree.map(itemgetter(i), blocks) for i in range(DEPTH)]
+        encoder |= {f'block_{i}': layer for i, layer in enumerate(layers)}
+    apply = jax.jit(lambda variables: model.apply(variables, images, mutable=['intermediates']))
+    _, sown = apply(variables)
+    return attention.stack_weights(sown['intermediates'])
+
+
+@pytest.mark.parametrize(('pool', 'tokens'), [('cls', 7), ('gap', 6), ('map', 6)])
+def test_weights_of_a_model(pool, tokens):
+    weights = model_weights(pool=pool, scan=True)
+    assert weights.shape == (DEPTH, 2, 2, tokens, tokens)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    assert np.ptp(weights) > 1e-3
+
+
+@pytest.mark.parametrize('options', [{'scan': True}, {'scan': True, 'remat': True}])
+def test_scanned_layers_come_in_the_same_order(options):
+    unrolled = model_weights()
+    assert not np.allclose(unrolled[2], unrolled[10], atol=1e-3)
+    np.testing.assert_allclose(model_weights(**options), unrolled, atol=1e-5)
+
+
+def test_a_model_without_weights():
+    with pytest.raises(UserError, match="no attention weights in 'encoder'"):
+        attention.stack_weights({'stem': {'features': (np.zeros(3),)}})
+
+
+def test_rows_of_a_rollout_sum_to_one(rng):
+    result = attention.rollout(random_weights(rng, 5, 2, 3, 7, 7))
+    assert result.shape == (2, 7, 7)
+    assert (result >= 0).all()
+    np.testing.assert_allclose(result.sum(-1), 1)
+
+
+def test_identity_rolls_out_to_identity():
+    weights = np.broadcast_to(np.eye(7), (5, 2, 3, 7, 7))
+    np.testing.assert_allclose(attention.rollout(weights), np.broadcast_to(np.eye(7), (2, 7, 7)))
+
+
+def test_one_layer_is_half_attention_and_half_residual(rng):
+    weights = random_weights(rng, 1, 2, 3, 7, 7)
+    expected = 0.5 * weights[0].mean(axis=1) + 0.5 * np.eye(7)
+    np.testing.assert_allclose(attention.rollout(weights), expected)
+
+
+def test_later_layers_stand_on_the_left(rng):
+    first, second = random_weights(rng, 2, 1, 1, 7, 7)
+    halves = [0.5 * w[0, 0] + 0.5 * np.eye(7) for w in (first, second)]
+    result = attention.rollout(np.stack([first, second]))[0]
+    np.testing.assert_allclose(result, halves[1] @ halves[0])
+    assert not np.allclose(result, attention.rollout(np.stack([second, first]))[0])
+
+
+@pytest.mark.parametrize('grid', [(4, 4), (2, 5), (5, 2)])
+@pytest.mark.parametrize('class_token', [0, 1])
+def test_one_hot_attention_heats_one_patch(grid, class_token):
+    patches = grid[0] * grid[1]
+    for key in range(patches):
+        weights = np.zeros((2, 3, patches + class_token, patches + class_token))
+        weights[..., class_token + key] = 1
+        heat = attention.heat_map(weights, grid)
+        assert heat.shape == (2, 3, *grid)
+        expected = np.zeros(grid)
+        expected[divmod(key, grid[1])] = 1
+        np.testing.assert_array_equal(heat, np.broadcast_to(expected, heat.shape))
+
+
+@pytest.mark.parametrize('class_token', [0, 1])
+def test_the_query_chooses_the_row(rng, class_token):
+    weights = random_weights(rng, 12 + class_token, 12 + class_token)
+    heat = attention.heat_map(weights, (3, 4), query=(1, 2))
+    np.testing.assert_array_equal(heat.ravel(), weights[class_token + 6, class_token:])
+    by_default = attention.heat_map(weights, (3, 4)).ravel()
+    expected = weights[0, 1:] if class_token else weights.mean(axis=0)
+    np.testing.assert_allclose(by_default, expected)
+
+
+@pytest.mark.parametrize('query', [(3, 0), (0, 4), (-1, 0)])
+def test_a_query_outside_of_the_grid(query):
+    with pytest.raises(UserError, match='outside of the grid of 3 x 4'):
+        attention.heat_map(np.eye(12), (3, 4), query)
+
+
+def test_an_overlay_is_brightest_over_its_patch():
+    image = np.full((60, 80, 3), 90, np.uint8)
+    heat = np.zeros((3, 4))
+    heat[2, 1] = 0.01
+    picture = attention.overlay(image, heat).astype(int).sum(-1)
+    assert picture.shape == (60, 80)
+    row, column = np.unravel_index(picture.argmax(), picture.shape)
+    assert 40 <= row < 60
+    assert 20 <= column < 40
+    assert picture.max() > 2 * np.median(picture)
+
+
+def test_an_overlay_of_nothing_still_shows_the_image(rng):
+    image = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    picture = attention.overlay(image, np.zeros((2, 2)))
+    correlation = np.corrcoef(picture.sum(-1).ravel(), image.astype(int).sum(-1).ravel())
+    assert correlation[0, 1] > 0.99
+
+
+@pytest.mark.parametrize(('layers', 'heads'), [(1, 2), (12, 3), (14, 16)])
+def test_a_picture_of_every_layer_and_head(rng, tmp_path, layers, heads):
+    weights = random_weights(rng, layers, heads, 13, 13)
+    image = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    figure = attention.draw(image, weights, (3, 4), query=(2, 3))
+    titles = [axes.get_title() for axes in figure.axes]
+    last = layers - 1
+    assert titles == [
+        'input',
+        f'layer {last}, mean of heads',
+        'rollout',
+        *(f'layer {i}' for i in range(layers)),
+        *(f'head {i}' for i in range(heads)),
+    ]
+    (marker,) = figure.axes[0].patches
+    assert marker.get_bbox().bounds == pytest.approx((29.5, 19.5, 10, 10))
+    path = figures.save(figure, tmp_path / 'a.png', dpi=30)
+    assert path.read_bytes().startswith(b'\x89PNG')
+
+
+def test_the_heads_are_those_of_the_layer_asked_for(rng):
+    image = np.zeros((16, 16, 3), np.uint8)
+    weights = random_weights(rng, 3, 2, 4, 4)
+    picture = lambda figure, i: figure.axes[i].images[0].get_array()  # noqa: E731
+    first = attention.draw(image, weights, (2, 2), layer=0)
+    np.testing.assert_array_equal(picture(first, 1), picture(first, 3))
+    expected = attention.overlay(image, attention.heat_map(weights[0, 1], (2, 2)))
+    np.testing.assert_array_equal(picture(first, 7), expected)
+    for wrong in (3, -4):
+        with pytest.raises(UserError, match='there is no layer'):
+            attention.draw(image, weights, (2, 2), layer=wrong)
