@@ -50,6 +50,20 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
         yield
 
 
+def require_writable(path: str | Path) -> None:
+    """Says whether a run could write to the folder, at once and without a trace.
+
+    Raises:
+      UserError: if the folder, or the nearest one above that exists, is not writable.
+    """
+    path = Path(path).absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir():
+        raise UserError(f'cannot write to the workdir {path}: {existing} is not a folder')
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f'cannot write to the workdir {path}: {existing} is read-only')
+
+
 def on_process_0(act: Callable[[], int]) -> int:
     """Runs `act` on process 0 alone and returns its result on every process.
 
