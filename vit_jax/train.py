@@ -141,6 +141,7 @@ def train(
     folder = pathlib.Path(folder).expanduser().resolve()
     if (result := finished(config, folder)) is not None:
         return result
+    workdir.require_writable(folder)
     parts = build(config, devices)
     with workdir.lock(folder), workdir.Preemption() as preemption:
         checkpointer = checkpoint.Checkpointer(
