@@ -28,8 +28,9 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 # Grain's worker processes read absl flags, which only absl's own main would parse.
 flags.FLAGS.mark_as_parsed()
 
-# Shapes in annotations are checked at every call, also while tracing.
-install_import_hook('vit_jax', 'typechecker.check')
+# Where arrays are computed with, annotated shapes are checked at every call, also while tracing.
+CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz', 'scaling')
+install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'typechecker.check')
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
