@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int
 
 from vit_jax.nn import stochastic
 
@@ -19,24 +19,24 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that a run carries from step to step.
+    """Everything that a run carries from step to step; or shapes or shardings of it.
 
     Attributes:
-      step: number of updates made.
+      step: number of updates made, int32.
       params: float32 parameters.
       opt_state: the optimizer's state.
       collections: other Flax collections by name, such as `batch_stats`.
       ema: exponential moving average of `params`, or None.
-      key: data of the run's base key; the keys of a step are folded from it, so
+      key: data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run draws what the uninterrupted one would have.
     """
 
-    step: Int[Array, '']
+    step: PyTree
     params: PyTree
     opt_state: PyTree
     collections: dict[str, PyTree]
     ema: PyTree | None
-    key: UInt32[Array, '2']
+    key: PyTree
 
     @property
     def variables(self) -> dict[str, PyTree]:
@@ -131,7 +131,7 @@ def make_train_step(
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1 - ema_decay)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
-        metrics |= {name: optax.global_norm(tree) for name, tree in norms.items()}
+        metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
         return state.replace(
             step=state.step + 1,
             params=params,

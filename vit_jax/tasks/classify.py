@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.ops import pixels
@@ -101,10 +101,12 @@ class Task:
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
+    """-sum_c target_c log softmax(logits)_c, in nats."""
     return optax.softmax_cross_entropy(logits, target)
 
 
 def sigmoid_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
+    """Binary cross entropy of every class against the rest, summed over classes, in nats."""
     return optax.sigmoid_binary_cross_entropy(logits, target).sum(-1)
 
 
@@ -113,6 +115,7 @@ PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
 
 
 def is_correct(logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
+    """1 where the highest score is that of the label, else 0."""
     return (jnp.argmax(logits, -1) == label).astype(jnp.float32)
 
 
@@ -135,9 +138,7 @@ def cutmix(
     return mixed, 1 - inside.mean()
 
 
-def random_box(
-    key: jax.Array, size: tuple[int, int], side: Float[Array, '']
-) -> Float[Array, 'H W']:
+def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) -> Bool[Array, 'H W']:
     """A box of `side` times height and width around a random centre, clipped to the image."""
 
     def span(n: int, centre: jax.Array) -> jax.Array:

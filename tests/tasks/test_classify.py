@@ -1,0 +1,189 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.tasks.classify import Task
+
+CLASSES = 5
+
+
+def make_batch(size=6, side=16):
+    rng = np.random.default_rng(0)
+    return {
+        'image': jnp.asarray(rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)),
+        'label': jnp.asarray(rng.integers(0, CLASSES, size), jnp.int32),
+    }
+
+
+def make_logits(size=6):
+    return jnp.asarray(np.random.default_rng(1).normal(size=(size, CLASSES)), jnp.float32)
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def sigmoid(logits):
+    return 1 / (1 + np.exp(-np.asarray(logits)))
+
+
+def swap(x):
+    """Each example's partner: 2i and 2i + 1 change places."""
+    return x.reshape(-1, 2, *x.shape[1:])[:, ::-1].reshape(x.shape)
+
+
+def test_bytes_become_the_value_range():
+    batch = make_batch()
+    (image,) = Task().inputs(batch)
+    np.testing.assert_allclose(image, (np.asarray(batch['image']) - 127.5) / 127.5, atol=1e-6)
+    (image,) = Task(value_range=(0.0, 1.0)).inputs(batch)
+    np.testing.assert_allclose(image, np.asarray(batch['image']) / 255.0, atol=1e-6)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_softmax_loss_and_label_smoothing(smoothing):
+    batch, logits = make_batch(), make_logits()
+    loss, metrics = Task(label_smoothing=smoothing).loss({'logits': logits}, batch)
+    logp = log_softmax(logits)
+    on_label = logp[np.arange(6), batch['label']]
+    expected = -((1 - smoothing) * on_label + smoothing * logp.mean(-1))
+    assert float(loss) == pytest.approx(expected.mean(), rel=1e-6)
+    assert float(metrics['accuracy']) == float((logits.argmax(-1) == batch['label']).mean())
+
+
+def test_sigmoid_loss_sums_one_against_all():
+    batch, logits = make_batch(), make_logits()
+    loss, _ = Task(loss_name='sigmoid').loss({'logits': logits}, batch)
+    p = sigmoid(logits)
+    target = np.eye(CLASSES)[batch['label']]
+    expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(-1).mean()
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize('mix', ['mixup', 'cutmix'])
+def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
+    task = Task(loss_name=loss_name, label_smoothing=0.1, **{mix: 1.0})
+    logits, batch = make_logits(), make_batch()
+    mixed = task.augment(jax.random.key(3), batch)
+    loss, _ = task.loss({'logits': logits}, mixed)
+
+    weight = np.asarray(mixed['label_weight'])[:, None]
+    hot = np.eye(CLASSES)[batch['label']] * 0.9 + 0.1 / CLASSES
+    target = weight * hot + (1 - weight) * swap(hot)
+    logp = log_softmax(logits)
+    if loss_name == 'sigmoid':
+        p = sigmoid(logits)
+        logp = np.log(p)
+        expected = -(target * logp + (1 - target) * np.log(1 - p)).sum(-1).mean()
+    else:
+        expected = -(target * logp).sum(-1).mean()
+    assert 0 < weight[0] < 1
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+
+
+def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
+    task, batch = Task(mixup=0.4), make_batch()
+    (image,) = task.inputs(batch)
+    weights = []
+    for seed in range(20):
+        mixed = task.augment(jax.random.key(seed), batch)
+        weight = float(mixed['label_weight'][0])
+        np.testing.assert_array_equal(mixed['label_weight'], np.float32(weight))
+        np.testing.assert_array_equal(mixed['label'], batch['label'])
+        np.testing.assert_array_equal(mixed['label_other'], swap(batch['label']))
+        expected = weight * image + (1 - weight) * swap(np.asarray(image))
+        np.testing.assert_allclose(mixed['image'], expected, atol=1e-6)
+        weights.append(weight)
+    assert min(weights) >= 0.5
+    assert len(set(weights)) == 20
+
+
+def test_cutmix_pastes_one_box_whose_area_is_one_minus_the_weight():
+    task = Task(cutmix=1.0)
+    image = jnp.zeros((2, 12, 16, 1)).at[1].set(1.0)
+    batch = {'image': image, 'label': jnp.array([0, 1])}
+    areas = []
+    for seed in range(50):
+        mixed = task.augment(jax.random.key(seed), batch)
+        pasted = np.asarray(mixed['image'][0, :, :, 0])
+        np.testing.assert_array_equal(mixed['image'][1, :, :, 0], 1 - pasted)
+        rows, columns = pasted.any(1), pasted.any(0)
+        np.testing.assert_array_equal(pasted, np.outer(rows, columns))
+        assert is_interval(rows)
+        assert is_interval(columns)
+        areas.append(pasted.mean())
+        np.testing.assert_allclose(mixed['label_weight'], 1 - pasted.mean(), atol=1e-6)
+    assert min(areas) < 0.2
+    assert max(areas) > 0.5
+
+
+def is_interval(mask):
+    return np.abs(np.diff(np.concatenate([[0], mask, [0]]))).sum() <= 2
+
+
+def test_cutmix_weight_is_uniform_when_alpha_is_one():
+    """Boxes that the border does not clip have sides sqrt(1 - lambda), lambda ~ Beta(1, 1)."""
+    task = Task(cutmix=1.0)
+    batch = make_batch(size=2, side=64)
+    augment = jax.jit(lambda key: task.augment(key, batch)['label_weight'][0])
+    weights = np.asarray(jax.lax.map(augment, jax.random.split(jax.random.key(0), 400)))
+    # Clipping keeps on average between 9/16 (a box as large as the image) and all of it.
+    assert 0.5 < weights.mean() < 1 - 0.5 * 9 / 16
+
+
+def test_with_both_a_fair_coin_picks_one():
+    task = Task(mixup=1.0, cutmix=1.0)
+    black = jnp.zeros((1, 16, 16, 3), jnp.uint8)
+    batch = {'image': jnp.concatenate([black, black + 255]), 'label': jnp.array([0, 1])}
+    augment = jax.jit(lambda key: task.augment(key, batch)['image'])
+    images = np.asarray(jax.lax.map(augment, jax.random.split(jax.random.key(0), 300)))
+    # Mixup leaves values between black and white, cutmix only these two.
+    mixups = (np.abs(images) < 0.999).any((1, 2, 3, 4))
+    assert 0.4 < mixups.mean() < 0.6
+
+
+def test_without_mixing_the_batch_is_untouched():
+    batch = make_batch(size=3)
+    assert Task().augment(jax.random.key(0), batch) is batch
+    assert not Task().pairs
+    assert Task(mixup=0.1).pairs
+    assert Task(cutmix=0.1).pairs
+
+
+def test_evaluation_leaves_padding_and_smoothing_out():
+    batch, logits = make_batch(), make_logits()
+    batch['mask'] = jnp.array([1.0, 1, 0, 1, 0, 1])
+    real = np.asarray(batch['mask']) == 1
+    sums = Task(label_smoothing=0.3).evaluate(lambda _: {'logits': logits}, batch)
+    losses = -log_softmax(logits)[np.arange(6), batch['label']]
+    correct = np.asarray(logits.argmax(-1) == batch['label'])
+    np.testing.assert_allclose(sums['loss'], (losses[real].sum(), 4), rtol=1e-6)
+    np.testing.assert_allclose(sums['accuracy'], (correct[real].sum(), 4))
+
+
+@pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
+def test_predicted_probabilities(loss_name):
+    logits = make_logits()
+    probs = Task(loss_name=loss_name).predict(lambda _: {'logits': logits}, make_batch())['probs']
+    if loss_name == 'softmax':
+        np.testing.assert_allclose(probs, np.exp(log_softmax(logits)), rtol=1e-5)
+    else:
+        np.testing.assert_allclose(probs, sigmoid(logits), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'loss_name': 'softmx'}, "did you mean 'softmax'"),
+        ({'label_smoothing': 1.0}, 'label_smoothing=1.0'),
+        ({'mixup': -0.1}, 'config.task.mixup=-0.1'),
+        ({'cutmix': -0.1}, 'config.task.cutmix=-0.1'),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(UserError, match=message):
+        Task(**options)

@@ -1,0 +1,236 @@
+"""The pure train step, on one device.
+
+The numbers in `golden/step.json` are those of one training of a tiny ViT. After a change
+that is meant to move them: REGENERATE_GOLDEN=1 pytest tests/test_step.py -k golden
+"""
+
+import functools
+import json
+import os
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import optim, sharding
+from vit_jax.meter import Diverged, Meter
+from vit_jax.models import vit
+from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
+from vit_jax.tasks import classify
+
+CLASSES = 4
+GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'step.json'
+DROPS = {'dropout': 0.2, 'attention_dropout': 0.1, 'drop_path': 0.1}
+MIXING = {'label_smoothing': 0.1, 'mixup': 0.8, 'cutmix': 1.0}
+
+
+def tiny_vit(**fields):
+    shape = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
+    return vit.Model(**{'num_classes': CLASSES, 'pool': 'gap'} | shape | fields)
+
+
+def make_batch(step=0, size=8):
+    rng = np.random.default_rng(step)
+    return {
+        'image': jnp.asarray(rng.integers(0, 256, (size, 8, 8, 3), dtype=np.uint8)),
+        'label': jnp.asarray(rng.integers(0, CLASSES, size), jnp.int32),
+    }
+
+
+def start(model, task, tx, *, ema=False):
+    """A state whose zero-initialised parameters are not zero, so that all gradients flow."""
+    variables = init_variables(model, task, make_batch(size=1), seed=0)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + jnp.float32(0.05) * rng.normal(size=x.shape).astype(np.float32),
+        variables['params'],
+    )
+    return init_state({**variables, 'params': params}, tx, 0, ema)
+
+
+class Training:
+    """The states before and after each of some steps, and the metrics of every step."""
+
+    def __init__(self, model, task, tx, *, steps=3, ema=False, **options):
+        self.step = jax.jit(make_train_step(model, task, tx, **options))
+        self.states, self.metrics = [start(model, task, tx, ema=ema)], []
+        for i in range(steps):
+            state, numbers = self.step(self.states[-1], make_batch(i))
+            self.states.append(state)
+            self.metrics.append(as_floats(numbers))
+
+
+def as_floats(metrics):
+    return {name: float(value) for name, value in metrics.items()}
+
+
+@functools.cache
+def random_training(accum_steps=1, **fields):
+    """With dropout, stochastic depth, mixup and cutmix on."""
+    model = tiny_vit(**DROPS | fields)
+    tx = optax.sgd(0.5, momentum=0.9)
+    options = {'accum_steps': accum_steps, 'ema_decay': 0.75}
+    return Training(model, classify.Task(**MIXING), tx, ema=True, **options)
+
+
+@functools.cache
+def plain_training(dtype='float32'):
+    return Training(tiny_vit(dtype=dtype), classify.Task(), optax.adamw(1e-3))
+
+
+def assert_trees_close(a, b, atol):
+    for path, x in optim.param_paths(a).items():
+        np.testing.assert_allclose(x, optim.param_paths(b)[path], rtol=0, atol=atol, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ('accum_steps', 'fields'), [(2, {}), (4, {'scan': True, 'depth': 2})], ids=['blocks', 'scan']
+)
+def test_accumulation_is_the_large_batch(accum_steps, fields):
+    whole, parts = random_training(**fields), random_training(accum_steps, **fields)
+    for a, b in zip(whole.metrics, parts.metrics, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert_trees_close(whole.states[-1], parts.states[-1], atol=2e-6)
+
+
+def test_randomness_depends_on_the_step_and_the_seed_alone():
+    training = random_training()
+    state = training.states[0]
+    key = jax.random.key_data(jax.random.key(1))
+    states = [state, state, state.replace(step=state.step + 1), state.replace(key=key)]
+    losses = [float(training.step(state, make_batch())[1]['loss']) for state in states]
+    assert losses[0] == losses[1]
+    # Other masks and mixes change the loss by far more than rounding does.
+    assert min(abs(np.diff(losses[1:]))) > 1e-3
+
+
+def test_a_state_that_went_through_numpy_continues_bit_for_bit():
+    training = random_training()
+    state = jax.tree.map(np.asarray, training.states[1])
+    for i in (1, 2):
+        state, metrics = training.step(state, make_batch(i))
+        assert as_floats(metrics) == training.metrics[i]
+    assert_trees_close(state, training.states[3], atol=0)
+
+
+def test_ema_is_the_weighted_mean_and_what_is_evaluated():
+    p0, p1, p2 = (state.params for state in random_training().states[:3])
+    mean = jax.tree.map(lambda a, b, c: 0.75**2 * a + 0.75 * 0.25 * b + 0.25 * c, p0, p1, p2)
+    state = random_training().states[2]
+    assert_trees_close(state.ema, mean, atol=1e-6)
+    assert state.variables['params'] is state.ema
+
+
+def test_without_ema_the_parameters_are_evaluated():
+    state = plain_training().states[1]
+    assert state.ema is None
+    assert state.variables['params'] is state.params
+
+
+def test_metrics_are_of_the_gradient_the_update_and_the_new_parameters():
+    model, task = tiny_vit(), classify.Task()
+    before, after = plain_training().states[:2]
+    metrics = plain_training().metrics[0]
+
+    def loss(params):
+        outputs = model.apply({'params': params}, *task.inputs(make_batch()), train=False)
+        return task.loss(outputs, make_batch())[0]
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(before.params)
+    assert metrics['loss'] == pytest.approx(float(value), rel=1e-6)
+    assert metrics['grad_norm'] == pytest.approx(norm(grads), rel=1e-5)
+    update = jax.tree.map(jnp.subtract, after.params, before.params)
+    assert metrics['update_norm'] == pytest.approx(norm(update), rel=1e-4)
+    assert metrics['param_norm'] == pytest.approx(norm(after.params), rel=1e-6)
+    assert int(after.step) == 1
+
+
+def norm(tree):
+    return float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))))
+
+
+def test_bfloat16_computes_near_float32_and_keeps_float32_states():
+    exact, half = plain_training(), plain_training('bfloat16')
+    leaves = jax.tree.leaves((half.states[-1].params, half.states[-1].opt_state))
+    assert {leaf.dtype.name for leaf in leaves} == {'float32', 'int32'}
+    assert half.metrics[2]['loss'] == pytest.approx(exact.metrics[2]['loss'], rel=0.02)
+    assert half.metrics[2]['loss'] != exact.metrics[2]['loss']
+
+
+class Normalised(nn.Module):
+    """A linear model after batch normalisation, whose running mean is no parameter."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(images.mean((1, 2)))
+        return {'logits': nn.Dense(CLASSES)(x)}
+
+
+@pytest.mark.parametrize('accum_steps', [1, 2])
+def test_other_collections_are_updated_by_every_microbatch(accum_steps):
+    task, tx = classify.Task(), optax.sgd(0.1)
+    model = Normalised()
+    state = start(model, task, tx)
+    step = jax.jit(make_train_step(model, task, tx, accum_steps=accum_steps))
+    after, _ = step(state, make_batch())
+    (image,) = task.inputs(make_batch())
+    expected = np.zeros(3)
+    for j in range(accum_steps):
+        expected = 0.5 * expected + 0.5 * np.asarray(image[j::accum_steps]).mean((0, 1, 2))
+    running = after.variables['batch_stats']['BatchNorm_0']['mean']
+    np.testing.assert_allclose(running, expected, atol=1e-6)
+
+
+def test_eval_step_leaves_padding_and_dropout_out():
+    model, task = tiny_vit(**DROPS), classify.Task(**MIXING)
+    variables = random_training().states[0].variables
+    batch = {**make_batch(), 'mask': jnp.array([1.0, 1, 1, 0, 1, 1, 1, 0])}
+    sums = jax.jit(make_eval_step(model, task))(variables, batch)
+    logits = tiny_vit().apply(variables, *task.inputs(batch), train=False)['logits']
+    correct = np.asarray(logits.argmax(-1) == batch['label'])[batch['mask'] == 1]
+    np.testing.assert_allclose(sums['accuracy'], (correct.sum(), 6))
+
+
+def test_the_old_state_is_donated():
+    layout = sharding.make_layout('jit', devices=jax.devices()[:1])
+    model, task, tx = tiny_vit(), classify.Task(), optax.adamw(1e-3)
+
+    def init():
+        return start(model, task, tx, ema=True)
+
+    state = layout.create(init)
+    train_step = make_train_step(model, task, tx, ema_decay=0.9)
+    step = layout.compile_train(train_step, jax.eval_shape(init))
+    new, _ = step(state, layout.put_batch(make_batch()))
+    large = [x for x in jax.tree.leaves((state.params, state.opt_state, state.ema)) if x.ndim]
+    assert all(x.is_deleted() for x in large)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+
+
+def test_training_that_is_not_finite_is_noticed():
+    meter = Meter(0, 8, optax.constant_schedule(0.1), lambda rate: None)
+    broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
+    training = plain_training()
+    state = training.states[0]
+    for i, batch in enumerate([make_batch(), broken, make_batch()], start=1):
+        state, metrics = training.step(state, batch)
+        meter.add(i, metrics)
+    with pytest.raises(Diverged, match=r'step 2: .* is nan'):
+        meter.check_finite()
+
+
+def test_golden_step():
+    config = {'name': 'adamw', 'lr': 0.01, 'eps': 1e-4, 'weight_decay': 0.1, 'clip_norm': 1.0}
+    model, task = tiny_vit(depth=2, **DROPS), classify.Task(**MIXING)
+    params = start(model, task, optax.identity()).params
+    schedule = {'name': 'cosine', 'warmup': '2'}
+    tx, _ = optim.make(params, 10, int, **config, layer_decay=0.8, schedule=schedule)
+    metrics = Training(model, task, tx).metrics
+    if os.environ.get('REGENERATE_GOLDEN'):
+        GOLDEN.write_text(json.dumps(metrics, indent=1) + '\n')
+    for got, expected in zip(metrics, json.loads(GOLDEN.read_text()), strict=True):
+        assert got == pytest.approx(expected, rel=2e-5)
