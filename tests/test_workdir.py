@@ -156,16 +156,32 @@ def test_asking_leaves_no_trace(tmp_path):
 # --- being told to go ---
 
 
-def test_signals_become_a_flag_and_the_handlers_come_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with workdir.Preemption() as preemption:
-            assert not preemption.reached(1)
-            signal.raise_signal(number)
-            assert preemption.reached(2)
-    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+@pytest.fixture
+def handlers():
+    """The handlers of this process, put back afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, number):
+    with workdir.Preemption() as preemption:
+        assert not preemption.reached(1)
+        signal.raise_signal(number)
+        assert preemption.reached(2)
+    signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
+
+
+def test_without_a_signal_the_handlers_come_back(handlers):
+    with workdir.Preemption():
+        assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+@pytest.mark.usefixtures('handlers')
 def test_more_sigterms_change_nothing_but_a_second_ctrl_c_stops():
     with workdir.Preemption() as preemption:
         for _ in range(3):

@@ -157,8 +157,9 @@ def _heartbeat(file: int, stop: threading.Event) -> None:
 class Preemption:
     """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
 
-    A context manager for the main thread. A second SIGTERM changes nothing, so that
-    the save it would interrupt is finished; a second SIGINT (Ctrl-C) stops at once.
+    A context manager for the main thread. More SIGTERMs change nothing, also after its
+    end, so that the save and the exit that they would interrupt are finished; a second
+    SIGINT (Ctrl-C) stops at once.
 
     With several processes, a signal to any one of them makes all of them agree on
     one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
@@ -176,6 +177,8 @@ class Preemption:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._flag and not _distributed():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def reached(self, step: int) -> bool:
         """Whether to save after `step` and exit; all processes call it after every step."""
