@@ -217,7 +217,9 @@ def make_layout(
 LAYOUTS = ('jit', 'pmap')
 
 
-def check_batch(layout: Layout, batch_size: int, *, accum_steps: int = 1, pairs: bool = False):
+def check_batch(
+    layout: Layout, batch_size: int, *, accum_steps: int = 1, pairs: bool = False
+) -> None:
     """Raises UserError unless every device gets whole microbatches (and whole pairs)."""
     unit = layout.num_shards * accum_steps
     if batch_size % unit:
@@ -239,27 +241,6 @@ def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
         abstract_state,
         layout.shardings(abstract_state),
     )
-
-
-def initialize_distributed(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    heartbeat_seconds: int | None = None,
-) -> None:
-    """Joins the processes of a job; without arguments the cluster is detected.
-
-    Raises:
-      UserError: if no cluster is found.
-    """
-    timeout = {} if heartbeat_seconds is None else {'heartbeat_timeout_seconds': heartbeat_seconds}
-    try:
-        jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
-    except ValueError as e:
-        raise UserError(
-            f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
-            '--num-processes and --process-id'
-        ) from e
 
 
 def use_compilation_cache() -> None:

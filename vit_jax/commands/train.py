@@ -19,19 +19,21 @@ def main(argv: Sequence[str]) -> int:
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     initialize(args)
-    from vit_jax import train, workdir
+    from vit_jax import processes, train, workdir
 
-    try:
-        result = train.train(config, args.workdir, stop_at=args.stop_at)
-    except train.Preempted as e:
-        print(e)
-        return workdir.EXIT_PREEMPTED
+    with processes.shared_fate():
+        try:
+            result = train.train(config, args.workdir, stop_at=args.stop_at)
+        except train.Preempted as e:
+            print(e)
+            return workdir.EXIT_PREEMPTED
     numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
     print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `initialize` reads."""
     group = parser.add_argument_group('several processes')
     group.add_argument('--distributed', action='store_true', help='detect the cluster')
     group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
@@ -44,10 +46,8 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 def initialize(args: argparse.Namespace) -> None:
     """Sets up the compilation cache, and joins the other processes if there are any."""
-    from vit_jax import sharding
+    from vit_jax import processes, sharding
 
     sharding.use_compilation_cache()
     if args.distributed or args.coordinator:
-        sharding.initialize_distributed(
-            args.coordinator, args.num_processes, args.process_id, args.heartbeat
-        )
+        processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)

@@ -1,0 +1,86 @@
+"""Several processes as one job: how they meet, and how the failure of one ends all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+
+import jax
+
+from vit_jax.errors import UserError
+
+EXIT_FAILED = 1
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    heartbeat_seconds: int | None = None,
+) -> None:
+    """Joins the processes of a job; without arguments the cluster is detected.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      num_processes: size of the job.
+      process_id: which of them this is, from 0.
+      heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
+
+    Raises:
+      UserError: if no cluster is found.
+    """
+    timeout = {} if heartbeat_seconds is None else {'heartbeat_timeout_seconds': heartbeat_seconds}
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
+    except ValueError as e:
+        raise UserError(
+            f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
+            '--num-processes and --process-id'
+        ) from e
+
+
+@contextlib.contextmanager
+def shared_fate() -> Iterator[None]:
+    """Ends this process at once when it fails while others of its job may wait for it.
+
+    An ordinary exit waits for all processes of the job, but those that wait for this one
+    in a collective never get there. They notice its end by the connection or the heartbeat.
+    """
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() == 1:
+            raise
+        code = _report(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if jax.process_index() == 0:
+            time.sleep(1)  # JAX aborts the others as soon as their coordinator is gone.
+        os._exit(code)
+
+
+_PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
+
+
+def _report(error: Exception) -> int:
+    """Says what failed, and returns the exit code."""
+    who = f'process {jax.process_index()} of {jax.process_count()}'
+    if isinstance(error, UserError):
+        print(f'error: {who}: {error}', file=sys.stderr)
+        return getattr(error, 'exit_code', 2)
+    if _PEER_LOST.search(str(error)):
+        reason = f'{who} lost another process ({str(error).splitlines()[0]})'
+    else:
+        traceback.print_exception(error)
+        reason = f'{who} failed'
+    print(
+        f'error: {reason}; the same command, started again on all processes, continues from '
+        'the last checkpoint',
+        file=sys.stderr,
+    )
+    return EXIT_FAILED
