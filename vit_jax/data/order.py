@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 ROUNDS = 6  # Luby and Rackoff (1988) need four; two more for tiny domains
@@ -25,14 +27,19 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
       int64 indices of the shape of `positions`.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = [_mix(_word(seed, epoch, r)) for r in range(ROUNDS)]
+    keys = _round_keys(seed, epoch)
     index = _feistel(np.asarray(positions, np.uint64).reshape(-1), half, keys)
     while (outside := index >= size).any():
         index[outside] = _feistel(index[outside], half, keys)
     return index.astype(np.int64).reshape(np.shape(positions))
 
 
-def _feistel(x: np.ndarray, half: int, keys: list[np.ndarray]) -> np.ndarray:
+@functools.lru_cache
+def _round_keys(seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+    return tuple(_word(seed, epoch, r) for r in range(ROUNDS))
+
+
+def _feistel(x: np.ndarray, half: int, keys: tuple[np.ndarray, ...]) -> np.ndarray:
     mask = np.uint64((1 << half) - 1)
     left, right = x >> np.uint64(half), x & mask
     for key in keys:

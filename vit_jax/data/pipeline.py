@@ -9,6 +9,7 @@ Grain supplies what is left: reading ahead in threads and worker processes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -86,8 +87,8 @@ def train_batches(
         raise UserError(f'seed={seed}: must be 0 or more')
     rows = _local_rows(batch_size, process_index, process_count)
     spec = element_spec(source, transforms)
-    make = _TrainBatch(_view(source, cache, workers), transforms, spec, batch_size, rows, seed)
-    return _read_ahead(make, start_step, sys.maxsize, workers, threads, stall_seconds)
+    loader = _Loader(_view(source, cache, workers), transforms, spec, batch_size, rows, seed)
+    return _read_ahead(loader.train_batch, start_step, sys.maxsize, workers, threads, stall_seconds)
 
 
 def eval_batches(
@@ -112,9 +113,9 @@ def eval_batches(
     """
     rows = _local_rows(batch_size, process_index, process_count)
     spec = element_spec(source, transforms)
-    make = _EvalBatch(_view(source, cache, workers), transforms, spec, batch_size, rows)
+    loader = _Loader(_view(source, cache, workers), transforms, spec, batch_size, rows)
     stop = -(-len(source) // batch_size)
-    return _read_ahead(make, 0, stop, workers, threads, stall_seconds)
+    return _read_ahead(loader.eval_batch, 0, stop, workers, threads, stall_seconds)
 
 
 def element_spec(source: Subset, transforms: Transforms) -> dict[str, ArraySpec]:
@@ -140,55 +141,51 @@ def example_rng(seed: int, example: int) -> np.random.Generator:
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainBatch:
+class _Loader:
+    """Makes one process's rows of batch k."""
+
     source: Subset | Cached
     transforms: Transforms
     spec: dict[str, ArraySpec]
     batch_size: int
     rows: range
-    seed: int
+    seed: int = 0
 
-    def __call__(self, k: int) -> Batch:
+    def train_batch(self, k: int) -> Batch:
         examples = k * self.batch_size + np.arange(self.rows.start, self.rows.stop)
-        batch = _empty(self.spec, len(self.rows))
-        for row, (g, index) in enumerate(zip(examples, self._indices(examples), strict=True)):
-            record = _first_readable(self.source, index)
-            record = self.transforms(record, example_rng(self.seed, g))
-            _put(batch, row, record, self.source, index)
+        batch = _zeros(self.spec, len(self.rows))
+        indices = _train_indices(examples, len(self.source), self.seed)
+        for row, (g, index) in enumerate(zip(examples.tolist(), indices, strict=True)):
+            self._put(batch, row, index, _first_readable(self.source, index), g)
         return batch
 
-    def _indices(self, examples: np.ndarray) -> list[int]:
-        size = len(self.source)
-        epochs, positions = np.divmod(examples, size)
-        indices = np.empty_like(examples)
-        for epoch in np.unique(epochs):
-            now = epochs == epoch
-            indices[now] = order.shuffled(
-                positions[now], size=size, seed=self.seed, epoch=int(epoch)
-            )
-        return indices.tolist()
-
-
-@dataclasses.dataclass(frozen=True)
-class _EvalBatch:
-    source: Subset | Cached
-    transforms: Transforms
-    spec: dict[str, ArraySpec]
-    batch_size: int
-    rows: range
-
-    def __call__(self, k: int) -> Batch:
-        batch = _empty(self.spec, len(self.rows))
+    def eval_batch(self, k: int) -> Batch:
+        batch = _zeros(self.spec, len(self.rows))
         mask = np.zeros(len(self.rows), np.float32)
         first = k * self.batch_size + self.rows.start
         for row, index in enumerate(range(first, min(first + len(mask), len(self.source)))):
-            try:
-                record = self.transforms(self.source[index], example_rng(0, index))
-            except BrokenRecord:
-                continue
-            _put(batch, row, record, self.source, index)
-            mask[row] = 1
+            with contextlib.suppress(BrokenRecord):
+                self._put(batch, row, index, self.source[index], index)
+                mask[row] = 1
         return {**batch, 'mask': mask}
+
+    def _put(self, batch: Batch, row: int, index: int, record: Record, example: int) -> None:
+        try:
+            record = self.transforms(record, example_rng(self.seed, example))
+            for key, array in batch.items():
+                array[row] = _checked(key, record[key], array.shape[1:])
+        except UserError as error:
+            raise UserError(f'{self.source.record_name(index)}: {error}') from error
+
+
+def _train_indices(examples: np.ndarray, size: int, seed: int) -> list[int]:
+    """The index in the source of each training example; a batch may span epochs."""
+    epochs, positions = np.divmod(examples, size)
+    indices = np.empty_like(examples)
+    for epoch in np.unique(epochs):
+        now = epochs == epoch
+        indices[now] = order.shuffled(positions[now], size=size, seed=seed, epoch=int(epoch))
+    return indices.tolist()
 
 
 def _view(source: Subset, cache: bool, workers: int) -> Subset | Cached:
@@ -225,19 +222,18 @@ def _array_spec(value: Any) -> ArraySpec:
     return ArraySpec(array.shape, narrow.get(array.dtype.kind, array.dtype))
 
 
-def _empty(spec: dict[str, ArraySpec], rows: int) -> Batch:
+def _zeros(spec: dict[str, ArraySpec], rows: int) -> Batch:
     return {key: np.zeros((rows, *s.shape), s.dtype) for key, s in spec.items()}
 
 
-def _put(batch: Batch, row: int, record: Record, source: Subset | Cached, index: int) -> None:
-    for key, array in batch.items():
-        value = record[key]
-        if np.shape(value) != array.shape[1:]:
-            raise UserError(
-                f'{source.record_name(index)}: {key} of shape {np.shape(value)} among others of '
-                f"{array.shape[1:]}; bring all to one size, for example with 'resize(224)'"
-            )
-        array[row] = value
+def _checked(key: str, value: Any, shape: tuple[int, ...]) -> Any:
+    # Assignment would broadcast one channel to three.
+    if np.shape(value) != shape:
+        raise UserError(
+            f'{key} of shape {np.shape(value)} among others of {shape}; bring all to one size, '
+            "for example with 'resize(224)'"
+        )
+    return value
 
 
 def _read_ahead(

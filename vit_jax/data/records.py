@@ -10,7 +10,7 @@ import numpy as np
 Record = dict[str, Any]
 
 
-class BrokenRecord(Exception):  # noqa: N818 - the record is broken, the program is not
+class BrokenRecord(Exception):
     """A record that cannot be read or decoded; the message names it and says why."""
 
 

@@ -103,8 +103,8 @@ class Subset:
         label, classes = record.get('label'), self.info.num_classes
         if isinstance(label, (int, np.integer)) and not 0 <= label < classes:
             raise UserError(
-                f'{self.title}: record {self.record_name(index)} has label {label}, outside of '
-                f'0..{classes - 1}; correct the label or the number of classes'
+                f'{self.record_name(index)}: label {label} is outside of 0..{classes - 1}; '
+                'correct the label or the number of classes'
             )
 
 

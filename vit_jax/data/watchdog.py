@@ -7,13 +7,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar('T')
 _END = object()
+CLOSE_SECONDS = 10.0  # what worker processes may take to end
 
 
-class Stalled(Exception):  # noqa: N818 - the field's word
+class Stalled(Exception):
     """The data loader has yielded nothing for too long; the message has all stacks.
 
     The thread that hangs cannot be ended: leave the process by `os._exit`.
@@ -21,26 +22,33 @@ class Stalled(Exception):  # noqa: N818 - the field's word
 
 
 def watch(iterator: Iterator[T], timeout_s: float) -> Iterator[T]:
-    """Yields what `iterator` yields, which runs in a thread of its own.
+    """Yields what `iterator` yields, which runs in a thread of its own, one item ahead.
 
     Raises:
       Stalled: if the next item takes longer than `timeout_s` seconds.
     """
-    ready: queue.Queue = queue.Queue(maxsize=1)
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=1)
     closed = threading.Event()
     reader = threading.Thread(
         target=_pump, args=(iterator, ready, closed), name='data-reader', daemon=True
     )
     reader.start()
+    patience = CLOSE_SECONDS
     try:
-        while (got := _get(ready, timeout_s))[0] is not _END:
-            yield got[0]
-        if got[1] is not None:
-            raise got[1]
+        while True:
+            item, error = ready.get(timeout=timeout_s)
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    except queue.Empty:
+        patience = 0
+        raise Stalled(f'no batch in {timeout_s:g} s; every thread:\n{_stacks()}') from None
     finally:
         closed.set()
-        while not ready.empty():  # lets a reader that waits for room see that it is closed
-            ready.get_nowait()
+        _drain(ready)
+        reader.join(patience)
 
 
 def _pump(iterator: Iterator, ready: queue.Queue, closed: threading.Event) -> None:
@@ -48,17 +56,19 @@ def _pump(iterator: Iterator, ready: queue.Queue, closed: threading.Event) -> No
         for item in iterator:
             ready.put((item, None))
             if closed.is_set():
-                return
-        ready.put((_END, None))
+                break
+        else:
+            ready.put((_END, None))
     except BaseException as error:
         ready.put((_END, error))
+    if hasattr(iterator, 'close'):  # ends Grain's threads and worker processes
+        iterator.close()
 
 
-def _get(ready: queue.Queue, timeout_s: float) -> tuple:
-    try:
-        return ready.get(timeout=timeout_s)
-    except queue.Empty:
-        raise Stalled(f'no batch in {timeout_s:g} s; every thread:\n{_stacks()}') from None
+def _drain(ready: queue.Queue) -> None:
+    # Makes room for a reader that waits for it, so that it sees that it is closed.
+    while not ready.empty():
+        ready.get_nowait()
 
 
 def _stacks() -> str:

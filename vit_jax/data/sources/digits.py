@@ -28,6 +28,7 @@ class Source:
         is_test[by_class[::5]] = True
         self._original = np.flatnonzero(is_test if split == 'test' else ~is_test)
         self._images = images[self._original]
+        self._images.flags.writeable = False  # records are views
         self._labels = labels[self._original]
         self.info = SourceInfo(10, tuple('0123456789'))
 
@@ -41,7 +42,7 @@ class Source:
         return self._labels
 
     def record_name(self, index: int, /) -> str:
-        return f'{self._split} {index} (digit {self._original[index]} of scikit-learn)'
+        return f'digits {self._split} record {index} (scikit-learn: {self._original[index]})'
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,108 @@
+"""`folder:PATH`: a class a folder, JPEG, PNG or WebP.
+
+    PATH/SPLIT/CLASS/*.jpg    splits are the folders
+    PATH/CLASS/*.jpg          one split, `train`, that holds everything
+
+Files may lie in further folders below their class. The files of a split come in a fixed
+shuffled order, so that `train[:90%]` and `train[90%:]` both have all classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from vit_jax.data import images, order
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.errors import UserError, nearest
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp')
+
+
+class Source:
+    """One split of a folder of images; the classes are those of all splits together."""
+
+    def __init__(self, path: str, split: str):
+        self._root = pathlib.Path(path).expanduser()
+        splits = _find_splits(self._root)
+        if split not in splits:
+            raise UserError(f'source folder:{path}: ' + nearest('split', split, splits))
+        names = sorted({name for folder in splits.values() for name in _folders(folder)})
+        self.info = SourceInfo(len(names), tuple(names))
+        self._folder = splits[split]
+        files, labels = self._list(names)
+        shuffle = order.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
+        self._files = [files[i] for i in shuffle]
+        self._labels = np.array(labels, np.int64)[shuffle]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int, /) -> Record:
+        path = self._folder / self._files[index]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BrokenRecord(f'{path}: {error.strerror}') from error
+        return {'image': images.decode(data, name=str(path)), 'label': int(self._labels[index])}
+
+    def labels(self) -> np.ndarray:
+        return self._labels
+
+    def record_name(self, index: int, /) -> str:
+        return str(self._folder / self._files[index])
+
+    def _list(self, classes: list[str]) -> tuple[list[str], list[int]]:
+        files: list[str] = []
+        labels: list[int] = []
+        others = 0
+        for label, name in enumerate(classes):
+            found = sorted(_walk(self._folder / name))
+            mine = [file for file in found if file.lower().endswith(SUFFIXES)]
+            others += len(found) - len(mine)
+            files += [f'{name}/{file}' for file in mine]
+            labels += [label] * len(mine)
+        if others:
+            kinds = ', '.join(SUFFIXES)
+            log.warning('%s: %d files left out that are not %s', self._folder, others, kinds)
+        if not files:
+            raise UserError(f'source folder:{self._root}: no {SUFFIXES} below {self._folder}')
+        return files, labels
+
+
+def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
+    if not root.is_dir():
+        raise UserError(f'source folder:{root}: there is no such folder')
+    children = {name: root / name for name in _folders(root)}
+    if not children:
+        raise UserError(
+            f'source folder:{root}: has no folders; expected {root}/CLASS/*.jpg or '
+            f'{root}/SPLIT/CLASS/*.jpg'
+        )
+    has_images = any(_has_images(folder) for folder in children.values())
+    splits = {name: folder for name, folder in children.items() if _folders(folder)}
+    return splits if splits and not has_images else {'train': root}
+
+
+def _has_images(folder: pathlib.Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.lower().endswith(SUFFIXES) for entry in entries)
+
+
+def _folders(folder: pathlib.Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [e.name for e in entries if e.is_dir() and not e.name.startswith('.')]
+
+
+def _walk(folder: pathlib.Path) -> Iterator[str]:
+    """Files below `folder`, relative to it, hidden ones left out."""
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        inside = pathlib.Path(parent).relative_to(folder)
+        yield from ((inside / name).as_posix() for name in files if not name.startswith('.'))

@@ -1,0 +1,121 @@
+"""RandAugment (Cubuk et al. 2020) with the ranges of its authors' TensorFlow code.
+
+Those ranges are what the levels of AugReg (Steiner et al. 2022) mean: light1 is
+`randaugment(2, 0)`, light2 (2, 10), medium (2, 15), strong (2, 20). A magnitude of 10 is
+the end of each range; larger ones go on beyond it. Note what follows from the ranges, here
+as there: posterize and solarize do less the larger the magnitude, and nothing at 20.
+
+The pixels are Pillow's work. Contrast is relative to the mean of the image, where the
+TensorFlow code takes the mean of the histogram's bins, which depends on the image's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from vit_jax.data.transforms.image import RandomApply, from_pil, to_pil
+
+# (image, level = magnitude / 10, rng) -> image
+Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+GREY = 128  # fills what an operation uncovers
+
+
+def randaugment(
+    num_layers: int = 2, magnitude: float = 10, translate: int = 100, cutout: int = 40
+) -> RandomApply:
+    """Applies `num_layers` operations, each drawn from all sixteen.
+
+    Args:
+      num_layers: operations an image.
+      magnitude: 0 to 10 for the ranges of the paper's code, more for stronger ones.
+      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels.
+      cutout: half the side of the grey square at magnitude 10, likewise.
+    """
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
+        raise ValueError(f'{num_layers=} must be a positive integer')
+    for name, value in {'magnitude': magnitude, 'translate': translate, 'cutout': cutout}.items():
+        if not isinstance(value, (int, float)) or value < 0:
+            raise ValueError(f'{name}={value!r} must be a number, 0 or more')
+    operations = tuple(make_operations(translate, cutout).values())
+
+    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        pil = to_pil(image)
+        for choice in rng.integers(len(operations), size=num_layers):
+            pil = operations[choice](pil, magnitude / 10, rng)
+        return from_pil(pil)
+
+    return apply
+
+
+def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
+    """The sixteen operations by name; geometric ones go either way at random."""
+    return {
+        'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
+        'equalize': lambda image, level, rng: ImageOps.equalize(image),
+        'invert': lambda image, level, rng: ImageOps.invert(image),
+        'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
+        'posterize': lambda image, level, rng: ImageOps.posterize(image, min(8, int(4 * level))),
+        'solarize': lambda image, level, rng: ImageOps.solarize(image, int(256 * level)),
+        'color': _enhance(ImageEnhance.Color),
+        'contrast': _enhance(ImageEnhance.Contrast),
+        'brightness': _enhance(ImageEnhance.Brightness),
+        'sharpness': _enhance(ImageEnhance.Sharpness),
+        'shear_x': lambda image, level, rng: _affine(image, x=(_sign(rng) * 0.3 * level, 0)),
+        'shear_y': lambda image, level, rng: _affine(image, y=(_sign(rng) * 0.3 * level, 0)),
+        'translate_x': lambda image, level, rng: _affine(
+            image, x=(0, _sign(rng) * translate * level)
+        ),
+        'translate_y': lambda image, level, rng: _affine(
+            image, y=(0, _sign(rng) * translate * level)
+        ),
+        'cutout': lambda image, level, rng: _cutout(image, int(cutout * level), rng),
+        'solarize_add': lambda image, level, rng: _solarize_add(image, int(110 * level)),
+    }
+
+
+def _sign(rng: np.random.Generator) -> int:
+    return 1 if rng.random() < 0.5 else -1
+
+
+def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    """0.1 (nearly all of it taken away) to 1.9 (nearly twice as much)."""
+    return lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1)
+
+
+def _rotate(image: Image.Image, degrees: float) -> Image.Image:
+    return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=_fill(image))
+
+
+def _affine(
+    image: Image.Image, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
+) -> Image.Image:
+    """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
+    matrix = (1, x[0], x[1], y[0], 1, y[1])
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        matrix,
+        Image.Resampling.NEAREST,
+        fillcolor=_fill(image),
+    )
+
+
+def _fill(image: Image.Image) -> int | tuple[int, ...]:
+    return GREY if image.mode == 'L' else (GREY,) * 3
+
+
+def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Image:
+    """A grey square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
+    x, y = (int(rng.integers(side)) for side in image.size)
+    image = image.copy()
+    image.paste(_fill(image), (max(0, x - half), max(0, y - half), x + half, y + half))
+    return image
+
+
+def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
+    table = [min(255, v + addition) if v < 128 else v for v in range(256)]
+    return image.point(table * len(image.getbands()))
