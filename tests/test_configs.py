@@ -1,0 +1,123 @@
+"""Every config in experiments/ builds, and one step of it is evaluated abstractly."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import train
+from vit_jax.data import pipeline, sources
+from vit_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CONFIGS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / 'experiments').rglob('*.py')
+    if 'def get_config(' in path.read_text()
+)
+
+
+class StandIn:
+    """In place of a data set that this machine does not have: small images, ten classes."""
+
+    info = sources.SourceInfo(10, tuple(f'class {i}' for i in range(10)))
+
+    def __len__(self):
+        return 50_000
+
+    def __getitem__(self, index):
+        return {'image': np.zeros((64, 64, 3), np.uint8), 'label': index % 10}
+
+    def labels(self):
+        return np.arange(len(self)) % 10
+
+    def record_name(self, index):
+        return f'example {index}'
+
+
+@pytest.fixture(autouse=True)
+def any_source(monkeypatch):
+    """Sources that cannot be opened here are replaced by `StandIn`; splits are still read."""
+    open_source = sources.open_source
+
+    def open_or_stand_in(name, split):
+        try:
+            return open_source(name, split)
+        except UserError:
+            return sources.select(name, split, lambda base: StandIn())
+
+    monkeypatch.setattr(sources, 'open_source', open_or_stand_in)
+    # An ordinary name that is misspelt is a mistake in the config, not a missing data set.
+    with pytest.raises(UserError, match='did you mean'):
+        open_source('digit', 'train')
+
+
+def load(spec):
+    config = config_lib.load(str(ROOT / spec))
+    config.data.cache = False
+    for section in config.evals.values():
+        section.cache = False
+    return config
+
+
+def build(config):
+    devices = jax.devices()[: config.parallel.fsdp * config.parallel.tensor]
+    return train.build(config, devices)
+
+
+def abstract_batch(parts, **more):
+    spec = pipeline.element_spec(parts.source, parts.transforms)
+    size = parts.config.batch_size
+    arrays = {k: jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for k, s in spec.items()}
+    return {**arrays, **{k: jax.ShapeDtypeStruct((size,), dtype) for k, dtype in more.items()}}
+
+
+@pytest.mark.parametrize('arg', ['', ':smoke'])
+@pytest.mark.parametrize('path', CONFIGS)
+def test_one_step_of_every_config(path, arg):
+    parts = build(load(path + arg))
+    batch = abstract_batch(parts)
+    state, metrics = jax.eval_shape(parts.train_step, parts.abstract_state, batch)
+    assert jax.tree.structure(state) == jax.tree.structure(parts.abstract_state)
+    for before, after in zip(*map(jax.tree.leaves, (parts.abstract_state, state)), strict=True):
+        assert (after.shape, after.dtype) == (before.shape, before.dtype)
+    assert metrics['loss'].dtype == jnp.float32
+    assert all(m.shape == () for m in metrics.values())
+
+    sums = jax.eval_shape(
+        parts.eval_step, parts.abstract_state.variables, abstract_batch(parts, mask=jnp.float32)
+    )
+    assert 'loss' in sums
+    assert all(part.shape == () for pair in sums.values() for part in pair)
+    assert len(parts.evals) == len(parts.config.evals) > 0
+
+
+@pytest.mark.parametrize('path', CONFIGS)
+def test_parameters_are_float32_whatever_the_compute_dtype(path):
+    params = build(load(path)).abstract_state.params
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('path', CONFIGS)
+def test_smoke_is_small_and_needs_no_download(path):
+    config = load(f'{path}:smoke')
+    parts = build(config)
+    assert parts.total_steps <= 50
+    assert sum(leaf.size for leaf in jax.tree.leaves(parts.abstract_state.params)) < 2_000_000
+    assert {s.source for s in (config.data, *config.evals.values())} == {'digits'}
+
+
+@pytest.mark.parametrize('path', CONFIGS)
+def test_docstring_gives_the_command_and_what_to_expect(path):
+    docstring = (ROOT / path).read_text().split('"""')[1]
+    assert f'python -m vit_jax train --config {path}' in docstring
+    assert 'xpected' in docstring
+
+
+def test_there_are_configs():
+    assert 'experiments/vit/digits.py' in CONFIGS

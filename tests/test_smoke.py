@@ -1,0 +1,96 @@
+"""Every experiment trains a few steps at its smoke size, by the command line, and leaves a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from vit_jax import __main__
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CONFIGS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / 'experiments').rglob('*.py')
+    if 'def get_config(' in path.read_text()
+)
+
+
+def read_metrics(folder):
+    return [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+
+
+def check_run_folder(folder):
+    """Config, metrics, a loss that is finite, a final evaluation, a checkpoint, a picture."""
+    config = json.loads((folder / 'config.json').read_text())
+    total = int(config['total'].split()[0])
+    rows = read_metrics(folder)
+    assert [row['step'] for row in rows] == sorted(row['step'] for row in rows)
+    assert rows[-1]['step'] == total
+    losses = [row['train/loss'] for row in rows if 'train/loss' in row]
+    assert losses and all(map(math.isfinite, losses))
+    result = json.loads((folder / 'result.json').read_text())
+    assert {f'{name}/loss' for name in config['evals']} <= result.keys()
+    assert result.items() <= {k: v for row in rows for k, v in row.items()}.items()
+    assert (folder / 'checkpoints' / str(total)).is_dir()
+    assert (folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert list(folder.glob('**/events.out.tfevents.*'))
+
+
+@pytest.mark.parametrize('path', CONFIGS)
+def test_smoke_size_trains(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / 'run'
+    arguments = ['train', '--config', f'{path}:smoke', '--workdir', str(folder)]
+    assert __main__.main(arguments) == 0
+    check_run_folder(folder)
+    # The run is complete: the same command says so, and trains no further.
+    rows = read_metrics(folder)
+    capsys.readouterr()
+    assert __main__.main(arguments) == 0
+    assert 'complete' in capsys.readouterr().out
+    assert read_metrics(folder) == rows
+
+
+def test_train_command_in_a_process_of_its_own(smoke_run):
+    check_run_folder(smoke_run)
+
+
+def test_evaluate_repeats_the_final_evaluation(smoke_run, run_cli):
+    done = run_cli('evaluate', '--workdir', smoke_run)
+    assert done.returncode == 0, done.stderr
+    accuracy = json.loads((smoke_run / 'result.json').read_text())['test/accuracy']
+    assert f'{accuracy:.4f}' in done.stdout
+
+
+def test_commands_are_listed(run_cli):
+    done = run_cli()
+    assert done.returncode == 0
+    for name in ('train', 'evaluate'):
+        assert f'\n  {name} ' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['trian'], ["'trian'", "did you mean 'train'?"]),
+        (['train', '--workdir', 'runs/none'], ['--config']),
+        (['train', '--config', 'no.py', '--workdir', 'runs/none'], ["no file 'no.py'"]),
+        (
+            [
+                *('train', '--config', 'experiments/vit/digits.py', '--workdir', 'runs/none'),
+                '--config.optim.learning_rate=1',
+            ],
+            ['optim.learning_rate', "'learning_rate'"],
+        ),
+        (['evaluate', '--workdir', 'runs/none'], ['runs/none', 'no run']),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, words, run_cli):
+    done = run_cli(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith('error: ')
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words)
