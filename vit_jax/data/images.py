@@ -5,13 +5,25 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vit_jax.data.records import BrokenRecord
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+
+
+ORIENTATION = 0x0112  # the EXIF tag
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
@@ -39,9 +51,17 @@ def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
                 raise ValueError(
                     f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
                 )
-            return _to_array(ImageOps.exif_transpose(image), channels)
+            return _to_array(_upright(image), channels)
     except Exception as error:
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # a damaged EXIF block does no harm to the pixels
+        return image
+    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
 def _to_array(image: Image.Image, channels: int) -> np.ndarray:

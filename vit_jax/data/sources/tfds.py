@@ -18,43 +18,45 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.errors import UserError, nearest
 
 NAME = re.compile(r'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?')
-PREPARE = 'tfds build {} --file_format=array_record'
 
 
 class Source:
     """One split of a prepared data set that has the features `image` and `label`.
 
-    Images are decoded to as many channels as the data set declares (RGB where it leaves
-    that open); other features are not read.
+    Images are grey, [H, W, 1], where the data set declares one channel, and RGB elsewhere;
+    other features are not read.
     """
 
     def __init__(self, path: str, split: str):
         import tensorflow_datasets as tfds
 
         self._title = f'tfds:{path}'
-        builder = tfds.builder_from_directory(find(path))
+        folder = find(path)
+        builder = tfds.builder_from_directory(folder)
         splits = builder.info.splits
         if split not in splits:
             raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
-        if builder.info.file_format.value != 'array_record':
+        features = builder.info.features
+        kinds = {'image': tfds.features.Image, 'label': tfds.features.ClassLabel}
+        for key, kind in kinds.items():
+            if key not in features or not isinstance(features[key], kind):
+                raise UserError(
+                    f'source {self._title}: has no {key!r} of type {kind.__name__}; its features '
+                    f'are {", ".join(features)}'
+                )
+        self.info = SourceInfo(features['label'].num_classes, tuple(features['label'].names))
+        self._channels = 1 if features['image'].shape[-1] == 1 else 3
+        self._split = split
+        try:
+            self._records = builder.as_data_source(
+                split, decoders={'image': tfds.decode.SkipDecoding()}
+            )
+        except NotImplementedError as error:
             raise UserError(
                 f'source {self._title}: stored as {builder.info.file_format.value}, which has no '
-                f"random access; prepare it once more (with TensorFlow): '{_prepare(path)}'"
-            )
-        features = builder.info.features
-        for key in ('image', 'label'):
-            if key not in features:
-                raise UserError(
-                    f'source {self._title}: no feature {key!r} (it has {", ".join(features)})'
-                )
-        if not getattr(features['label'], 'num_classes', None):
-            raise UserError(f"source {self._title}: the feature 'label' declares no classes")
-        self.info = SourceInfo(features['label'].num_classes, tuple(features['label'].names))
-        self._channels = features['image'].shape[-1] or 3
-        self._split = split
-        self._records = builder.as_data_source(
-            split, decoders={'image': tfds.decode.SkipDecoding()}
-        )
+                "random access; convert it (with TensorFlow) by 'tfds convert_format "
+                f"--dataset_version_dir={folder} --out_file_format=array_record'"
+            ) from error
 
     def __len__(self) -> int:
         return len(self._records)
@@ -92,26 +94,27 @@ def find(name: str) -> pathlib.Path:
     match = NAME.fullmatch(name)
     if match is None:
         raise UserError(f'source tfds:{name}: write tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:1.0.0')
-    root = data_dir()
-    folder = root / match['dataset'] / (match['config'] or '')
-    if not folder.is_dir():
-        raise UserError(_not_found(match, root))
-    versions = _versions(folder)
-    if match['version']:
-        if match['version'] not in versions:
-            raise UserError(
-                f'source tfds:{name}: ' + nearest('version', match['version'], versions)
-            )
-        return folder / match['version']
-    if versions:
-        return folder / max(versions, key=lambda v: tuple(map(int, v.split('.'))))
-    configs = [child.name for child in _folders(folder) if _versions(child)]
-    if not configs:
-        raise UserError(_not_found(match, root))
-    raise UserError(
-        f'source tfds:{name}: choose a config: '
-        + ', '.join(f'tfds:{match["dataset"]}/{config}' for config in sorted(configs))
-    )
+    dataset = data_dir() / match['dataset']
+    if not dataset.is_dir():
+        raise UserError(
+            f'source tfds:{name}: {_unknown(match["dataset"])}; {_how_to_prepare(name)}'
+        )
+    configs = [child.name for child in _folders(dataset) if _versions(child)]
+    if match['config'] not in (None, *configs):
+        raise UserError(
+            f'source tfds:{name}: {nearest("config", match["config"], configs or ["none"])}; '
+            f'{_how_to_prepare(name)}'
+        )
+    versions = _versions(dataset / (match['config'] or ''))
+    if match['version'] and versions and match['version'] not in versions:
+        raise UserError(f'source tfds:{name}: ' + nearest('version', match['version'], versions))
+    if not versions and configs:
+        choices = ', '.join(f'tfds:{match["dataset"]}/{config}' for config in sorted(configs))
+        raise UserError(f'source tfds:{name}: choose a config: {choices}')
+    if not versions:
+        raise UserError(f'source tfds:{name}: {dataset} is incomplete; {_how_to_prepare(name)}')
+    newest = max(versions, key=lambda version: [int(n) for n in version.split('.')])
+    return dataset / (match['config'] or '') / (match['version'] or newest)
 
 
 def _versions(folder: pathlib.Path) -> list[str]:
@@ -122,17 +125,13 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
     return [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
 
 
-def _not_found(match: re.Match[str], root: pathlib.Path) -> str:
-    prepared = [child.name for child in _folders(root)]
-    known = nearest('data set', match['dataset'], prepared) if prepared else 'it is not prepared'
-    if match['dataset'] in prepared:
-        configs = [child.name for child in _folders(root / match['dataset'])]
-        known = nearest('config', match['config'] or '', configs)
+def _unknown(dataset: str) -> str:
+    prepared = [child.name for child in _folders(data_dir())]
+    return nearest('data set', dataset, prepared) if prepared else 'no data set is prepared'
+
+
+def _how_to_prepare(name: str) -> str:
     return (
-        f'source tfds:{match[0]}: {known}; not in {root}: set TFDS_DATA_DIR, or prepare it '
-        f"(with TensorFlow): '{_prepare(match[0])}'"
+        f'looked in {data_dir()}: set TFDS_DATA_DIR, or prepare it (with TensorFlow) by '
+        f"'tfds build {name} --file_format=array_record'"
     )
-
-
-def _prepare(name: str) -> str:
-    return PREPARE.format(name)
