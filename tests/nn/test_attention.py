@@ -1,0 +1,153 @@
+"""Attention: the equation, masks, dtypes, what is kept for looking at, initial values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.nn.attention import (
+    CrossAttention,
+    SelfAttention,
+    attention_weights,
+    dot_product_attention,
+)
+
+BATCH, HEADS, TOKENS, SIZE = 2, 3, 7, 4
+WIDTH = HEADS * SIZE
+
+
+def random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def qkv(memory=TOKENS):
+    query = random(BATCH, HEADS, TOKENS, SIZE)
+    return query, *(random(BATCH, HEADS, memory, SIZE, seed=seed) for seed in (1, 2))
+
+
+def reference(query, key, value, mask=None):
+    """The equation in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    scores = query @ key.swapaxes(2, 3) / np.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights @ value
+
+
+def init(layer, *inputs):
+    """Parameters, the biases shifted so that they matter."""
+    params = layer.init(jax.random.key(0), *inputs)['params']
+    return {'params': jax.tree.map(lambda x: x + 0.1 * random(*x.shape, seed=5), params)}
+
+
+@pytest.mark.parametrize('memory', [TOKENS, 5])
+def test_attention_is_the_equation(memory):
+    query, key, value = qkv(memory)
+    np.testing.assert_allclose(
+        dot_product_attention(query, key, value), reference(query, key, value), atol=1e-6
+    )
+
+
+def test_masked_keys_get_no_weight():
+    query, key, value = qkv()
+    mask = np.random.default_rng(0).random((BATCH, 1, TOKENS, TOKENS)) < 0.5
+    mask = jnp.asarray(mask | np.eye(TOKENS, dtype=bool))
+    weights = attention_weights(query, key, mask)
+    assert (np.asarray(weights)[~np.broadcast_to(mask, weights.shape)] == 0).all()
+    np.testing.assert_allclose(
+        dot_product_attention(query, key, value, mask),
+        reference(query, key, value, mask),
+        atol=1e-6,
+    )
+
+
+def test_weights_are_float32_probabilities_even_in_bfloat16():
+    query, key, value = (jnp.asarray(x, jnp.bfloat16) for x in qkv())
+    weights = attention_weights(query, key)
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+    assert dot_product_attention(query, key, value).dtype == jnp.bfloat16
+
+
+def test_large_scores_do_not_overflow():
+    query, key, value = qkv()
+    out = dot_product_attention(1e4 * query, 1e4 * key, value)
+    np.testing.assert_allclose(out, reference(1e4 * query, 1e4 * key, value), atol=1e-6)
+
+
+def test_self_attention_is_its_projections_around_the_equation():
+    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
+    variables = init(layer, x)
+    params = variables['params']
+    projected = np.einsum('bnd,dchk->cbhnk', x, params['qkv']['kernel'])
+    heads = reference(*(projected + params['qkv']['bias'][:, None, :, None]))
+    expected = np.einsum('bhnk,hkd->bnd', heads, params['out']['kernel']) + params['out']['bias']
+    np.testing.assert_allclose(layer.apply(variables, x), expected, atol=5e-6)
+
+
+def test_cross_attention_is_its_projections_around_the_equation():
+    layer = CrossAttention(HEADS)
+    x, memory = random(BATCH, 2, WIDTH), random(BATCH, TOKENS, WIDTH, seed=1)
+    variables = init(layer, x, memory)
+    params = variables['params']
+
+    def project(inputs, name):
+        heads = np.einsum('bnd,dchk->cbhnk', inputs, params[name]['kernel'])
+        return heads + params[name]['bias'][:, None, :, None]
+
+    heads = reference(*project(x, 'q'), *project(memory, 'kv'))
+    expected = np.einsum('bhnk,hkd->bnd', heads, params['out']['kernel']) + params['out']['bias']
+    np.testing.assert_allclose(layer.apply(variables, x, memory), expected, atol=5e-6)
+
+
+def test_self_attention_follows_a_permutation_of_the_tokens():
+    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
+    variables, order = init(layer, x), np.random.default_rng(0).permutation(TOKENS)
+    np.testing.assert_allclose(
+        layer.apply(variables, x[:, order]), layer.apply(variables, x)[:, order], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize('layer', [SelfAttention(HEADS), CrossAttention(HEADS)])
+def test_weights_are_kept_only_when_asked_for(layer):
+    x = random(BATCH, TOKENS, WIDTH)
+    inputs = (x,) if isinstance(layer, SelfAttention) else (x, x[:, :4])
+    variables = layer.init(jax.random.key(0), *inputs)
+    assert set(variables) == {'params'}
+    plain = layer.apply(variables, *inputs)
+    out, kept = layer.apply(variables, *inputs, mutable='intermediates')
+    np.testing.assert_array_equal(out, plain)
+    (weights,) = kept['intermediates']['attention']
+    assert weights.shape == (BATCH, HEADS, TOKENS, inputs[-1].shape[1])
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+
+
+def test_dropout_of_the_weights_acts_in_training_alone():
+    layer, x = SelfAttention(HEADS, dropout=0.5), random(BATCH, TOKENS, WIDTH)
+    variables = init(layer, x)
+    evaluated = layer.apply(variables, x)
+    np.testing.assert_array_equal(evaluated, SelfAttention(HEADS).apply(variables, x))
+    trained = layer.apply(variables, x, train=True, rngs={'dropout': jax.random.key(0)})
+    assert (trained != evaluated).any()
+
+
+def test_every_projection_starts_as_a_xavier_matrix_of_its_own():
+    width, heads = 96, 4
+    params = SelfAttention(heads).init(jax.random.key(0), jnp.zeros((1, 3, width)))['params']
+    bound = np.sqrt(6 / (width + width))
+    for i in range(3):
+        kernel = np.asarray(params['qkv']['kernel'][:, i])
+        # Uniform in +-bound; of 9,216 draws the largest lies within 0.1 % of it.
+        assert 0.998 * bound < np.abs(kernel).max() <= bound
+        assert kernel.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
+    out = np.asarray(params['out']['kernel'])
+    assert 0.998 * bound < np.abs(out).max() <= bound
+    assert not np.asarray(params['qkv']['bias']).any()
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(UserError, match='width 12 is not a multiple of num_heads 5'):
+        SelfAttention(5).init(jax.random.key(0), jnp.zeros((1, 3, 12)))

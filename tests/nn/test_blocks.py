@@ -1,0 +1,158 @@
+"""Encoder blocks: the equations, and that scan and recomputation change nothing."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.nn.attention import SelfAttention
+from vit_jax.nn.blocks import Block, Encoder, Mlp
+
+BATCH, TOKENS, WIDTH, DEPTH = 4, 6, 16, 3
+
+
+def random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def perturbed(layer, x):
+    params = layer.init(jax.random.key(0), x)['params']
+    return jax.tree.map(lambda p: p + 0.1 * random(*p.shape, seed=1), params)
+
+
+def encoder(**fields):
+    block = functools.partial(
+        Block, num_heads=2, mlp_dim=32, dropout=fields.pop('dropout', 0.0), gelu='erf'
+    )
+    return Encoder(block, DEPTH, **fields)
+
+
+def stacked(params):
+    """Parameters of the unrolled encoder as the scanned one has them."""
+    blocks = [params[f'block_{i}'] for i in range(DEPTH)]
+    return {'blocks': jax.tree.map(lambda *x: jnp.stack(x), *blocks), 'norm': params['norm']}
+
+
+def loss_and_grads(layer, params, x, **kwargs):
+    def loss(params):
+        return jnp.sum(jnp.sin(layer.apply({'params': params}, x, **kwargs)))
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+def assert_close(a, b):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-4), a, b)
+
+
+def test_block_is_its_two_equations():
+    x = random(BATCH, TOKENS, WIDTH)
+    block = Block(num_heads=2, mlp_dim=32)
+    params = perturbed(block, x)
+
+    def norm(name, z):
+        mean, var = z.mean(-1, keepdims=True), z.var(-1, keepdims=True)
+        return (z - mean) / np.sqrt(var + 1e-6) * params[name]['scale'] + params[name]['bias']
+
+    attention, mlp = SelfAttention(2), Mlp(32)
+    z = attention.apply({'params': params['attention']}, norm('norm1', x)) + x
+    z = mlp.apply({'params': params['mlp']}, norm('norm2', z)) + z
+    np.testing.assert_allclose(block.apply({'params': params}, x), z, atol=2e-5)
+
+
+@pytest.mark.parametrize(('gelu', 'at_one'), [('erf', 0.8413447), ('tanh', 0.8411920)])
+def test_gelu_is_the_one_asked_for(gelu, at_one):
+    mlp = Mlp(1, gelu=gelu)
+    one = {'kernel': jnp.ones((1, 1)), 'bias': jnp.zeros(1)}
+    y = mlp.apply({'params': {'fc1': one, 'fc2': one}}, jnp.ones((1, 1)))
+    assert float(y[0, 0]) == pytest.approx(at_one, abs=1e-6)
+
+
+@pytest.mark.parametrize('remat', [False, True])
+def test_scanned_encoder_equals_the_unrolled_one(remat):
+    x = random(BATCH, TOKENS, WIDTH)
+    params = perturbed(encoder(), x)
+    loss, grads = loss_and_grads(encoder(), params, x)
+    scanned = loss_and_grads(encoder(scan=True, remat=remat), stacked(params), x)
+    assert_close(scanned, (loss, stacked(grads)))
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_recomputation_changes_neither_values_nor_gradients(scan):
+    x = random(BATCH, TOKENS, WIDTH)
+    fields = {'scan': scan, 'dropout': 0.2, 'drop_path': 0.3}
+    plain, remat = encoder(**fields), encoder(**fields, remat=True)
+    params = perturbed(plain, x)
+    assert jax.tree.structure(params) == jax.tree.structure(perturbed(remat, x))
+    kwargs = {'train': True, 'rngs': {'dropout': jax.random.key(1)}}
+    assert_close(
+        loss_and_grads(plain, params, x, **kwargs), loss_and_grads(remat, params, x, **kwargs)
+    )
+
+
+def test_recomputation_keeps_fewer_activations():
+    x = random(16, 64, WIDTH)
+    params = perturbed(encoder(scan=True), x)
+
+    def temporary_bytes(layer):
+        grad = jax.jit(jax.grad(lambda p: jnp.sum(layer.apply({'params': p}, x) ** 2)))
+        return grad.lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    plain, remat = (temporary_bytes(encoder(scan=True, remat=r)) for r in (False, True))
+    assert remat < 0.6 * plain
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_drop_path_spares_the_first_block_and_rises_to_the_last(scan):
+    """With branches of a constant 1, an example's sum counts the branches kept, rescaled."""
+    examples = 4000
+    layer = encoder(scan=scan, drop_path=0.6)
+    x = jnp.zeros((examples, 1, WIDTH))
+    params = layer.init(jax.random.key(0), x[:1])['params']
+
+    def only_output_biases(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        return jnp.ones_like(leaf) if name.endswith(('out/bias', 'fc2/bias')) else 0 * leaf
+
+    params = jax.tree_util.tree_map_with_path(only_output_biases, params)
+
+    def before_norm(params, x):
+        _, kept = layer.apply(
+            {'params': params},
+            x,
+            train=True,
+            rngs={'dropout': jax.random.key(2)},
+            capture_intermediates=lambda module, _: isinstance(module, Block),
+            mutable='intermediates',
+        )
+        return kept['intermediates']
+
+    blocks = jax.jit(before_norm)(params, x)
+    if scan:
+        after = blocks['blocks']['__call__'][0]
+    else:
+        after = jnp.stack([blocks[f'block_{i}']['__call__'][0] for i in range(DEPTH)])
+    added = np.diff(np.asarray(after)[:, :, 0, 0], axis=0, prepend=0.0)
+    for i, rate in enumerate([0.0, 0.3, 0.6]):
+        # Two branches a block, each 0 or 1 / (1 - rate).
+        counts = added[i] * (1 - rate)
+        np.testing.assert_allclose(counts, np.round(counts), atol=1e-5)
+        assert counts.mean() / 2 == pytest.approx(1 - rate, abs=0.022)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_attention_of_every_layer_can_be_kept(scan):
+    x = random(BATCH, TOKENS, WIDTH)
+    layer = encoder(scan=scan)
+    variables = layer.init(jax.random.key(0), x)
+    _, kept = layer.apply(variables, x, mutable='intermediates')
+    kept = kept['intermediates']
+    if scan:
+        (weights,) = kept['blocks']['attention']['attention']
+    else:
+        layers = [kept[f'block_{i}']['attention']['attention'][0] for i in range(DEPTH)]
+        weights = jnp.stack(layers)
+    assert weights.shape == (DEPTH, BATCH, 2, TOKENS, TOKENS)
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+    assert layer.apply(variables, x, mutable='batch_stats')[1] == {}
