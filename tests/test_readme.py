@@ -1,0 +1,72 @@
+"""The commands, links and code of the documentation are those of the code."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from vit_jax import __main__, meter, workdir
+from vit_jax import config as config_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / 'README.md').read_text()
+DOCUMENTS = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'experiments').rglob('*.md')]
+SOURCES = [*DOCUMENTS, *(ROOT / 'experiments').rglob('*.py'), *(ROOT / 'vit_jax').rglob('*.py')]
+
+
+def commands_in(text: str) -> list[str]:
+    """The words after `python -m vit_jax`, for every line that gives a whole command."""
+    lines = text.replace('\\\n', ' ').splitlines()
+    found = [re.search(r'python -m vit_jax ([a-z]+ .*?--[^`]*)', line) for line in lines]
+    words = [match[1].strip() for match in found if match]
+    # In code the quote that ends the string is not the command's.
+    return [text[:-1] if text.count("'") % 2 else text for text in words]
+
+
+COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.read_text())})
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_documented_command_has_these_flags_and_config(command, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    name, *words = shlex.split(command, comments=True)
+    with pytest.raises(SystemExit) as stop:
+        __main__.main([name, '--help'])
+    assert stop.value.code == 0
+    overrides, rest = config_lib.split_overrides(words)
+    flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
+    assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
+    if '--config' in rest:
+        config_lib.load(rest[rest.index('--config') + 1], overrides)
+
+
+def test_every_command_is_in_the_readme():
+    assert set(re.findall(r'python -m vit_jax ([a-z]+)', README)) == set(__main__.commands())
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_and_links_exist(document):
+    text = document.read_text()
+    targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE))
+    assert set(re.findall(r'(?:^|`)make ([a-z-]+)', text, re.MULTILINE)) <= targets
+    links = re.findall(r'\]\((?!https?:)([^)#]+)\)', text)
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_exit_codes_are_those_of_the_code():
+    table = dict(re.findall(r'^\| (\d+) \| (.*) \|$', README, re.MULTILINE))
+    assert set(table) == {'0', '2', str(meter.Diverged.exit_code), str(workdir.EXIT_PREEMPTED)}
+
+
+def test_code_in_the_readme_runs():
+    (code,) = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+    names: dict = {}
+    exec(code.replace("'B/16'", "'mu/16'"), names)
+    assert names['logits'].shape == (1, 1000)
