@@ -8,19 +8,20 @@
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.models import vit
-
 
 def get_config(arg: str | None = None) -> ConfigDict:
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '60 epochs'
-    config.batch_size = 32 if smoke else 128
+    config.total = '20 steps' if smoke else '80 epochs'
+    config.batch_size = 32 if smoke else 64
 
-    config.model = dict(name='vit', **vit.variant('mu/2' if smoke else 'Ti/2'))
-    config.model.update(num_classes=placeholder(int), pool='gap', dropout=0.1)
-    config.task = dict(name='classify', label_smoothing=0.1, mixup=0.2)
+    size = dict(width=32, depth=1) if smoke else dict(width=96, depth=4)
+    config.model = dict(
+        name='vit', patch_size=2, **size, num_heads=4, mlp_dim=192, pool='gap', posemb='sincos2d'
+    )
+    config.model.update(num_classes=placeholder(int))
+    config.task = dict(name='classify', label_smoothing=0.1)
 
     config.data = dict(
         source='digits', split='train', transforms='pad_and_crop(1)', cache=True, workers=0
@@ -29,14 +30,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optim = dict(
         name='adamw',
-        lr=1e-3,
+        lr=3e-3,
         b2=0.99,
         weight_decay=0.05,
         clip_norm=1.0,
         schedule=dict(name='cosine', warmup='10%'),
     )
     config.step = dict(accum_steps=1, ema_decay=0.99)
-    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '5 epochs')
+    config.every = dict(log='10' if smoke else '100', eval='10' if smoke else '10 epochs')
     config.every.checkpoint = '10' if smoke else '10 epochs'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
