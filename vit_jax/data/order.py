@@ -6,7 +6,8 @@ import functools
 
 import numpy as np
 
-ROUNDS = 6  # Luby and Rackoff (1988) need four; two more for tiny domains
+ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
+MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
 
 
 def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:
@@ -26,7 +27,7 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
     Returns:
       int64 indices of the shape of `positions`.
     """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
     index = _feistel(np.asarray(positions, np.uint64).reshape(-1), half, keys)
     while (outside := index >= size).any():

@@ -23,10 +23,9 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
+BOUND = r'-?\d+(?:(?:\.\d+)?%)?'
 TERM = re.compile(
-    r'(?P<name>[^\[\]+\s]+)'
-    r'(\[(?P<low>-?\d+(\.\d+)?%?|-?\d+)?:(?P<high>-?\d+(\.\d+)?%?|-?\d+)?'
-    r'(?P<per_class> per class)?\])?'
+    rf'(?P<name>[^\[\]+\s]+)(\[(?P<low>{BOUND})?:(?P<high>{BOUND})?(?P<per_class> per class)?\])?'
 )
 
 
@@ -193,7 +192,7 @@ def _position(text: str, size: int, title: str) -> int:
     at = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
     if abs(at) > size:
         raise UserError(f'{title}: {text} is beyond the {size} examples that there are')
-    return at + size if text.startswith('-') else at
+    return at + size if at < 0 else at
 
 
 def _sizes(sources: dict[str, Source]) -> str:

@@ -1,0 +1,78 @@
+"""The iterator that says where it hangs."""
+
+import itertools
+import threading
+
+import pytest
+
+from vit_jax.data.watchdog import Stalled, watch
+
+
+def readers():
+    return [t for t in threading.enumerate() if t.name == 'data-reader']
+
+
+def test_passes_items_and_the_end():
+    assert list(watch(iter(range(100)), 5)) == list(range(100))
+
+
+def test_passes_errors_after_the_items_before_them():
+    def failing():
+        yield 1
+        raise KeyError('lost')
+
+    items = watch(failing(), 5)
+    assert next(items) == 1
+    with pytest.raises(KeyError, match='lost'):
+        next(items)
+
+
+def test_a_hang_is_named_by_its_stack():
+    release = threading.Event()
+
+    def hangs_in_the_reader():
+        yield 1
+        release.wait(20)
+
+    items = watch(hangs_in_the_reader(), 0.2)
+    assert next(items) == 1
+    with pytest.raises(Stalled, match=r'(?s)no batch in 0\.2 s.*hangs_in_the_reader'):
+        next(items)
+    release.set()
+
+
+def test_slow_but_in_time_is_fine():
+    tick = threading.Event()
+
+    def slow():
+        for i in range(3):
+            tick.wait(0.1)
+            yield i
+
+    assert list(watch(slow(), 5)) == [0, 1, 2]
+
+
+def test_closing_ends_the_thread_and_the_source():
+    closed = []
+
+    def endless():
+        try:
+            yield from itertools.count()
+        finally:
+            closed.append(True)
+
+    before = len(readers())
+    items = watch(endless(), 5)
+    assert next(items) == 0
+    items.close()
+    assert closed == [True]
+    assert len(readers()) == before
+
+
+def test_reads_at_most_two_ahead():
+    taken = []
+    items = watch((taken.append(i) or i for i in range(100)), 5)
+    for _ in range(10):
+        next(items)
+    items.close()
+    assert len(taken) <= 13
