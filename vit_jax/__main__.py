@@ -24,12 +24,7 @@ def commands() -> dict[str, str]:
 def usage() -> str:
     """The list of commands."""
     lines = [f'  {name:<12}{line}' for name, line in commands().items()]
-    return '\n'.join(
-        ['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines, '']
-        + [
-            'begin with: python -m vit_jax train --config experiments/vit/digits.py --workdir runs/a'
-        ]
-    )
+    return '\n'.join(['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

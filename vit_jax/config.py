@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from vit_jax.errors import UserError, nearest, resolve
 
@@ -61,6 +62,7 @@ def _override(config: ConfigDict, override: str) -> None:
         raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
     *parents, leaf = dotted.split('.')
     node: Any = config
+    _admit(config, parents, leaf)
     for i, key in enumerate([*parents, leaf]):
         if not isinstance(node, ConfigDict) or key not in node:
             where = '.'.join(['config', *parents[:i]])
@@ -74,6 +76,17 @@ def _override(config: ConfigDict, override: str) -> None:
         holder[leaf] = parse_value(text, kind)
     except (TypeError, ValueError) as e:
         raise UserError(f'--config.{dotted}={text}: expected {kind.__name__}') from e
+
+
+def _admit(config: ConfigDict, parents: list[str], leaf: str) -> None:
+    """Lets a flag set a keyword of the model or the task that the file leaves at its default."""
+    classes = {'model': model_class, 'task': task_class}
+    if len(parents) != 1 or parents[0] not in classes or leaf in config[parents[0]]:
+        return
+    field = inspect.signature(classes[parents[0]](config)).parameters.get(leaf)
+    if field is not None and leaf not in ('name', 'parent'):
+        with config.unlocked():
+            config[parents[0]][leaf] = placeholder(int) if field.default is None else field.default
 
 
 BOOLS = {'true': True, '1': True, 'false': False, '0': False}
@@ -166,9 +179,7 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     except ValueError:
         amount = math.nan
     if unit is None or not 0 <= amount < math.inf:
-        raise UserError(
-            f"{where}={text!r}: write a duration as '100 steps', '30 epochs', '1e6 examples' or '5%'"
-        )
+        raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
     return amount, unit
 
 

@@ -29,7 +29,6 @@ from vit_jax.meter import Meter
 from vit_jax.scaling import flops
 from vit_jax.writer import Writer
 
-
 RESULT = 'result.json'
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
+from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints {name/metric: value} of a run folder, for its own evaluations or another split."""
-    parser = argparse.ArgumentParser(prog='vit_jax evaluate', description=__doc__)
+    parser = Parser('evaluate', __doc__)
     parser.add_argument('--workdir', required=True, help='the run folder')
     parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
     parser.add_argument('--source', help="other data, as 'tfds:NAME' or 'folder:PATH'")

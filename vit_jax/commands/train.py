@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Sequence
 
 from vit_jax import config as config_lib
+from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
-    parser = argparse.ArgumentParser(prog='vit_jax train', description=__doc__)
+    parser = Parser('train', __doc__)
     parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
     parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
     add_distributed_flags(parser)

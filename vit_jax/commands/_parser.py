@@ -1,0 +1,34 @@
+"""The flags of a command: a mistake in them is one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from vit_jax.errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
+
+    Args:
+      command: its name, after `vit_jax`.
+      description: shown by `--help`.
+    """
+
+    def __init__(self, command: str, description: str | None):
+        super().__init__(prog=f'vit_jax {command}', description=description, allow_abbrev=False)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        parsed, unknown = self.parse_known_args(args, namespace)
+        flags = [word for word in unknown if word.startswith('--')]
+        if flags:
+            valid = [f for f in self._option_string_actions if f.startswith('--')]
+            self.error(nearest('flag', flags[0].partition('=')[0], valid))
+        if unknown:
+            self.error(f'unexpected {unknown[0]!r}')
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
