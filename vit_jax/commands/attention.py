@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     photo = photos.reader(run).read(args.image, size)
     sharding.use_compilation_cache()
     outputs, weights = look(run, photo.batch)
-    grid = patch_grid(*photo.image.shape[:2], patch_size)
+    height, width = photo.image.shape[:2]
+    grid = patch_grid(height, width, patch_size)
     figure = attention.draw(
         photos.as_picture(photo.image, SIDE),
         weights,

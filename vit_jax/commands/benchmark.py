@@ -1,0 +1,138 @@
+"""Measure a config's training and forward step: time, images/s, MFU, memory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.benchmark import Timing
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a table, and writes JSON if asked to."""
+    parser = argparse.ArgumentParser(prog='vit_jax benchmark', description=__doc__)
+    parser.add_argument('--forward-only', action='store_true', help='leave out the training step')
+    parser.add_argument('--steps', type=int, default=20, help='steps to time')
+    parser.add_argument('--json', metavar='PATH', help='write all numbers to a file')
+    add_size_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    if config is None:
+        raise UserError('benchmark needs --config FILE[:ARG]')
+    if args.steps < 1:
+        raise UserError(f'--steps {args.steps}: must be at least 1')
+    from vit_jax import benchmark, optim, sharding
+    from vit_jax.workdir import write_text_atomic
+
+    spec = example_spec(config, args.image_size, args.channels)
+    model, task = config_lib.build(config)
+    layout = sharding.make_layout(**config_lib.keywords(config.parallel))
+    step = config_lib.keywords(config.step)
+    sharding.check_batch(
+        layout,
+        config.batch_size,
+        accum_steps=step.get('accum_steps', 1),
+        pairs=getattr(task, 'pairs', False),
+    )
+
+    def tx(params: Any) -> Any:
+        # A schedule costs nothing, and a constant one needs no length of an epoch.
+        constant = config.optim.to_dict() | {'schedule': {'name': 'constant'}}
+        return optim.make(params, 1, int, **constant)[0]
+
+    options = {'batch_size': config.batch_size, 'steps': args.steps}
+    results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
+    if not args.forward_only:
+        results['train'] = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
+    environment = benchmark.environment(layout)
+    print_table(config, spec, environment, results)
+    if args.json:
+        record = {
+            'config': config.to_dict(),
+            'example': {k: [list(s.shape), str(s.dtype)] for k, s in spec.items()},
+            **environment,
+            **{name: dataclasses.asdict(timing) for name, timing in results.items()},
+        }
+        try:
+            write_text_atomic(args.json, json.dumps(record, indent=2) + '\n')
+        except OSError as e:
+            raise UserError(f'--json {args.json!r} cannot be written: {e.strerror}') from e
+    return 0
+
+
+def add_size_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that stand in for a config's data."""
+    parser.add_argument(
+        '--image-size', type=int, metavar='PIXELS', help="square images, without the config's data"
+    )
+    parser.add_argument('--channels', type=int, help='of these images; 3 by default')
+
+
+def example_spec(config: Any, image_size: int | None, channels: int | None) -> dict[str, Any]:
+    """Shapes of one example of the config's data, or of an image of the given size.
+
+    Leaves no open end in the config: a model without `num_classes` gets those of the
+    data, or the 1,000 of ImageNet where the size is given instead of data.
+
+    Raises:
+      UserError: if no size is given and the data cannot be opened.
+    """
+    from vit_jax import benchmark
+
+    if image_size is not None or channels is not None:
+        size, channels = image_size or 224, channels or 3
+        for flag, value in (('--image-size', size), ('--channels', channels)):
+            if value < 1:
+                raise UserError(f'{flag} {value}: must be at least 1')
+        if 'num_classes' in config.model and config.model.num_classes is None:
+            config.model.num_classes = 1000
+        return dict(benchmark.image_spec(size, channels))
+    from vit_jax import evaluate
+    from vit_jax.data import pipeline
+
+    try:
+        source, transforms = evaluate.open_data(config.data)
+    except UserError as e:
+        raise UserError(f'{e}; or give --image-size to do without data') from e
+    config_lib.fill_num_classes(config, source.info.num_classes)
+    return dict(pipeline.element_spec(source, transforms))
+
+
+def print_table(
+    config: Any,
+    spec: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    results: Mapping[str, Timing],
+) -> None:
+    """A line a measurement."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
+    title = (
+        f'{config.model.name}, {shapes}, batch {config.batch_size}, '
+        f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'
+    )
+    table = Table(title=title, title_justify='left', title_style='', box=None, pad_edge=False)
+    table.add_column('step')
+    headings = ('compile s', 'step ms', 'p10-p90', 'images/s', 'TFLOP/s', 'MFU', 'memory GiB')
+    for heading in headings:
+        table.add_column(heading, justify='right')
+    for name, t in results.items():
+        table.add_row(
+            name,
+            f'{t.compile_sec:.1f}',
+            f'{1e3 * t.step_sec:,.2f}',
+            f'{1e3 * t.step_sec_p10:,.2f}-{1e3 * t.step_sec_p90:,.2f}',
+            f'{t.images_per_sec:,.0f}',
+            f'{t.flops_per_sec / 1e12:,.4g}',
+            '-' if t.mfu is None else f'{t.mfu:.1%}',
+            '-' if t.peak_bytes is None else f'{t.peak_bytes / 2**30:.2f}',
+        )
+    Console().print(table)
