@@ -1,0 +1,167 @@
+"""List a model's parameters, and count its FLOPs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax import config as config_lib
+from vit_jax.commands.benchmark import add_size_flags, example_spec
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is looked at.
+
+    Attributes:
+      config: of the model.
+      variables: collections of arrays, or of their shapes.
+      spec: of one example; empty if it is not known.
+      note: why the FLOPs cannot be counted; empty if they can.
+    """
+
+    config: Any
+    variables: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    note: str = ''
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table of parameters, their sum, and FLOPs an image."""
+    parser = argparse.ArgumentParser(prog='vit_jax inspect', description=__doc__)
+    parser.add_argument('--workdir', help='a run folder')
+    parser.add_argument('--checkpoint', metavar='DIR', help="a run's checkpoints/ or checkpoints/N")
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_size_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    if sum(x is not None for x in (config, args.workdir, args.checkpoint)) != 1:
+        raise UserError('inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint DIR')
+    if config is not None:
+        subject = from_config(config, args.image_size, args.channels)
+    else:
+        folder, step = locate(args.workdir, args.checkpoint)
+        subject = from_checkpoint(folder, step, args.image_size, args.channels)
+    result = report(subject)
+    print(json.dumps(result)) if args.json else print_tables(result)
+    return 0
+
+
+def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None]:
+    """The folder of checkpoints, and the step if one is named."""
+    if checkpoint is None:
+        from vit_jax import runs
+
+        assert workdir is not None
+        runs.read_config(workdir)
+        return pathlib.Path(workdir) / 'checkpoints', None
+    path = pathlib.Path(checkpoint)
+    return (path.parent, int(path.name)) if path.name.isdecimal() else (path, None)
+
+
+def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:
+    """A model that was never trained: shapes only."""
+    import jax
+    import numpy as np
+
+    from vit_jax import step
+
+    spec = example_spec(config, image_size, channels)
+    model, task = config_lib.build(config)
+    one = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+    variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
+    return Subject(config, variables, spec)
+
+
+def from_checkpoint(
+    folder: pathlib.Path, step: int | None, image_size: int | None, channels: int | None
+) -> Subject:
+    """What a checkpoint holds for inference, with the config that it was trained with."""
+    from ml_collections import ConfigDict
+
+    from vit_jax import checkpoint
+
+    _, variables, meta = checkpoint.load_variables(folder, step)
+    config = ConfigDict(meta['config'])
+    try:
+        return Subject(config, variables, example_spec(config, image_size, channels))
+    except UserError as e:
+        return Subject(config, variables, {}, note=str(e))
+
+
+def report(subject: Subject) -> dict[str, Any]:
+    """Everything that is printed, as JSON can hold it."""
+    import jax
+
+    tables = {name: rows(tree) for name, tree in subject.variables.items()}
+    result: dict[str, Any] = {
+        'model': subject.config.model.name,
+        'parameters': tables.pop('params'),
+        'collections': tables,
+        'note': subject.note,
+    }
+    result['total'] = sum(row['count'] for row in result['parameters'])
+    if subject.spec:
+        from vit_jax.scaling import flops
+
+        model, task = config_lib.build(subject.config)
+        one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
+        inputs = jax.eval_shape(task.inputs, one)
+        forward = flops.forward_flops(model, *inputs)
+        result['inputs'] = [list(x.shape[1:]) for x in inputs]
+        result['flops'] = {'forward': forward, 'train': flops.TRAIN_TO_FORWARD * forward}
+    return result
+
+
+def rows(tree: Any) -> list[dict[str, Any]]:
+    """Path, shape, dtype and count of every array of a tree; block_10 comes after block_9."""
+    import jax
+
+    listed = [
+        {
+            'path': jax.tree_util.keystr(path, simple=True, separator='/'),
+            'shape': list(leaf.shape),
+            'dtype': str(leaf.dtype),
+            'count': int(leaf.size),
+        }
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return sorted(listed, key=lambda row: natural_order(row['path']))
+
+
+def natural_order(path: str) -> list[tuple[str, int]]:
+    """A key to sort paths by, in which numbers count as numbers."""
+    return [(text, int(number or 0)) for text, number in re.findall(r'(\D+)(\d*)', path)]
+
+
+def print_tables(result: Mapping[str, Any]) -> None:
+    """The parameters, other collections, and the sums."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for name, entries in {'parameter': result['parameters'], **result['collections']}.items():
+        table = Table(box=None, pad_edge=False)
+        table.add_column(name, no_wrap=True)
+        table.add_column('shape')
+        table.add_column('dtype')
+        table.add_column('count', justify='right')
+        for row in entries:
+            shape = ' x '.join(map(str, row['shape'])) or 'scalar'
+            table.add_row(row['path'], shape, row['dtype'], f'{row["count"]:,}')
+        console.print(table)
+        console.print()
+    console.print(f'{result["model"]}: {result["total"]:,} parameters')
+    if 'flops' in result:
+        sizes = ', '.join('x'.join(map(str, shape)) for shape in result['inputs'])
+        forward, train = (result['flops'][k] / 1e9 for k in ('forward', 'train'))
+        console.print(
+            f'one example of {sizes}: {forward:,.4g} GFLOP forward, {train:,.4g} to train'
+        )
+    elif result['note']:
+        console.print(f'FLOPs are not known: {result["note"]}')
