@@ -27,6 +27,8 @@ def get_config(arg=None):
     config.total, config.batch_size = arg, 16
     config.every = dict(log='1', eval='3', checkpoint='3')
     config.parallel = dict(strategy='jit', fsdp=1, small=64)
+    if int(arg) > 6:  # What is stopped on the way needs little to compile.
+        config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
     return config
 """
 ENDLESS = '1000000'
@@ -128,12 +130,11 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     assert len(list(folder.glob('events.*'))) == 1
 
 
-@pytest.mark.parametrize('signalled', [0, 1])
-def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path, signalled):
+def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, ENDLESS) as processes:
         wait_for_steps(folder, processes)
-        processes[signalled].send_signal(signal.SIGTERM)
+        processes[1].send_signal(signal.SIGTERM)
         results = [finish(process) for process in processes]
     assert [code for code, _ in results] == [EXIT_PREEMPTED] * 2, results
     steps = [int(re.search(r'stopped after step (\d+)/', text)[1]) for _, text in results]
