@@ -409,7 +409,6 @@ def test_a_refused_write_is_reported_at_once_and_cleaned_up(tmp_path, capfd):
     assert 'Finished steps: [1]' in message
     assert 'Traceback' not in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['1']
-    checkpointer.close()
     checkpointer.save(2, noise(2), {})
     checkpointer.close()
     assert checkpointer.steps() == [1, 2]

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as policies
 
 from vit_jax import checkpoint_format, manifest
 from vit_jax.errors import UserError
@@ -43,16 +42,16 @@ class Checkpointer:
             )
         logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
         self.directory = Path(directory).absolute()
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=_preservation(keep_last, keep_every),
+        self._keep = keep_last, keep_every
+        self._saving: int | None = None
+        self._writer = ocp.AsyncCheckpointer(
+            checkpoint_format.handler(),
             async_options=ocp.options.AsyncOptions(
                 post_finalization_callback=self._list_files,
                 # A directory that cannot be made fails at once, not by a timeout.
                 create_directories_asynchronously=False,
             ),
         )
-        self._opened: _Manager | None = None
-        self._saving: int | None = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -79,36 +78,40 @@ class Checkpointer:
           UserError: if the disk is full or not writable, in this save or the one before.
         """
         self.wait()
+        if on_process_0(lambda: int(step in self.steps())):
+            return
         self._saving = step
         try:
-            if step in self._manager.all_steps():
-                self._saving = None
-                return
-            self._manager.save(step, args=checkpoint_format.save_args(state, meta), force=True)
+            args = checkpoint_format.save_args(state, meta)
+            self._writer.save(self.directory / str(step), args=args)
         except Exception as error:
             self._fail(error)
 
     def check(self) -> None:
         """Raises as `save` does if the save in the background has failed; call it often."""
-        if self._saving is not None and not self._manager.is_saving_in_progress():
-            self.wait()
+        try:
+            self._writer.check_for_errors()
+        except Exception as error:
+            self._fail(error)
 
     def wait(self) -> None:
         """Blocks until the save in the background is finished; raises as `save` does."""
         if self._saving is None:
             return
         try:
-            self._manager.wait_until_finished()
+            self._writer.wait_until_finished()
         except Exception as error:
             self._fail(error)
         self._saving = None
+        if jax.process_index() == 0:
+            manifest.prune(self.directory, *self._keep)
 
     def close(self) -> None:
         """Waits for the save in the background and ends Orbax's threads."""
-        self.wait()
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        try:
+            self.wait()
+        finally:
+            self._writer.close()
 
     def restore_latest(
         self, target: PyTree, *, strict: bool = False, cast: bool = False
@@ -131,7 +134,7 @@ class Checkpointer:
           UserError: if every finished step is damaged, or if the step does not fit
             `target`; names the arrays with both shapes or dtypes.
         """
-        self.close()
+        self.wait()
         step = on_process_0(lambda: self._select(strict))
         return None if step < 0 else self._restore(step, target, cast)
 
@@ -143,28 +146,21 @@ class Checkpointer:
         on_process_0(lambda: _require_intact(self.directory, step))
         return self._restore(step, target, cast)
 
-    @property
-    def _manager(self) -> _Manager:
-        if self._opened is None:
-            self._opened = _Manager(self.directory, options=self._options)
-        return self._opened
-
     def _list_files(self) -> None:
         """Runs on process 0 when all processes have written, just before the commit."""
         assert self._saving is not None
         manifest.write(self.directory, self._saving)
 
     def _fail(self, error: Exception) -> NoReturn:
-        step, self._saving, self._opened = self._saving, None, None
+        step, self._saving = self._saving, None
         reason = _disk_trouble(error)
-        if reason is None:
+        if step is None or reason is None:
             raise error
-        finished = self.steps()
         if jax.process_index() == 0:
-            manifest.clear_newer(self.directory, max(finished, default=None))
+            manifest.discard(self.directory, step)
         raise UserError(
             f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
-            f'Finished steps: {finished or "none"}; once that is mended, the same command '
+            f'Finished steps: {self.steps() or "none"}; once that is mended, the same command '
             'continues from the last of them'
         ) from error
 
@@ -206,20 +202,6 @@ def load_variables(
         _require_intact(directory, step, items)
     variables, meta = checkpoint_format.read_variables(directory / str(step), ema)
     return step, variables, meta
-
-
-class _Manager(ocp.CheckpointManager):
-    def reached_preemption(self, step: int) -> bool:
-        # Asking JAX registers `step` as this process's progress. Orbax asks from a
-        # background thread about a step that the loop has long passed.
-        return False
-
-
-def _preservation(keep_last: int, keep_every: int) -> policies.AnyPreservationPolicy:
-    rules: list[policies.PreservationPolicy] = [policies.LatestN(keep_last)]
-    if keep_every:
-        rules.append(policies.EveryNSteps(keep_every))
-    return policies.AnyPreservationPolicy(rules)
 
 
 def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> int:

@@ -24,9 +24,15 @@ _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
 _FAULTS_NAMED = 5
 
 
+def handler() -> ocp.CompositeCheckpointHandler:
+    """Orbax's handler of a step's items."""
+    arrays = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
+    return ocp.CompositeCheckpointHandler(**arrays, **{META: ocp.JsonCheckpointHandler()})
+
+
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
     """What Orbax is to write."""
-    items = {name: ocp.args.StandardSave(tree) for name, tree in _split(state).items()}
+    items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
     return ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
 
 
@@ -38,7 +44,7 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
         or (unless `cast`) dtype, with both.
     """
     wanted = _split(target)
-    with _reader() as reader:
+    with ocp.Checkpointer(handler()) as reader:
         _require_fit(directory, _stored(reader, directory), wanted, cast)
         restored = reader.restore(directory, args=_restore_args(wanted))
     return _join(target, {name: restored[name] for name in wanted}), restored[META]
@@ -46,7 +52,7 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
 
 def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[str, Any]]:
     """The parameters (averaged if `ema` and there are such), the collections, and `meta`."""
-    with _reader() as reader:
+    with ocp.Checkpointer(handler()) as reader:
         stored = _stored(reader, directory)[VARIABLES]
         params = 'ema' if ema and stored.get('ema') is not None else 'params'
         wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
@@ -99,13 +105,6 @@ def _require_fit(directory: Path, stored: Items, wanted: Items, cast: bool) -> N
             f'{"; ".join(faults[:_FAULTS_NAMED])}{more}. Use the config that it was '
             'trained with, or another --workdir'
         )
-
-
-def _reader() -> ocp.Checkpointer:
-    handlers = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
-    return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(**handlers, **{META: ocp.JsonCheckpointHandler()})
-    )
 
 
 def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:

@@ -80,6 +80,21 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
     return None, damaged
 
 
+def prune(root: Path, keep_last: int, keep_every: int) -> None:
+    """Deletes finished steps but the newest `keep_last` and the multiples of `keep_every`."""
+    for step in steps(root)[:-keep_last]:
+        if not keep_every or step % keep_every:
+            # A kill in the middle of the deletion leaves nothing that looks like a step.
+            doomed = (root / str(step)).rename(root / f'{step}{_UNFINISHED}-deleted')
+            shutil.rmtree(doomed)
+
+
+def discard(root: Path, step: int) -> None:
+    """Removes what a failed save has written; other processes may still be writing."""
+    for path in root.glob(f'{step}{_UNFINISHED}*'):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def clear_newer(root: Path, step: int | None) -> None:
     """Makes way for the steps after `step` (None: for all).
 
