@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vit_jax.data.records import BrokenRecord
 
@@ -45,14 +45,15 @@ def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
         have more than `MAX_PIXELS` pixels.
     """
     try:
-        # The whole of Pillow may raise here: OSError, ValueError, SyntaxError, struct.error ...
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(
                     f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
                 )
             return _to_array(_upright(image), channels)
-    except Exception as error:
+    except UnidentifiedImageError as error:
+        raise BrokenRecord(f'{name}: no {", ".join(FORMATS)} image ({len(data)} bytes)') from error
+    except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
 
 

@@ -72,7 +72,9 @@ class Source:
             kinds = ', '.join(SUFFIXES)
             log.warning('%s: %d files left out that are not %s', self._folder, others, kinds)
         if not files:
-            raise UserError(f'source folder:{self._root}: no {SUFFIXES} below {self._folder}')
+            raise UserError(
+                f'source folder:{self._root}: no image ({", ".join(SUFFIXES)}) below {self._folder}'
+            )
         return files, labels
 
 

@@ -1,0 +1,154 @@
+"""Folders of images: layouts, odd files, broken files."""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import pipeline
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+
+def write(folder, name, value=0, size=(8, 8)):
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', size, (value, value, value)).save(folder / name)
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """20 images each of two classes; the pixels' value is 10 x class + number."""
+    for label, name in enumerate(('daisy', 'rose')):
+        for i in range(20):
+            write(tmp_path / name, f'{i:02}.png', 100 * label + i)
+    return tmp_path
+
+
+def values(source):
+    return [int(source[i]['image'][0, 0, 0]) for i in range(len(source))]
+
+
+def test_classes_without_splits(flowers):
+    source = open_source(f'folder:{flowers}', 'train')
+    assert source.info.class_names == ('daisy', 'rose')
+    assert sorted(values(source)) == [*range(20), *range(100, 120)]
+    for i in range(len(source)):
+        record = source[i]
+        assert record['label'] == record['image'][0, 0, 0] // 100
+        assert record['image'].shape == (8, 8, 3)
+        assert source.labels()[i] == record['label']
+
+
+def test_slices_mix_the_classes_and_stay_the_same(flowers):
+    first, rest = (open_source(f'folder:{flowers}', s) for s in ('train[:50%]', 'train[50%:]'))
+    assert not set(values(first)) & set(values(rest))
+    assert 4 <= np.bincount(first.labels())[0] <= 16
+    assert values(first) == values(open_source(f'folder:{flowers}', 'train[:50%]'))
+
+
+def test_order_does_not_depend_on_the_place(flowers, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp('elsewhere') / 'copy'
+    flowers.rename(elsewhere)
+    moved = values(open_source(f'folder:{elsewhere}', 'train'))
+    elsewhere.rename(flowers)
+    assert values(open_source(f'folder:{flowers}', 'train')) == moved
+
+
+def test_splits_share_their_classes(tmp_path):
+    write(tmp_path / 'train' / 'cat', 'a.png')
+    write(tmp_path / 'train' / 'dog' / 'further' / 'down', 'b.PNG')
+    write(tmp_path / 'val' / 'dog', 'c.jpeg')
+    write(tmp_path / 'val' / 'emu', 'd.webp')
+    train, val = (open_source(f'folder:{tmp_path}', s) for s in ('train', 'val'))
+    assert train.info.class_names == val.info.class_names == ('cat', 'dog', 'emu')
+    assert sorted(train.labels()) == [0, 1]
+    assert sorted(val.labels()) == [1, 2]
+    with pytest.raises(UserError, match="unknown split 'vall'; did you mean 'val'"):
+        open_source(f'folder:{tmp_path}', 'vall')
+
+
+def test_other_files_are_counted_and_hidden_ones_ignored(flowers, caplog):
+    (flowers / 'daisy' / 'notes.txt').write_text('x')
+    (flowers / 'rose' / 'old.gif').write_bytes(b'x')
+    (flowers / 'rose' / '.DS_Store').write_bytes(b'x')
+    (flowers / '.cache').mkdir()
+    source = open_source(f'folder:{flowers}', 'train')
+    assert len(source) == 40
+    assert source.info.num_classes == 2
+    assert '2 files left out' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('make', 'message'),
+    [
+        (lambda path: None, 'no such folder'),
+        (lambda path: path.mkdir(), 'has no folders; expected'),
+        (lambda path: (path / 'cat').mkdir(parents=True), 'no image'),
+        (lambda path: (path / 'train' / 'cat').mkdir(parents=True), 'no image'),
+    ],
+)
+def test_mistakes(tmp_path, make, message):
+    make(tmp_path / 'data')
+    with pytest.raises(UserError, match=message) as error:
+        open_source(f'folder:{tmp_path / "data"}', 'train')
+    assert '\n' not in str(error.value)
+
+
+def test_broken_files_are_named_counted_and_replaced_in_training(flowers, caplog):
+    (flowers / 'daisy' / '03.png').write_bytes(b'')
+    whole = (flowers / 'rose' / '07.png').read_bytes()
+    (flowers / 'rose' / '07.png').write_bytes(whole[: len(whole) // 2])
+    source = open_source(f'folder:{flowers}', 'train')
+    batches = pipeline.train_batches(source, parse_transforms(''), batch_size=40, seed=0)
+    epoch = next(batches)['image'][:, 0, 0, 0].tolist()
+    assert len(epoch) == 40
+    assert set(epoch) == {*range(20), *range(100, 120)} - {3, 107}
+    assert sorted(source.broken.values())[0].startswith(f'{flowers}/daisy/03.png: ')
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert '2 of 40 records broken' in warnings[1]
+    again = pipeline.train_batches(source, parse_transforms(''), batch_size=40, seed=0, cache=True)
+    assert next(again)['image'][:, 0, 0, 0].tolist() == epoch
+
+
+@pytest.mark.parametrize('cache', [False, True])
+def test_broken_files_are_masked_in_evaluation(flowers, cache):
+    (flowers / 'daisy' / '03.png').write_bytes(b'')
+    source = open_source(f'folder:{flowers}', 'train')
+    seen = []
+    for batch in pipeline.eval_batches(source, parse_transforms(''), batch_size=16, cache=cache):
+        real = batch['mask'] == 1
+        seen += batch['image'][real, 0, 0, 0].tolist()
+    assert sorted(seen) == sorted({*range(20), *range(100, 120)} - {3})
+
+
+def test_too_many_broken_files_stop_the_run(flowers):
+    for i in range(11):
+        (flowers / 'daisy' / f'{i:02}.png').write_bytes(b'')
+    source = open_source(f'folder:{flowers}', 'train')
+    batches = pipeline.train_batches(source, parse_transforms(''), batch_size=8, seed=0)
+    with pytest.raises(UserError, match='11 of 40 records broken, more than the 10') as error:
+        list(itertools.islice(batches, 10))
+    assert f'{flowers}/daisy/00.png' in str(error.value)
+
+
+def test_vanished_file_is_broken(flowers):
+    source = open_source(f'folder:{flowers}', 'train')
+    (flowers / 'daisy' / '03.png').unlink()
+    values_seen = []
+    for batch in pipeline.eval_batches(source, parse_transforms(''), batch_size=20):
+        values_seen.append(batch['mask'].sum())
+    assert sum(values_seen) == 39
+    assert 'No such file' in next(iter(source.broken.values()))
+
+
+def test_different_sizes_ask_for_a_resize(flowers):
+    write(flowers / 'daisy', '05.png', 5, size=(9, 8))
+    source = open_source(f'folder:{flowers}', 'train')
+    with pytest.raises(UserError, match=r'daisy/05\.png: image of shape .*resize\(224\)'):
+        list(pipeline.eval_batches(source, parse_transforms(''), batch_size=40))
+    batches = pipeline.eval_batches(source, parse_transforms('resize(8)'), batch_size=40)
+    assert next(batches)['image'].shape == (40, 8, 8, 3)

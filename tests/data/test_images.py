@@ -1,0 +1,160 @@
+"""Files of every kind come out as RGB bytes; damaged ones are named."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import images
+from vit_jax.data.records import BrokenRecord
+
+RGB = np.array(
+    [[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[10, 20, 30], [200, 100, 50], [90, 90, 90]]],
+    np.uint8,
+)
+
+
+def encode(image, kind='PNG', **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def decode(data, **options):
+    array = images.decode(data, name='x', **options)
+    assert array.dtype == np.uint8
+    return array
+
+
+@pytest.mark.parametrize(('kind', 'options'), [('PNG', {}), ('WEBP', {'lossless': True})])
+def test_lossless_rgb_is_exact(kind, options):
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(RGB), kind, **options)), RGB)
+
+
+def test_jpeg_is_near():
+    smooth = np.add.outer(np.arange(32) * 3, np.arange(48) * 2)[..., None] + np.array([0, 20, 40])
+    smooth = smooth.astype(np.uint8)
+    decoded = decode(encode(Image.fromarray(smooth), 'JPEG', quality=95))
+    assert np.abs(decoded.astype(int) - smooth).max() <= 6
+
+
+@pytest.mark.parametrize('kind', ['PNG', 'JPEG'])
+def test_grey_becomes_three_equal_channels(kind):
+    grey = np.full((16, 16), 77, np.uint8)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(grey), kind)), 77)
+    assert decode(encode(Image.fromarray(grey), kind)).shape == (16, 16, 3)
+
+
+def test_grey_on_demand():
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(grey)), channels=1)[..., 0], grey)
+
+
+def test_sixteen_bits_are_scaled_not_clipped():
+    values = np.array([[0, 257, 128 * 257, 65535, 300, 40_000]], np.uint16)
+    decoded = decode(encode(Image.fromarray(values)))
+    np.testing.assert_array_equal(decoded[0, :, 0], [0, 1, 128, 255, 1, 156])
+
+
+def test_black_and_white():
+    bits = np.array([[True, False], [False, True]])
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(bits)))[..., 0], bits * 255)
+
+
+def test_transparency_is_laid_over_white():
+    rgba = np.zeros((1, 3, 4), np.uint8)
+    rgba[0, :, 3] = 0, 255, 128
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(rgba)))[0, :, 0], [255, 0, 127])
+
+
+def test_opaque_alpha_changes_nothing():
+    rgba = np.concatenate([RGB, np.full((2, 3, 1), 255, np.uint8)], -1)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(rgba))), RGB)
+
+
+def test_grey_with_alpha():
+    la = np.array([[[100, 255], [100, 0]]], np.uint8)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(la)))[0, :, 1], [100, 255])
+
+
+@pytest.mark.parametrize('transparent', [False, True])
+def test_palette(transparent):
+    image = Image.fromarray(RGB).quantize(8)
+    options = {'transparency': int(np.asarray(image)[0, 0])} if transparent else {}
+    expected = RGB.copy()
+    if transparent:
+        expected[0, 0] = 255
+    np.testing.assert_array_equal(decode(encode(image, **options)), expected)
+
+
+def test_cmyk_jpeg_has_the_colours_of_the_rgb_one():
+    solid = Image.new('RGB', (16, 16), (200, 40, 90))
+    decoded = decode(encode(solid.convert('CMYK'), 'JPEG', quality=100))
+    assert np.abs(decoded.astype(int) - (200, 40, 90)).max() <= 3
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_exif_orientation_is_applied(orientation):
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:8, :8] = 255  # a white corner, top left
+    undo = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+        8: lambda a: np.rot90(a, -1),
+    }
+    exif = Image.Exif()
+    exif[images.ORIENTATION] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(undo[orientation](upright)))
+    np.testing.assert_array_equal(decode(encode(stored, 'PNG', exif=exif)), upright)
+
+
+def test_damaged_exif_does_no_harm():
+    data = encode(Image.fromarray(RGB), exif=b'Exif\0\0II*\0\xff\xff\xff\xff')
+    np.testing.assert_array_equal(decode(data), RGB)
+
+
+def broken(data):
+    with pytest.raises(BrokenRecord, match=r'^photo\.jpg: ') as error:
+        images.decode(data, name='photo.jpg')
+    return str(error.value)
+
+
+@pytest.mark.parametrize('kind', images.FORMATS)
+def test_truncated_files_are_broken(kind):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    data = encode(Image.fromarray(noise), kind)
+    broken(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize('data', [b'', b'no image', b'\xff\xd8\xff\xe0 and then nothing'])
+def test_other_bytes_are_broken(data):
+    broken(data)
+
+
+def test_other_formats_are_not_tried():
+    broken(encode(Image.fromarray(RGB), 'BMP'))
+    broken(encode(Image.fromarray(RGB), 'TIFF'))
+
+
+@pytest.mark.parametrize('side', [8193, 20_000])
+def test_bombs_are_refused_before_decoding(side):
+    """A PNG of some kilobytes that announces `side`^2 pixels."""
+
+    def chunk(kind, body):
+        tail = struct.pack('>I', zlib.crc32(kind + body))
+        return struct.pack('>I', len(body)) + kind + body + tail
+
+    header = struct.pack('>IIBBBBB', side, side, 1, 0, 0, 0, 0)
+    body = zlib.compress(bytes(1000), 9)
+    bomb = (
+        b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', body) + chunk(b'IEND', b'')
+    )
+    assert 'pixels' in broken(bomb)
