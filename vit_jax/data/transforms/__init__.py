@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import image
-from vit_jax.data.transforms.randaugment import randaugment
+from vit_jax.data.transforms import image, randaugment
 from vit_jax.errors import UserError, nearest
 
 Step = Callable[[Record, np.random.Generator], Record]
@@ -41,7 +40,7 @@ TRANSFORMS: dict[str, Callable[..., Callable]] = {
         image.resize,
         image.resize_small,
         image.value_range,
-        randaugment,
+        randaugment.randaugment,
     )
 }
 

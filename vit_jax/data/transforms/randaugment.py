@@ -58,7 +58,7 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'equalize': lambda image, level, rng: ImageOps.equalize(image),
         'invert': lambda image, level, rng: ImageOps.invert(image),
         'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
-        'posterize': lambda image, level, rng: ImageOps.posterize(image, min(8, int(4 * level))),
+        'posterize': lambda image, level, rng: _posterize(image, int(4 * level)),
         'solarize': lambda image, level, rng: ImageOps.solarize(image, int(256 * level)),
         'color': _enhance(ImageEnhance.Color),
         'contrast': _enhance(ImageEnhance.Contrast),
@@ -84,6 +84,10 @@ def _sign(rng: np.random.Generator) -> int:
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     """0.1 (nearly all of it taken away) to 1.9 (nearly twice as much)."""
     return lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1)
+
+
+def _posterize(image: Image.Image, bits: int) -> Image.Image:
+    return ImageOps.posterize(image, min(max(bits, 1), 8))
 
 
 def _rotate(image: Image.Image, degrees: float) -> Image.Image:

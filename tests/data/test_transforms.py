@@ -1,0 +1,273 @@
+"""Transforms of images, and the text they are read from."""
+
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.pipeline import example_rng
+from vit_jax.data.transforms import TRANSFORMS, parse_transforms
+from vit_jax.errors import UserError
+
+
+def picture(height=12, width=16, channels=3):
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
+
+
+def apply(spec, image, example=0):
+    record = {'image': image, 'label': 3}
+    before = image.copy()
+    out = parse_transforms(spec)(record, example_rng(0, example))
+    np.testing.assert_array_equal(image, before, err_msg='changed in place')
+    assert out['label'] == 3
+    return out['image']
+
+
+# -- what each does ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('method', ['nearest', 'box', 'bilinear', 'bicubic', 'lanczos'])
+def test_resize_is_pillows(channels, method):
+    image = picture(channels=channels)
+    resized = apply(f'resize((5, 7), {method!r})', image)
+    assert resized.shape == (5, 7, channels)
+    expected = Image.fromarray(image.squeeze()).resize((7, 5), Image.Resampling[method.upper()])
+    np.testing.assert_array_equal(resized.squeeze(), np.asarray(expected))
+
+
+def test_resize_to_a_square():
+    assert apply('resize(9)', picture()).shape == (9, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'expected'), [((12, 16), (6, 8)), ((16, 12), (8, 6)), ((10, 10), (6, 6))]
+)
+def test_resize_small_keeps_the_aspect_ratio(shape, expected):
+    assert apply('resize_small(6)', picture(*shape)).shape == (*expected, 3)
+
+
+def test_central_crop():
+    image = picture(12, 17)
+    np.testing.assert_array_equal(apply('central_crop(8)', image), image[2:10, 4:12])
+    np.testing.assert_array_equal(apply('central_crop((12, 3))', image), image[:, 7:10])
+    with pytest.raises(UserError, match=r'has 12 x 17 pixels.*resize_small\(13\)'):
+        apply('central_crop(13)', image)
+
+
+def test_flip_is_a_mirror_half_of_the_time():
+    image = picture()
+    flipped = 0
+    for i in range(400):
+        out = apply('flip', image, i)
+        if not np.array_equal(out, image):
+            np.testing.assert_array_equal(out, image[:, ::-1])
+            flipped += 1
+    assert 160 < flipped < 240
+
+
+def test_pad_and_crop_visits_every_offset():
+    image = picture(5, 6)
+    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
+    windows = {padded[y : y + 5, x : x + 6].tobytes(): (y, x) for y in range(5) for x in range(5)}
+    seen = [windows[apply('pad_and_crop(2)', image, i).tobytes()] for i in range(500)]
+    assert set(seen) == set(windows.values())
+
+
+def coordinates(height, width):
+    """An image that shows where each pixel came from."""
+    ys, xs = np.mgrid[:height, :width]
+    return np.stack([ys, xs, 0 * xs], -1).astype(np.uint8)
+
+
+def test_inception_crop_takes_boxes_of_the_stated_area_and_ratio():
+    height, width = 100, 150
+    shares, ratios = [], []
+    for i in range(400):
+        out = apply('inception_crop(60, 8, 100)', coordinates(height, width), i)
+        assert out.shape == (60, 60, 3)
+        # Interpolated coordinates give the box to about a pixel.
+        h = (int(out[-1, 0, 0]) - int(out[0, 0, 0])) * 60 / 59 + 1
+        w = (int(out[0, -1, 1]) - int(out[0, 0, 1])) * 60 / 59 + 1
+        shares.append(h * w / (height * width))
+        ratios.append(w / h)
+    assert 0.05 < min(shares) < 0.15
+    assert 0.85 < max(shares) < 1.1
+    assert 0.65 < min(ratios) < 0.8
+    assert 1.2 < max(ratios) < 1.6
+
+
+@pytest.mark.parametrize('shape', [(4, 400), (400, 4), (1, 1)])
+def test_inception_crop_of_extreme_shapes_takes_the_middle(shape):
+    image = np.zeros((*shape, 3), np.uint8)
+    middle = np.s_[:, 150:250] if shape[1] > 100 else np.s_[150:250]
+    image[middle] = 255
+    assert apply('inception_crop(8, 90)', image).mean() in (0, 255) if shape == (1, 1) else 255
+
+
+def test_random_erasing():
+    image = np.full((40, 50, 3), 7, np.uint8)
+    erased, shares = 0, []
+    for i in range(300):
+        changed = (apply('random_erasing(0.5)', image, i) != image).any(-1)
+        if changed.any():
+            erased += 1
+            ys, xs = np.nonzero(changed)
+            box = changed[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
+            assert box.mean() > 0.95  # a byte is 7 by chance once in 256
+            shares.append(box.size / changed.size)
+    assert 115 < erased < 185
+    assert 0.01 < min(shares) < 0.06
+    assert 0.25 < max(shares) < 0.36
+    assert len(set(shares)) > 30
+
+
+def test_random_erasing_probabilities():
+    image = picture()
+    assert all(np.array_equal(apply('random_erasing(0)', image, i), image) for i in range(50))
+    changed = [not np.array_equal(apply('random_erasing(p=1)', image, i), image) for i in range(50)]
+    assert all(changed)
+
+
+def test_value_range():
+    image = np.array([[[0, 255, 51]]], np.uint8)
+    out = apply('value_range(-1, 1)', image)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, [[[-1, 1, -0.6]]], atol=1e-6)
+
+
+def test_bytes_are_needed_before_value_range():
+    with pytest.raises(UserError, match='put value_range last'):
+        apply('value_range(0, 1)|resize(4)', picture())
+
+
+def test_keep():
+    record = {'image': picture(), 'label': 1, 'id': 7}
+    kept = parse_transforms("keep('image', 'label')")(record, example_rng(0, 0))
+    assert set(kept) == {'image', 'label'}
+
+
+# -- the text ------------------------------------------------------------------------------------
+
+
+def test_order_is_that_of_the_text():
+    assert apply('resize(8)|central_crop(4)', picture()).shape == (4, 4, 3)
+    assert apply(' resize( size = 8 ) | resize_small(4)\n', picture()).shape == (4, 4, 3)
+
+
+def test_nothing_is_the_identity():
+    image = picture()
+    assert apply('', image) is image
+    assert apply('  ', image) is image
+
+
+@pytest.mark.parametrize(
+    ('spec', 'random'),
+    [('', False), ('resize(8)|central_crop(4)', False), ('resize(8)|flip', True)],
+)
+def test_random_says_whether_anything_is_drawn(spec, random):
+    assert parse_transforms(spec).random is random
+
+
+EXAMPLES = {
+    'central_crop': '(4)',
+    'flip': '',
+    'inception_crop': '(8)',
+    'keep': "('image', 'label')",
+    'pad_and_crop': '(2)',
+    'random_erasing': '()',
+    'randaugment': '(2, 10)',
+    'resize': '(8)',
+    'resize_small': '(8)',
+    'value_range': '(-1, 1)',
+}
+
+
+@pytest.mark.parametrize('name', TRANSFORMS)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_each_is_a_function_of_image_and_key(name, channels):
+    image = picture(channels=channels)
+    spec = name + EXAMPLES[name]
+    first = apply(spec, image, 5)
+    assert first.ndim == 3
+    assert first.shape[2] == channels
+    np.testing.assert_array_equal(apply(spec, image, 5), first)
+    if parse_transforms(spec).random:
+        assert any(not np.array_equal(apply(spec, image, i), first) for i in range(6, 40))
+
+
+def test_travels_to_other_processes():
+    transforms = pickle.loads(pickle.dumps(parse_transforms('pad_and_crop(2)|flip')))
+    record = {'image': picture(), 'label': 0}
+    np.testing.assert_array_equal(
+        transforms(record, example_rng(0, 1))['image'],
+        apply('pad_and_crop(2)|flip', record['image'], 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        ('flop', "'flop': unknown transform 'flop'; did you mean 'flip'"),
+        ('flip|', 'write for example'),
+        ('resize(8', 'write for example'),
+        ('resize', "'resize': missing a required argument: 'size'; it takes .size"),
+        ('resize(8, 9, 10)', 'too many positional arguments'),
+        ('resize(8, metod="box")', "unexpected keyword argument 'metod'"),
+        ('resize(8, method="cubic")', "method='cubic' must be one of nearest, box"),
+        ('resize(0)', 'height=0 must be a positive integer'),
+        ('resize(8.5)', 'height=8.5 must be a positive integer'),
+        ('resize((8, 8, 3))', r'must be an integer or \(height, width\)'),
+        ('resize("8")', 'must be a positive integer'),
+        ('resize(True)', 'must be a positive integer'),
+        ('resize(open)', 'must be plain numbers, strings or tuples'),
+        ('resize(__import__("os").getpid())', 'must be plain numbers'),
+        ('resize(*(8, 8))', 'must be plain numbers'),
+        ('resize(**{"size": 8})', 'must be plain numbers'),
+        ('pad_and_crop(-4)', 'pad=-4 must be a positive integer'),
+        ('inception_crop(8, 50, 20)', 'must be percentages in this order'),
+        ('inception_crop(8, 0.5, 200)', 'must be percentages in this order'),
+        ('random_erasing(1.5)', r'must be in \[0, 1\]'),
+        ('randaugment(0, 10)', 'num_layers=0 must be a positive integer'),
+        ('randaugment(2, -1)', 'magnitude=-1 must be a number, 0 or more'),
+        ('value_range(1, 0)', 'low=1 must be less than high=0'),
+        ('keep()', "needs the entries' names"),
+        ('3|flip', "unknown transform '3'"),
+        ('no_such_lab.crop(3)', "cannot import 'no_such_lab.crop'"),
+        ('math.no_such(3)', "cannot import 'math.no_such'"),
+        ('math.pi', 'is no function'),
+        ('math.sqrt(4)', 'must return a function of'),
+    ],
+)
+def test_mistakes_are_one_line(spec, message):
+    with pytest.raises(UserError, match=message) as error:
+        parse_transforms(spec)
+    assert '\n' not in str(error.value)
+    assert repr(spec) in str(error.value)
+
+
+@pytest.fixture
+def my_lab(monkeypatch):
+    module = types.ModuleType('my_lab')
+
+    def brighten(by):
+        return lambda image: np.minimum(image.astype(int) + by, 255).astype(np.uint8)
+
+    def noise(scale, name='noise'):
+        return lambda record, rng: {**record, name: rng.normal(0, scale)}
+
+    module.brighten, module.noise = brighten, noise
+    monkeypatch.setitem(sys.modules, 'my_lab', module)
+
+
+def test_dotted_names_are_the_users_own(my_lab):
+    image = picture()
+    expected = np.minimum(image.astype(int) + 9, 255)
+    np.testing.assert_array_equal(apply('my_lab.brighten(9)', image), expected)
+    transforms = parse_transforms("my_lab.noise(0.5, name='z')")
+    assert transforms.random
+    record = transforms({'image': image}, example_rng(0, 0))
+    assert record['z'] == example_rng(0, 0).normal(0, 0.5)
