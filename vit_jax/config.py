@@ -16,7 +16,7 @@ import inspect
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -61,32 +61,43 @@ def _override(config: ConfigDict, override: str) -> None:
     if not equals:
         raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
     *parents, leaf = dotted.split('.')
-    node: Any = config
-    _admit(config, parents, leaf)
-    for i, key in enumerate([*parents, leaf]):
-        if not isinstance(node, ConfigDict) or key not in node:
-            where = '.'.join(['config', *parents[:i]])
-            choices = node.keys() if isinstance(node, ConfigDict) else ()
-            raise UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, choices))
-        holder, node = node, node[key]
-    if isinstance(node, ConfigDict):
-        raise UserError(f'--config.{dotted} is a group; set one of its keys: {", ".join(node)}')
-    kind = holder.get_type(leaf)
+    node, path = config, 'config'
+    for key in parents:
+        node, path = _child(node, key, path, dotted), f'{path}.{key}'
+        if not isinstance(node, ConfigDict):
+            raise UserError(f'--config.{dotted}: {path} is a value and has no keys')
+    defaults = _defaults(config, parents)
+    if leaf in defaults and leaf not in node:
+        with config.unlocked():
+            node[leaf] = defaults[leaf]
+    if isinstance(_child(node, leaf, path, dotted, defaults), ConfigDict):
+        raise UserError(
+            f'--config.{dotted} is a group; set one of its keys: {", ".join(node[leaf])}'
+        )
+    kind = node.get_type(leaf)
     try:
-        holder[leaf] = parse_value(text, kind)
+        node[leaf] = parse_value(text, kind)
     except (TypeError, ValueError) as e:
         raise UserError(f'--config.{dotted}={text}: expected {kind.__name__}') from e
 
 
-def _admit(config: ConfigDict, parents: list[str], leaf: str) -> None:
-    """Lets a flag set a keyword of the model or the task that the file leaves at its default."""
-    classes = {'model': model_class, 'task': task_class}
-    if len(parents) != 1 or parents[0] not in classes or leaf in config[parents[0]]:
-        return
-    field = inspect.signature(classes[parents[0]](config)).parameters.get(leaf)
-    if field is not None and leaf not in ('name', 'parent'):
-        with config.unlocked():
-            config[parents[0]][leaf] = placeholder(int) if field.default is None else field.default
+def _child(node: ConfigDict, key: str, path: str, dotted: str, more: Iterable[str] = ()) -> Any:
+    if key not in node:
+        raise UserError(f'--config.{dotted}: ' + nearest(f'key of {path}', key, {*node, *more}))
+    return node[key]
+
+
+def _defaults(config: ConfigDict, parents: list[str]) -> dict[str, Any]:
+    """What the constructor of a section has by default: a flag may set what the file leaves out."""
+    classes = {('model',): model_class, ('task',): task_class}
+    if tuple(parents) not in classes:
+        return {}
+    fields = inspect.signature(classes[tuple(parents)](config)).parameters
+    return {
+        name: placeholder(int) if field.default is None else field.default
+        for name, field in fields.items()
+        if name not in ('name', 'parent') and field.default is not field.empty
+    }
 
 
 BOOLS = {'true': True, '1': True, 'false': False, '0': False}
