@@ -1,4 +1,4 @@
-"""What checks annotations in the tests; a module of its own, as jaxtyping asks for a dotted name."""
+"""What checks annotations in the tests: a module, as jaxtyping asks for a dotted name."""
 
 from beartype import BeartypeConf, beartype
 
