@@ -1,0 +1,420 @@
+"""ViT: exact parameter counts, parity with transformers, dtypes, initial values, mistakes."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
+
+TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2}
+
+# With a class token, 1000 classes and images of 224 x 224. Those of Ti to H are the counts of
+# google-research/vision_transformer, the others follow from the closed form.
+COUNTS = {
+    'mu/16': 76_712,
+    'Ti/16': 5_717_416,
+    'S/16': 22_050_664,
+    'S/32': 22_878_952,
+    'M/16': 38_837_736,
+    'B/8': 86_576_872,
+    'B/16': 86_567_656,
+    'B/32': 88_224_232,
+    'L/16': 304_326_632,
+    'L/32': 306_535_400,
+    'So400m/14': 413_597_656,
+    'H/14': 632_045_800,
+    'g/14': 1_012_611_432,
+    'g-opt/16': 1_136_286_184,
+    'G/14': 1_844_440_680,
+    'G-opt/14': 1_664_842_216,
+    'e/14': 3_807_214_312,
+}
+
+
+def images_like(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def shapes(model, size=(224, 224)):
+    images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def perturbed(model, images):
+    """Parameters none of which is at its initial zero or one, so that each of them shows."""
+    params = jax.jit(model.init)(jax.random.key(0), images)['params']
+    rng = np.random.default_rng(1)
+
+    def shift(path, p):
+        vector = path[-1].key in ('bias', 'scale')
+        return p + jnp.asarray((0.1 if vector else 0.02) * rng.normal(size=p.shape), p.dtype)
+
+    return jax.tree_util.tree_map_with_path(shift, params)
+
+
+@pytest.mark.parametrize('name', COUNTS)
+def test_parameter_counts_are_exact(name):
+    # Scanned, so that the deepest is traced as quickly as the shallowest.
+    assert count(shapes(Model(num_classes=1000, scan=True, **variant(name)))) == COUNTS[name]
+
+
+def test_unrolled_model_has_as_many_parameters():
+    assert count(shapes(Model(num_classes=1000, **variant('Ti/16')))) == COUNTS['Ti/16']
+
+
+def test_every_shape_has_a_listed_count():
+    assert {name.split('/')[0] for name in COUNTS} == set(VARIANTS)
+
+
+def closed_form(pool='cls', posemb='learn', representation_size=0, num_classes=1000):
+    """Parameters of Ti/16 at 224 x 224."""
+    width, depth, mlp, patches, pixels = 192, 12, 768, 14 * 14, 16 * 16 * 3
+    norm, attention = 2 * width, 4 * (width * width + width)
+    perceptron = 2 * width * mlp + mlp + width
+    total = (pixels + 1) * width + depth * (2 * norm + attention + perceptron) + norm
+    total += width * (pool == 'cls')
+    total += (patches + (pool == 'cls')) * width * (posemb == 'learn')
+    total += (width + attention + norm + perceptron) * (pool == 'map')
+    total += (width + 1) * representation_size
+    return total + ((representation_size or width) + 1) * num_classes
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'pool': 'gap'},
+        {'pool': 'map'},
+        {'pool': 'none'},
+        {'posemb': 'sincos2d'},
+        {'representation_size': 64},
+        {'num_classes': 0},
+    ],
+)
+def test_options_add_what_they_should(fields):
+    model = Model(**{'num_classes': 1000, **variant('Ti/16'), **fields})
+    assert count(shapes(model)) == closed_form(**fields)
+
+
+def test_parameter_names():
+    params = shapes(Model(num_classes=7, representation_size=8, **TINY), (8, 12))
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    block = {
+        'norm1/scale': (16,),
+        'norm1/bias': (16,),
+        'attention/qkv/kernel': (16, 3, 2, 8),
+        'attention/qkv/bias': (3, 2, 8),
+        'attention/out/kernel': (2, 8, 16),
+        'attention/out/bias': (16,),
+        'norm2/scale': (16,),
+        'norm2/bias': (16,),
+        'mlp/fc1/kernel': (16, 32),
+        'mlp/fc1/bias': (32,),
+        'mlp/fc2/kernel': (32, 16),
+        'mlp/fc2/bias': (16,),
+    }
+    assert names == {
+        'patch_embed/kernel': (4, 4, 3, 16),
+        'patch_embed/bias': (16,),
+        'cls_token': (1, 1, 16),
+        'pos_embed': (1, 7, 16),
+        **{f'encoder/block_{i}/{name}': shape for i in (0, 1) for name, shape in block.items()},
+        'encoder/norm/scale': (16,),
+        'encoder/norm/bias': (16,),
+        'pre_logits/kernel': (16, 8),
+        'pre_logits/bias': (8,),
+        'head/kernel': (8, 7),
+        'head/bias': (7,),
+    }
+
+
+def hf_state(params):
+    """Our parameters under the names and in the layouts of transformers."""
+    import torch
+
+    def tensor(x):
+        return torch.from_numpy(np.array(x))
+
+    def dense(name, p):
+        kernel, bias = np.asarray(p['kernel']), np.asarray(p['bias'])
+        return {f'{name}.weight': tensor(kernel.T), f'{name}.bias': tensor(bias)}
+
+    def norm(name, p):
+        return {f'{name}.weight': tensor(p['scale']), f'{name}.bias': tensor(p['bias'])}
+
+    patch, encoder = params['patch_embed'], params['encoder']
+    state = {
+        'vit.embeddings.cls_token': tensor(params['cls_token']),
+        'vit.embeddings.position_embeddings': tensor(params['pos_embed']),
+        'vit.embeddings.patch_embeddings.projection.weight': tensor(
+            np.asarray(patch['kernel']).transpose(3, 2, 0, 1)
+        ),
+        'vit.embeddings.patch_embeddings.projection.bias': tensor(patch['bias']),
+        **norm('vit.layernorm', encoder['norm']),
+        **dense('classifier', params['head']),
+    }
+    for name, block in encoder.items():
+        if not name.startswith('block_'):
+            continue
+        layer, attention = f'vit.layers.{name[6:]}', block['attention']
+        width = attention['out']['kernel'].shape[-1]
+        for i, projection in enumerate('qkv'):
+            kernel = attention['qkv']['kernel'][:, i].reshape(width, width)
+            bias = attention['qkv']['bias'][i].reshape(width)
+            p = {'kernel': kernel, 'bias': bias}
+            state |= dense(f'{layer}.attention.{projection}_proj', p)
+        out = {'kernel': attention['out']['kernel'].reshape(width, width)}
+        state |= dense(f'{layer}.attention.o_proj', out | {'bias': attention['out']['bias']})
+        state |= norm(f'{layer}.layernorm_before', block['norm1'])
+        state |= norm(f'{layer}.layernorm_after', block['norm2'])
+        state |= dense(f'{layer}.mlp.fc1', block['mlp']['fc1'])
+        state |= dense(f'{layer}.mlp.fc2', block['mlp']['fc2'])
+    return state
+
+
+@pytest.mark.parametrize(
+    ('shape', 'size', 'batch'),
+    [(variant('B/16'), (224, 224), 1), ({**TINY, 'patch_size': 8}, (24, 40), 3)],
+    ids=['B/16', 'not square'],
+)
+def test_parity_with_transformers(shape, size, batch):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    model = Model(num_classes=1000, gelu='erf', norm_eps=1e-12, **shape)
+    images = images_like(batch, *size, 3)
+    params = perturbed(model, images)
+    config = transformers.ViTConfig(
+        image_size=size,
+        patch_size=model.patch_size,
+        hidden_size=model.width,
+        num_hidden_layers=model.depth,
+        num_attention_heads=model.num_heads,
+        intermediate_size=model.mlp_dim,
+        num_labels=1000,
+        attn_implementation='eager',
+    )
+    with torch.device('meta'):
+        reference = transformers.ViTForImageClassification(config)
+    reference.load_state_dict(hf_state(params), strict=True, assign=True)
+    with torch.no_grad():
+        expected = reference.eval()(
+            torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)),
+            output_attentions=True,
+        )
+    with jax.default_matmul_precision('highest'):
+        apply = jax.jit(lambda p, x: model.apply({'params': p}, x, mutable='intermediates'))
+        outputs, kept = apply(params, images)
+    np.testing.assert_allclose(outputs['logits'], expected.logits, atol=1e-5)
+    for i in range(model.depth):
+        (weights,) = kept['intermediates']['encoder'][f'block_{i}']['attention']['attention']
+        np.testing.assert_allclose(weights, expected.attentions[i], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('pool', 'posemb'), list(zip(POOLS, ['sincos2d', 'learn'] * 2, strict=True))
+)
+def test_outputs_and_gradients_of_every_pooling(pool, posemb):
+    model = Model(
+        num_classes=5, representation_size=8, pool=pool, posemb=posemb, **{**TINY, 'depth': 1}
+    )
+    images = images_like(2, 8, 12, 3)
+    params = perturbed(model, images)
+    outputs = model.apply({'params': params}, images)
+    tokens = 6 + (pool == 'cls')
+    per_token = (tokens,) if pool == 'none' else ()
+    assert outputs['tokens'].shape == (2, tokens, 16)
+    assert outputs['pre_logits'].shape == (2, *per_token, 8)
+    assert outputs['logits'].shape == (2, *per_token, 5)
+    grads = jax.jit(jax.grad(lambda p: (model.apply({'params': p}, images)['logits'] ** 2).sum()))(
+        params
+    )
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
+
+
+def test_pooling_takes_the_tokens_it_names():
+    images = images_like(2, 8, 8, 3)
+    for pool, pick in {'cls': lambda t: t[:, 0], 'gap': lambda t: t.mean(1)}.items():
+        model = Model(pool=pool, **TINY)
+        outputs = model.apply({'params': perturbed(model, images)}, images)
+        assert 'logits' not in outputs
+        np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
+
+
+def test_fixed_positions_leave_the_class_token_alone():
+    model = Model(posemb='sincos2d', **TINY)
+    images = jnp.zeros((1, 8, 8, 3))
+    params = model.init(jax.random.key(0), images)['params']
+    _, kept = model.apply(
+        {'params': params},
+        images,
+        capture_intermediates=lambda module, _: module.name == 'Dropout_0',
+        mutable='intermediates',
+    )
+    (embedded,) = kept['intermediates']['Dropout_0']['__call__']
+    np.testing.assert_array_equal(embedded[0, 0], np.zeros(16))
+    # cos 0 = 1: the first patch sits at the origin.
+    np.testing.assert_array_equal(embedded[0, 1], [0, 0, 0, 0, 1, 1, 1, 1] * 2)
+
+
+def test_scanned_model_equals_the_unrolled_one():
+    unrolled = Model(num_classes=5, **TINY)
+    images = images_like(2, 8, 8, 3)
+    params = perturbed(unrolled, images)
+    encoder = params['encoder']
+    blocks = jax.tree.map(lambda *p: jnp.stack(p), encoder['block_0'], encoder['block_1'])
+    stacked = {**params, 'encoder': {'blocks': blocks, 'norm': encoder['norm']}}
+    for fields in ({'scan': True}, {'scan': True, 'remat': True}):
+        scanned = dataclasses.replace(unrolled, **fields)
+        np.testing.assert_allclose(
+            scanned.apply({'params': stacked}, images)['logits'],
+            unrolled.apply({'params': params}, images)['logits'],
+            atol=1e-5,
+        )
+
+
+def test_bfloat16_computes_close_to_float32_with_float32_parameters():
+    images = images_like(2, 8, 8, 3)
+    full = Model(num_classes=5, **TINY)
+    half = dataclasses.replace(full, dtype='bfloat16')
+    initial = half.init(jax.random.key(0), images)['params']
+    assert {leaf.dtype for leaf in jax.tree.leaves(initial)} == {jnp.dtype('float32')}
+    params = perturbed(full, images)
+    expected = full.apply({'params': params}, images)['logits']
+    outputs, kept = half.apply({'params': params}, images, mutable='intermediates')
+    assert outputs['tokens'].dtype == jnp.bfloat16
+    assert outputs['logits'].dtype == jnp.float32
+    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
+    error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
+    assert 0 < error < 0.05
+    (weights,) = kept['intermediates']['encoder']['block_1']['attention']['attention']
+    assert weights.dtype == jnp.float32
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+
+
+def test_layer_norm_and_softmax_are_float32_in_bfloat16():
+    """One inverse root a layer norm and one exponential a softmax, both on float32."""
+    model = Model(dtype='bfloat16', **{**TINY, 'depth': 1})
+    jaxpr = str(
+        jax.make_jaxpr(lambda x: model.init_with_output(jax.random.key(0), x)[0])(
+            jnp.zeros((1, 8, 8, 3))
+        )
+    )
+    rsqrts = [line for line in jaxpr.splitlines() if ' rsqrt ' in line]
+    exps = [line for line in jaxpr.splitlines() if ' exp ' in line]
+    assert len(rsqrts) == 3
+    assert len(exps) == 1
+    assert all(':f32[' in line for line in rsqrts + exps)
+
+
+def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
+    model = Model(num_classes=5, dropout=0.3, attention_dropout=0.3, drop_path=0.3, **TINY)
+    images = images_like(1, 8, 8, 3)
+    images = jnp.concatenate([images] * 4)
+    params = {'params': perturbed(model, images)}
+    rngs = {'dropout': jax.random.key(0)}
+    train = model.apply(params, images, train=True, rngs=rngs)['logits']
+    assert (train != train[:1]).any(axis=1)[1:].all()
+    alone = model.apply(params, images[:2], train=True, rngs=rngs)['logits']
+    np.testing.assert_allclose(alone, train[:2], atol=1e-5)
+    plain = dataclasses.replace(model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
+    evaluated = model.apply(params, images)['logits']
+    np.testing.assert_array_equal(evaluated, plain.apply(params, images)['logits'])
+
+
+def test_initial_values():
+    model = Model(num_classes=5, head_bias=-10.0, **{**TINY, 'width': 64, 'mlp_dim': 256})
+    params = model.init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))['params']
+    assert not np.asarray(params['cls_token']).any()
+    assert not np.asarray(params['head']['kernel']).any()
+    np.testing.assert_array_equal(params['head']['bias'], np.full(5, -10.0))
+    assert np.std(params['pos_embed']) == pytest.approx(0.02, rel=0.03)
+    # LeCun: variance 1 / (4 * 4 * 3).
+    assert np.std(params['patch_embed']['kernel']) == pytest.approx(48**-0.5, rel=0.05)
+    mlp = params['encoder']['block_0']['mlp']
+    for layer in mlp.values():
+        # Xavier: uniform of variance 2 / (64 + 256).
+        assert np.std(layer['kernel']) == pytest.approx((2 / 320) ** 0.5, rel=0.02)
+        assert 0 < np.std(layer['bias']) < 2e-6
+    outputs = model.apply({'params': params}, images_like(2, 64, 64, 3))
+    np.testing.assert_array_equal(outputs['logits'], np.full((2, 5), -10.0))
+
+
+def test_variant_gives_keywords_of_the_model():
+    assert variant('B/16') == {
+        'patch_size': 16,
+        'width': 768,
+        'depth': 12,
+        'mlp_dim': 3072,
+        'num_heads': 12,
+    }
+    assert Model(**variant('B/16')) == Model()
+    assert variant('So400m/14')['patch_size'] == 14
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('T/16', "unknown ViT variant 'T'; did you mean 'Ti'"),
+        ('B16', "unknown ViT variant 'B16'"),
+        ('B', "'B' needs a patch size, for example B/16"),
+        ('B/0', "'B/0' needs a patch size"),
+        ('B/16.5', 'needs a patch size'),
+    ],
+)
+def test_unknown_variants_are_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        variant(name)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'pool': 'mean'}, "unknown pool 'mean'"),
+        ({'posemb': 'learned'}, "unknown posemb 'learned'; did you mean 'learn'"),
+        ({'gelu': 'exact'}, "unknown gelu 'exact'"),
+        ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),
+        ({'num_heads': 7}, 'width 768 is not a multiple of num_heads 7'),
+        ({'drop_path': 1.0}, 'drop_path must be at least 0 and below 1, not 1.0'),
+        ({'attention_dropout': -0.1}, 'attention_dropout must be'),
+    ],
+)
+def test_impossible_fields_are_refused_at_construction(fields, message):
+    with pytest.raises(UserError, match=message):
+        Model(**fields)
+
+
+def test_images_of_another_size_than_pos_embed_are_refused():
+    model = Model(**TINY)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    with pytest.raises(UserError, match='rows for 5 tokens, but these images have 7'):
+        model.apply(variables, jnp.zeros((1, 8, 12, 3)))
+    with pytest.raises(UserError, match='8x10: their width is not a positive multiple of'):
+        model.apply(variables, jnp.zeros((1, 8, 10, 3)))
+
+
+def test_fixed_positions_take_images_of_any_size():
+    model = Model(num_classes=5, posemb='sincos2d', **TINY)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    assert model.apply(variables, jnp.zeros((2, 12, 20, 3)))['tokens'].shape == (2, 16, 16)
+
+
+def test_fields_are_hashable_and_survive_json():
+    model = Model(num_classes=5, scan=True, **TINY)
+    fields = {
+        f.name: getattr(model, f.name)
+        for f in dataclasses.fields(model)
+        if f.name not in ('parent', 'name')
+    }
+    assert Model(**json.loads(json.dumps(fields))) == model
+    assert len({model, Model(**fields)}) == 1
