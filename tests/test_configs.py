@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -58,11 +59,7 @@ def any_source(monkeypatch):
 
 
 def load(spec):
-    config = config_lib.load(str(ROOT / spec))
-    config.data.cache = False
-    for section in config.evals.values():
-        section.cache = False
-    return config
+    return config_lib.load(str(ROOT / spec))
 
 
 def build(config):
@@ -77,10 +74,21 @@ def abstract_batch(parts, **more):
     return {**arrays, **{k: jax.ShapeDtypeStruct((size,), dtype) for k, dtype in more.items()}}
 
 
-@pytest.mark.parametrize('arg', ['', ':smoke'])
-@pytest.mark.parametrize('path', CONFIGS)
-def test_one_step_of_every_config(path, arg):
-    parts = build(load(path + arg))
+def specs():
+    """Every config as it is, and with every argument that it names in `ARGS`."""
+    found = []
+    for path in CONFIGS:
+        args = runpy.run_path(str(ROOT / path))['ARGS']
+        assert 'smoke' in args
+        found += [path, *(f'{path}:{arg}' for arg in args)]
+    return found
+
+
+@pytest.mark.parametrize('spec', specs())
+def test_one_step_of_every_config(spec):
+    parts = build(load(spec))
+    for section in (parts.config.data, *parts.config.evals.values()):
+        assert not (section.get('cache') and section.get('workers')), 'no cache is shared'
     batch = abstract_batch(parts)
     state, metrics = jax.eval_shape(parts.train_step, parts.abstract_state, batch)
     assert jax.tree.structure(state) == jax.tree.structure(parts.abstract_state)

@@ -12,20 +12,23 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.models import vit
 
+ARGS = ('smoke', 'gpu')
+
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The default is for a CPU; `gpu` the long run; `smoke` a few steps on digits."""
     gpu, smoke = arg == 'gpu', arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '200 epochs' if gpu else '15 epochs'
-    config.batch_size = 32 if smoke else 512 if gpu else 128
+    config.total = '20 steps' if smoke else '200 epochs' if gpu else '10 epochs'
+    config.batch_size = 32 if smoke else 512 if gpu else 64
 
     config.model = dict(name='vit', num_classes=placeholder(int), pool='gap')
     if gpu:
         config.model.update(vit.variant('S/4'), drop_path=0.1, dtype='bfloat16')
     else:
         config.model.update(patch_size=4, width=128, depth=4, num_heads=4, mlp_dim=256)
+        config.model.posemb = 'sincos2d'
     config.task = dict(
         name='classify',
         label_smoothing=0.1 if gpu else 0.0,
@@ -33,10 +36,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
         cutmix=1.0 if gpu else 0.0,
     )
 
-    augment = 'pad_and_crop(4)|flip' + ('|randaugment(2, 10)' if gpu else '')
+    augment = 'pad_and_crop(4)|flip|randaugment(2, 10)' if gpu else 'pad_and_crop(2)|flip'
     source = 'digits' if smoke else 'tfds:cifar10'
     config.data = dict(
-        source=source, split='train', transforms=augment, cache=True, workers=8 if gpu else 0
+        source=source, split='train', transforms=augment, cache=not gpu, workers=8 if gpu else 0
     )
     config.evals = dict(
         test=dict(source=source, split='test', transforms='', cache=True, batch_size=500)
@@ -51,7 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         schedule=dict(name='cosine', warmup='5%'),
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '100', eval='10' if smoke else '1 epoch')
+    config.every = dict(log='10' if smoke else '200', eval='10' if smoke else '1 epoch')
     config.every.checkpoint = '10' if smoke else '1 epoch'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
