@@ -120,7 +120,11 @@ def eval_batches(
 
 def element_spec(source: Subset, transforms: Transforms) -> dict[str, ArraySpec]:
     """Shapes and dtypes of one transformed example: integers are int32, floats float32."""
-    record = transforms(_first_readable(source, 0), example_rng(0, 0))
+    index, record = _first_readable(source, 0)
+    try:
+        record = transforms(record, example_rng(0, 0))
+    except UserError as error:
+        raise _named(error, source, index) from error
     return {key: _array_spec(value) for key, value in record.items()}
 
 
@@ -156,7 +160,7 @@ class _Loader:
         batch = _zeros(self.spec, len(self.rows))
         indices = _train_indices(examples, len(self.source), self.seed)
         for row, (g, index) in enumerate(zip(examples.tolist(), indices, strict=True)):
-            self._put(batch, row, index, _first_readable(self.source, index), g)
+            self._put(batch, row, *_first_readable(self.source, index), g)
         return batch
 
     def eval_batch(self, k: int) -> Batch:
@@ -175,7 +179,7 @@ class _Loader:
             for key, array in batch.items():
                 array[row] = _checked(key, record[key], array.shape[1:])
         except UserError as error:
-            raise UserError(f'{self.source.record_name(index)}: {error}') from error
+            raise _named(error, self.source, index) from error
 
 
 def _train_indices(examples: np.ndarray, size: int, seed: int) -> list[int]:
@@ -207,13 +211,17 @@ def _local_rows(batch_size: int, process_index: int, process_count: int) -> rang
     return range(process_index * each, (process_index + 1) * each)
 
 
-def _first_readable(source: Subset | Cached, index: int) -> Record:
-    # Ends: the source raises UserError once too many of its records are broken.
-    while True:
+def _first_readable(source: Subset | Cached, index: int) -> tuple[int, Record]:
+    """The first record from `index` on that is not broken, and its index."""
+    while True:  # the source raises UserError once too many are broken
         try:
-            return source[index]
+            return index, source[index]
         except BrokenRecord:
             index = (index + 1) % len(source)
+
+
+def _named(error: UserError, source: Subset | Cached, index: int) -> UserError:
+    return UserError(f'{source.record_name(index)}: {error}')
 
 
 def _array_spec(value: Any) -> ArraySpec:

@@ -1,0 +1,308 @@
+"""Batches are a function of (seed, k): nothing else may show in them."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from vit_jax.data import pipeline
+from vit_jax.data.records import BrokenRecord, SourceInfo
+from vit_jax.data.sources import open_source
+from vit_jax.data.splits import Subset
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.watchdog import Stalled
+from vit_jax.errors import UserError
+
+PLAIN = parse_transforms('')
+AUGMENTED = parse_transforms('pad_and_crop(2)|flip|random_erasing(0.3)')
+
+
+class Numbered:
+    """Record i is an image with structure, its label i % 10 and its number."""
+
+    info = SourceInfo(10, tuple('abcdefghij'))
+
+    def __init__(self, size, shape=(6, 5, 3)):
+        self.size = size
+        self.reads = []
+        self._images = np.random.default_rng(0).integers(0, 256, (size, *shape), np.uint8)
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return {'image': self._images[index], 'label': index % 10, 'number': index}
+
+    def labels(self):
+        return np.arange(self.size) % 10
+
+    def record_name(self, index):
+        return f'number {index}'
+
+
+def numbered(size, **options):
+    return Subset('numbered train', [(Numbered(size, **options), np.arange(size))])
+
+
+def take(n, batches):
+    taken = list(itertools.islice(batches, n))
+    batches.close()
+    return taken
+
+
+def train(source, n, transforms=AUGMENTED, **options):
+    options = {'batch_size': 8, 'seed': 3, 'threads': 2} | options
+    return take(n, pipeline.train_batches(source, transforms, **options))
+
+
+def assert_equal(a, b):
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert one[key].dtype == other[key].dtype
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def test_arrays():
+    (batch,) = train(numbered(20), 1)
+    shapes = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
+    assert shapes == {
+        'image': ((8, 6, 5, 3), 'uint8'),
+        'label': ((8,), 'int32'),
+        'number': ((8,), 'int32'),
+    }
+
+
+def test_element_spec_is_one_example_of_a_batch():
+    source = numbered(20)
+    transforms = parse_transforms('resize(4)|value_range(0, 1)')
+    spec = pipeline.element_spec(source, transforms)
+    (batch,) = train(source, 1, transforms)
+    assert {k: (s.shape, s.dtype) for k, s in spec.items()} == {
+        k: (a.shape[1:], a.dtype) for k, a in batch.items()
+    }
+
+
+@pytest.mark.parametrize('batch_size', [1, 7, 10, 30])
+def test_every_epoch_is_a_permutation(batch_size):
+    batches = train(numbered(30), 90 // batch_size + 1, PLAIN, batch_size=batch_size)
+    stream = np.concatenate([batch['number'] for batch in batches])[:90].reshape(3, 30)
+    for epoch in stream:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(30))
+    assert not np.array_equal(stream[0], stream[1])
+    assert not np.array_equal(stream[1], stream[2])
+
+
+def test_records_keep_image_and_label_together():
+    source = numbered(30)
+    for batch in train(source, 4, PLAIN):
+        for image, label, number in zip(*batch.values(), strict=True):
+            np.testing.assert_array_equal(image, source[number]['image'])
+            assert label == number % 10
+
+
+def test_seeds_differ_in_order_and_augmentation():
+    one, other = train(numbered(30), 2), train(numbered(30), 2, seed=4)
+    assert not np.array_equal(one[0]['number'], other[0]['number'])
+    constant = Subset('x', [(Numbered(30), np.zeros(30, int))])
+    images = [train(constant, 1, seed=seed)[0]['image'] for seed in (3, 4)]
+    assert not np.array_equal(*images)
+
+
+def test_augmentation_differs_between_examples_and_epochs():
+    constant = Subset('x', [(Numbered(16), np.zeros(16, int))])
+    images = np.concatenate([batch['image'] for batch in train(constant, 4)])
+    assert len(np.unique(images.reshape(32, -1), axis=0)) > 25
+
+
+@pytest.mark.parametrize('start', [1, 3, 4, 50])
+def test_resumed_is_continued(start):
+    """Also across an epoch, which ends in the middle of batch 3."""
+    source = numbered(30)
+    whole = train(source, start + 4)
+    assert_equal(train(source, 4, start_step=start), whole[start:])
+
+
+@pytest.mark.parametrize('processes', [2, 4])
+def test_processes_together_see_the_global_batch(processes):
+    source = numbered(30)
+    parts = [train(source, 5, process_index=p, process_count=processes) for p in range(processes)]
+    together = [
+        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert_equal(together, train(source, 5))
+
+
+@pytest.mark.parametrize('options', [{'threads': 0}, {'threads': 5}, {'cache': True}])
+def test_how_it_is_read_does_not_show(options):
+    assert_equal(train(numbered(30), 12, **options), train(numbered(30), 12))
+
+
+def test_worker_processes_do_not_show():
+    source = open_source('digits', 'train[:100]')
+    assert_equal(train(source, 4, workers=2, threads=1, start_step=3), train(source, 7)[3:])
+
+
+def test_worker_processes_pass_mistakes_on():
+    source = open_source('digits', 'train')
+    source._parts[0][0].info = SourceInfo(9, tuple('012345678'))
+    with pytest.raises(
+        UserError, match=r'digits train record \d+ .*: label 9 is outside of 0\.\.8'
+    ):
+        train(source, 50, workers=1, threads=1)
+
+
+def test_cache_reads_each_record_once():
+    source = numbered(30)
+    train(source, 20, cache=True, threads=0)
+    train(source, 20, cache=True, threads=0)
+    reads = source._parts[0][0].reads
+    assert len(reads) == 30 + 2  # and one for the shapes each time
+    assert set(reads) == set(range(30))
+
+
+def test_transforms_cannot_spoil_the_cache():
+    source = numbered(8)
+    first = train(source, 1, cache=True, start_step=0)
+    train(source, 5, cache=True)
+    assert_equal(train(source, 1, cache=True, start_step=0), first)
+
+
+def test_many_threads_give_the_generator_of_the_right_example():
+    """The generators are reused within a thread, never between threads."""
+    source = numbered(64)
+    expected = train(source, 40, threads=0)
+    assert_equal(train(source, 40, threads=12), expected)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'batch_size': 31}, '30 examples are fewer than batch_size=31'),
+        ({'batch_size': 0}, 'batch_size=0: must be positive'),
+        ({'process_count': 3}, 'batch_size=8: must be positive and divide among the 3 processes'),
+        ({'seed': -1}, 'seed=-1'),
+        ({'cache': True, 'workers': 2}, 'processes do not share a cache'),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(UserError, match=message):
+        train(numbered(30), 1, **options)
+
+
+def test_different_shapes_name_the_record():
+    parts = [(Numbered(4), np.arange(4)), (Numbered(4, shape=(6, 5, 1)), np.arange(4))]
+    source = Subset('mixed', parts)
+    with pytest.raises(UserError, match=r'number \d: image of shape \(6, 5, 1\) among others'):
+        train(source, 1)
+
+
+def test_a_transform_that_cannot_names_the_record():
+    with pytest.raises(UserError, match=r'number \d: central_crop\(7\): the image has'):
+        train(numbered(8), 1, parse_transforms('central_crop(7)'))
+
+
+class Stuck(Numbered):
+    """Hangs at record 5 until released."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.release = threading.Event()
+
+    def __getitem__(self, index):
+        if index == 5:
+            self.release.wait(30)
+        return super().__getitem__(index)
+
+
+def test_a_loader_that_hangs_says_where():
+    stuck = Stuck(8)
+    source = Subset('stuck', [(stuck, np.arange(8))])
+    with pytest.raises(Stalled, match=r'(?s)no batch in 0\.5 s.*release\.wait'):
+        train(source, 3, stall_seconds=0.5)
+    stuck.release.set()
+
+
+# -- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate(source, transforms=PLAIN, **options):
+    return list(pipeline.eval_batches(source, transforms, **{'batch_size': 8} | options))
+
+
+@pytest.mark.parametrize(('size', 'batch_size'), [(30, 32), (30, 8), (32, 8), (1, 4), (33, 32)])
+@pytest.mark.parametrize('processes', [1, 2, 4])
+def test_every_example_counts_once(size, batch_size, processes):
+    parts = [
+        evaluate(numbered(size), batch_size=batch_size, process_index=p, process_count=processes)
+        for p in range(processes)
+    ]
+    for part in parts:
+        assert len(part) == -(-size // batch_size)
+        assert {batch['image'].shape for batch in part} == {(batch_size // processes, 6, 5, 3)}
+    together = [
+        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    mask = np.concatenate([batch['mask'] for batch in together])
+    assert mask.dtype == np.float32
+    np.testing.assert_array_equal(mask, np.arange(len(mask)) < size)
+    numbers = np.concatenate([batch['number'] for batch in together])
+    np.testing.assert_array_equal(numbers[mask == 1], np.arange(size))
+
+
+def test_padding_is_zero():
+    last = evaluate(numbered(9))[-1]
+    assert not last['image'][1:].any()
+    assert not last['label'][1:].any()
+
+
+def test_evaluation_is_repeatable_even_with_random_transforms():
+    assert_equal(evaluate(numbered(20), AUGMENTED), evaluate(numbered(20), AUGMENTED, threads=0))
+
+
+def test_broken_records_are_masked_not_replaced():
+    class Broken(Numbered):
+        def __getitem__(self, index):
+            if index in (0, 11):
+                raise BrokenRecord(f'number {index}: torn')
+            return super().__getitem__(index)
+
+    source = Subset('broken', [(Broken(20), np.arange(20))])
+    batches = evaluate(source)
+    mask = np.concatenate([batch['mask'] for batch in batches])
+    np.testing.assert_array_equal(np.flatnonzero(mask == 0), [0, 11, 20, 21, 22, 23])
+    assert source.broken == {0: 'number 0: torn', 11: 'number 11: torn'}
+
+
+def test_all_broken_is_an_error_not_a_hang():
+    class Broken(Numbered):
+        def __getitem__(self, index):
+            raise BrokenRecord(f'number {index}: torn')
+
+    with pytest.raises(UserError, match='6 of 20 records broken'):
+        train(Subset('broken', [(Broken(20), np.arange(20))]), 1)
+
+
+# -- the module ----------------------------------------------------------------------------------
+
+
+def test_import_is_light():
+    program = 'import sys, vit_jax.data.pipeline, vit_jax.data.sources; print(*sys.modules)'
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, env=os.environ
+    )
+    loaded = set(done.stdout.split())
+    assert 'vit_jax.data.pipeline' in loaded, done.stderr
+    heavy = {'jax', 'flax', 'grain', 'tensorflow', 'tensorflow_datasets', 'torch', 'sklearn'}
+    assert not loaded & heavy
