@@ -89,7 +89,7 @@ def _child(node: ConfigDict, key: str, path: str, dotted: str, more: Iterable[st
 
 def _defaults(config: ConfigDict, parents: list[str]) -> dict[str, Any]:
     """What the constructor of a section has by default: a flag may set what the file leaves out."""
-    classes = {('model',): model_class, ('task',): task_class}
+    classes: dict[tuple[str, ...], Callable] = {('model',): model_class, ('task',): task_class}
     if tuple(parents) not in classes:
         return {}
     fields = inspect.signature(classes[tuple(parents)](config)).parameters

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -34,7 +35,9 @@ def initialize(
     Raises:
       UserError: if no cluster is found.
     """
-    timeout = {} if heartbeat_seconds is None else {'heartbeat_timeout_seconds': heartbeat_seconds}
+    timeout: dict[str, Any] = {}
+    if heartbeat_seconds is not None:
+        timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -132,7 +133,8 @@ def make_train_step(
             ema = optax.incremental_update(params, ema, 1 - ema_decay)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
-        return state.replace(
+        return dataclasses.replace(
+            state,
             step=state.step + 1,
             params=params,
             opt_state=opt_state,

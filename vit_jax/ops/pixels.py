@@ -22,6 +22,7 @@ def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Ar
 
 def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
     """`weight * x + (1 - weight) * partner`, where the partner is the neighbour in the batch."""
+    weight = jnp.asarray(weight)
     return weight * x + (1 - weight) * neighbour(x)
 
 

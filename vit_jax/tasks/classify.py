@@ -133,7 +133,7 @@ def cutmix(
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
     """Pastes one box of the neighbour; lambda is the share of the image that is left."""
     lam = jax.random.beta(lam_key, alpha, alpha)
-    inside = random_box(box_key, image.shape[1:3], jnp.sqrt(1 - lam))
+    inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
     mixed = jnp.where(inside[..., None], pixels.neighbour(image), image)
     return mixed, 1 - inside.mean()
 
