@@ -232,12 +232,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_opened(
 # --- other devices ---
 
 
-def test_every_layout_goes_on_from_any_other(tmp_path, config, uninterrupted):
+def test_every_layout_goes_on_from_any_other(tmp_path, config, uninterrupted, capsys):
     plan = [('jit', 8, 1, 9), ('jit', 2, 2, 19), ('pmap', 4, 1, None)]
     for strategy, count, fsdp, stop_at in plan:
         config.parallel = {'strategy': strategy, 'fsdp': fsdp, 'tensor': 1}
         with contextlib.suppress(train.Preempted):
             train.train(config, tmp_path, stop_at=stop_at, devices=jax.devices()[:count])
+    output = capsys.readouterr().out
+    assert 'so far on 8 x cpu (jit): the examples stay the same' in output
+    assert 'so far on 2 x cpu (jit): the examples stay the same' in output
     np.testing.assert_allclose(losses(tmp_path), losses(uninterrupted), rtol=1e-4)
 
 

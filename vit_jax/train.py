@@ -142,35 +142,39 @@ def train(
         return result
     workdir.require_writable(folder)
     parts = build(config, devices)
-    with workdir.lock(folder), workdir.Preemption() as preemption:
-        checkpointer = checkpoint.Checkpointer(
+    with (
+        workdir.lock(folder),
+        workdir.Preemption() as preemption,
+        checkpoint.Checkpointer(
             folder / 'checkpoints',
             keep_last=config.checkpoint.get('keep_last', 2),
             keep_every=parts.keep_every,
-        )
-        state, start = restore(parts, checkpointer)
+        ) as checkpointer,
+    ):
+        state, start, hardware_before = restore(parts, checkpointer)
         if jax.process_index() == 0:
             workdir.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
-            writer.say(describe(parts, folder, start))
+            writer.say(describe(parts, folder, start, hardware_before))
             result = loop(parts, state, start, checkpointer, writer, preemption, stop_at)
             if jax.process_index() == 0:
                 workdir.write_text_atomic(folder / RESULT, json.dumps(result) + '\n')
             return result
         finally:
             writer.close()
-            checkpointer.close()
 
 
-def restore(parts: Parts, checkpointer: checkpoint.Checkpointer) -> tuple[step_lib.TrainState, int]:
-    """The state to start from, and its step."""
+def restore(
+    parts: Parts, checkpointer: checkpoint.Checkpointer
+) -> tuple[step_lib.TrainState, int, str]:
+    """The state to start from, its step, and the hardware that it was saved on."""
     target = sharding.abstract_target(parts.layout, parts.abstract_state)
     found = checkpointer.restore_latest(target)
     if found is None:
-        return parts.layout.create(parts.init), 0
-    step, state, _ = found
-    return parts.layout.from_global(state), step
+        return parts.layout.create(parts.init), 0, hardware(parts)
+    step, state, meta = found
+    return parts.layout.from_global(state), step, meta.get('hardware', hardware(parts))
 
 
 def loop(
@@ -237,7 +241,7 @@ def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
 
 def evaluate_all(parts: Parts, state: step_lib.TrainState) -> dict[str, float]:
     """All evaluations of the config: {'test/accuracy': ...}."""
-    results = {}
+    results: dict[str, float] = {}
     for name, one_pass in parts.evals.items():
         means = evaluate_lib.evaluate(parts.eval_step, parts.layout, state.variables, one_pass())
         results |= {f'{name}/{k}': v for k, v in means.items()}
@@ -251,6 +255,7 @@ def save(
     meta = {
         'config': parts.config.to_dict(),
         'data': {'step': step},
+        'hardware': hardware(parts),
         'class_names': list(parts.source.info.class_names),
     }
     checkpointer.save(step, parts.layout.to_global(state), meta)
@@ -268,16 +273,25 @@ def utilisation(parts: Parts) -> Callable[[float], float | None]:
     return lambda rate: flops.mfu(per_image * rate, 1.0, size, device.device_kind)
 
 
-def describe(parts: Parts, folder: pathlib.Path, start: int) -> str:
+def hardware(parts: Parts) -> str:
+    """What the run computes on, as `8 x TPU v4 (jit)`."""
+    mesh, layout = parts.layout.mesh, type(parts.layout).__name__.lower()
+    return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
+
+
+def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: str) -> str:
     """Two lines: what runs, and where."""
     count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
-    layout = type(parts.layout).__name__.lower()
-    device = parts.layout.mesh.devices.flat[0].device_kind
     begins = f'resumes after step {start}' if start else 'starts'
+    moved = (
+        f'\nso far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
+        if hardware_before != hardware(parts)
+        else ''
+    )
     return (
         f'{parts.config.model.name}: {count:,} parameters, {len(parts.source):,} examples, '
-        f'{parts.total_steps:,} steps of {parts.config.batch_size} on '
-        f'{parts.layout.mesh.size} x {device} ({layout})\n{begins} in {folder}'
+        f'{parts.total_steps:,} steps of {parts.config.batch_size} on {hardware(parts)}\n'
+        f'{begins} in {folder}{moved}'
     )
 
 
