@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -63,7 +64,7 @@ def time_forward(
 ) -> Timing:
     """Times the eval step: the model's forward pass, and the sums of its metrics."""
     batch = synthetic_batch(spec, batch_size, seed) | {'mask': np.ones(batch_size, np.float32)}
-    one = {k: x[:1] for k, x in batch.items()}
+    one = blank_example(spec)
     variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
     compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
@@ -87,7 +88,7 @@ def time_train(
 ) -> Timing:
     """Times the train step; `tx` makes the optimizer from the parameters' shapes."""
     batch = synthetic_batch(spec, batch_size, seed)
-    one = {k: x[:1] for k, x in batch.items()}
+    one = blank_example(spec)
 
     def init_variables() -> Any:
         return step_lib.init_variables(model, task, one, seed)
@@ -157,6 +158,11 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
         return np.zeros(shape, dtype)
 
     return {k: draw((batch_size, *s.shape), np.dtype(s.dtype)) for k, s in spec.items()}
+
+
+def blank_example(spec: Spec) -> dict[str, jax.Array]:
+    """A batch of one, all zeros, to initialise a model with."""
+    return {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
 
 def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:

@@ -67,13 +67,12 @@ def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, i
 def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:
     """A model that was never trained: shapes only."""
     import jax
-    import numpy as np
 
-    from vit_jax import step
+    from vit_jax import benchmark, step
 
     spec = example_spec(config, image_size, channels)
     model, task = config_lib.build(config)
-    one = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+    one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
     return Subject(config, variables, spec)
 

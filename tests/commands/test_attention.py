@@ -1,0 +1,74 @@
+"""`attention`: one picture of where a run looks."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import runs
+from vit_jax.commands import attention
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def photo(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(image).save(tmp_path / 'photo.png')
+    return tmp_path / 'photo.png'
+
+
+def test_one_picture(smoke_run, photo, tmp_path, capsys):
+    out = tmp_path / 'new' / 'out.png'
+    argv = ['attention', '--workdir', smoke_run, photo, '--out', out, '--query', '3,0']
+    assert cli.main([str(word) for word in argv]) == 0
+    assert capsys.readouterr().out == (
+        f'{out}: 1 layers x 4 heads, 4 x 4 patches; 40 x 60 pixels read as 8 x 8 grey\n'
+    )
+    with Image.open(out) as picture:
+        assert min(picture.size) > 500
+
+
+def test_weights_belong_to_the_prediction(smoke_run):
+    run = runs.load_run(smoke_run)
+    image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
+    outputs, weights = attention.look(run, {'image': image})
+    expected = jax.jit(run.model.apply)(run.variables, image / np.float32(127.5) - 1)
+    np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-5)
+    assert weights.shape == (1, 4, 16, 16)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+
+
+def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
+    out = str(tmp_path / 'out.png')
+    (tmp_path / 'file').write_text('')
+    for words, message in [
+        (['--out', out, '--query', 'dog'], 'ROW,COL'),
+        (['--out', out, '--query', '4,0'], 'outside of the grid of 4 x 4'),
+        (['--out', out, '--layer', '1'], 'there is no layer 1'),
+        (['--out', out, '--image-size', '9'], 'patch_size'),
+        (['--out', str(tmp_path / 'out.bmp')], 'must end in .png'),
+        (['--out', str(tmp_path / 'file' / 'out.png')], 'cannot be written'),
+    ]:
+        assert cli.main(['attention', '--workdir', str(smoke_run), str(photo), *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ''
+        assert captured.err.startswith('error: ')
+        assert captured.err.count('\n') == 1
+        assert message in captured.err
+    assert not (tmp_path / 'out.png').exists()
+
+
+def test_queries():
+    assert attention.parse_query('cls') is None
+    assert attention.parse_query('2,13') == (2, 13)
+    for wrong in ('', '2', '2,', '-1,2', '2,3,4'):
+        with pytest.raises(UserError, match='ROW,COL'):
+            attention.parse_query(wrong)
+
+
+def test_captions():
+    logits = np.array([[0.0, 2.0, 1.0]])
+    assert attention.caption('a.png', {'logits': logits}, ('x', 'dog', 'y')) == 'a.png: dog'
+    assert attention.caption('a.png', {'logits': logits}, ()) == 'a.png'
+    assert attention.caption('a.png', {'tokens': logits}, ('x', 'dog', 'y')) == 'a.png'

@@ -1,0 +1,71 @@
+"""`benchmark`: a table and JSON of a config's steps."""
+
+import json
+
+import jax
+import pytest
+
+from vit_jax import __main__ as cli
+from vit_jax import config as config_lib
+from vit_jax.commands import benchmark
+
+
+@pytest.fixture
+def digits(repo):
+    return f'{repo}/experiments/vit/digits.py:smoke'
+
+
+def test_table_and_json(digits, tmp_path, capsys):
+    out = tmp_path / 'out.json'
+    assert cli.main(['benchmark', '--config', digits, '--steps', '3', '--json', str(out)]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == 'vit, image 8x8x1, batch 32, 8 x cpu (jit)'
+    assert [line.split()[0] for line in lines[1:]] == ['step', 'forward', 'train']
+    record = json.loads(out.read_text())
+    assert record['example'] == {'image': [[8, 8, 1], 'uint8'], 'label': [[], 'int32']}
+    assert record['config']['model']['num_classes'] == 10
+    assert record['versions']['jax'] == jax.__version__
+    assert (record['device_kind'], record['num_devices']) == ('cpu', 8)
+    for name, factor in (('forward', 1), ('train', 3)):
+        timing = record[name]
+        assert timing['images_per_sec'] * timing['step_sec'] == pytest.approx(32)
+        per_image = timing['flops_per_sec'] * timing['step_sec'] / 32
+        assert per_image == pytest.approx(factor * 561_792, rel=1e-3)
+
+
+def test_forward_only_without_data(digits, tmp_path, capsys):
+    out = tmp_path / 'out.json'
+    flags = ['--forward-only', '--steps', '2', '--image-size', '16', '--json', str(out)]
+    overrides = ['--config.data.source=folder:/nowhere', '--config.batch_size=8']
+    assert cli.main(['benchmark', '--config', digits, *flags, *overrides]) == 0
+    assert 'image 16x16x3, batch 8' in capsys.readouterr().out
+    record = json.loads(out.read_text())
+    assert 'train' not in record
+    assert record['config']['model']['num_classes'] == 1000
+
+
+def test_the_data_give_the_sizes_unless_flags_do(digits):
+    config = config_lib.load(digits)
+    spec = benchmark.example_spec(config, None, None)
+    assert spec['image'].shape == (8, 8, 1)
+    assert config.model.num_classes == 10
+    config = config_lib.load(digits)
+    config.model.num_classes = 7
+    assert benchmark.example_spec(config, None, 1)['image'].shape == (224, 224, 1)
+    assert config.model.num_classes == 7
+
+
+def test_mistakes_are_one_line(digits, capsys, tmp_path):
+    for words, message in [
+        ([], 'benchmark needs --config'),
+        (['--config', digits, '--steps', '0'], '--steps 0'),
+        (['--config', digits, '--config.batch_size=12'], 'multiple of 8'),
+        (['--config', digits, '--config.data.source=folder:/nowhere'], 'or give --image-size'),
+        (['--config', digits, '--image-size', '7'], 'patch_size'),
+    ]:
+        assert cli.main(['benchmark', *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ''
+        assert captured.err.startswith('error: ')
+        assert captured.err.count('\n') == 1
+        assert message in captured.err

@@ -1,0 +1,92 @@
+"""`predict`: the classes of a user's files."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import runs
+from vit_jax.commands import predict
+from vit_jax.data.sources import open_source
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    """Three digits of the test split as PNG files."""
+    folder = tmp_path_factory.mktemp('digits')
+    source = open_source('digits', 'test')
+    for i in (0, 1, 2):
+        Image.fromarray(source[i]['image'][..., 0]).save(folder / f'{i}.png')
+    return [folder / f'{i}.png' for i in (0, 1, 2)]
+
+
+def probabilities(workdir, index):
+    """Of a test image, straight from the model."""
+    run = runs.load_run(workdir)
+    image = open_source('digits', 'test')[index]['image'][None].astype(np.float32)
+    logits = jax.jit(run.model.apply)(run.variables, image / 127.5 - 1)['logits']
+    return np.asarray(jax.nn.softmax(logits))[0]
+
+
+def test_the_most_probable_classes(smoke_run, files, capsys):
+    argv = ['predict', '--workdir', smoke_run, *files, '--top', 3, '--json']
+    assert cli.main([str(word) for word in argv]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output['step'] == 20
+    for i, (path, result) in enumerate(zip(files, output['images'], strict=True)):
+        assert result['image'] == str(path)
+        assert result['read_as'] == '8 x 8 pixels read as 8 x 8 grey'
+        expected = probabilities(smoke_run, i)
+        order = np.argsort(-expected)[:3]
+        assert [p['label'] for p in result['predictions']] == order.tolist()
+        assert [p['class'] for p in result['predictions']] == [str(k) for k in order]
+        printed = [p['probability'] for p in result['predictions']]
+        np.testing.assert_allclose(printed, expected[order], rtol=1e-5)
+
+
+def test_a_table_an_image(smoke_run, files, capsys, tmp_path):
+    photo = tmp_path / '[red]photo.jpg'
+    Image.new('RGB', (60, 40), 'white').save(photo)
+    argv = ['predict', '--workdir', smoke_run, photo, files[0], '--top', 99]
+    assert cli.main([str(word) for word in argv]) == 0
+    first, second = capsys.readouterr().out.strip().split('\n\n')
+    assert '[red]photo.jpg' in first
+    assert '40 x 60 pixels read as 8 x 8 grey' in first
+    rows = [line.split() for line in second.splitlines()[2:]]
+    assert sorted(row[0] for row in rows) == list('0123456789')
+    assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=1e-3)
+
+
+def test_an_earlier_checkpoint(smoke_run, files, capsys):
+    argv = ['predict', '--workdir', str(smoke_run), str(files[0]), '--json', '--step']
+    assert cli.main([*argv, '10']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == 10
+    assert cli.main([*argv, '7']) == 2
+    assert '10' in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
+    (tmp_path / 'text.png').write_text('not a picture')
+    digit = str(files[0])
+    for words, message in [
+        ([digit, str(tmp_path / 'no.png')], 'No such file'),
+        ([digit, str(tmp_path / 'text.png')], 'text.png'),
+        ([digit, '--top', '0'], '--top 0'),
+        ([digit, '--workdir', str(tmp_path)], 'holds no run'),
+    ]:
+        assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ''
+        assert captured.err.startswith('error: ')
+        assert captured.err.count('\n') == 1
+        assert message in captured.err
+
+
+def test_classes_without_names():
+    probs = np.array([0.1, 0.5, 0.4])
+    top = predict.top_classes(probs, ('cat',), 2)
+    assert [(p['label'], p['class']) for p in top] == [(1, 'class 1'), (2, 'class 2')]
+    assert predict.top_classes(probs, ('cat',), 5)[-1]['class'] == 'cat'
