@@ -32,6 +32,8 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('model.dropout=0.25', 'model.dropout', 0.25),
         ('model.representation_size=8', 'model.representation_size', 8),
         ('model.scan=true', 'model.scan', True),
+        ('optim.layer_decay=0.75', 'optim.layer_decay', 0.75),
+        ('optim.freeze=("pos",)', 'optim.freeze', ('pos',)),
     ],
 )
 def test_override(override: str, path: str, value: object) -> None:

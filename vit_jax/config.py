@@ -22,6 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax import optim
 from vit_jax.errors import UserError, nearest, resolve
 
 SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
@@ -89,15 +90,24 @@ def _child(node: ConfigDict, key: str, path: str, dotted: str, more: Iterable[st
 
 def _defaults(config: ConfigDict, parents: list[str]) -> dict[str, Any]:
     """What the constructor of a section has by default: a flag may set what the file leaves out."""
-    classes: dict[tuple[str, ...], Callable] = {('model',): model_class, ('task',): task_class}
-    if tuple(parents) not in classes:
+    section = parents[0] if len(parents) == 1 else ''
+    if section not in ('model', 'task', 'optim'):
         return {}
-    fields = inspect.signature(classes[tuple(parents)](config)).parameters
+    if section == 'optim':
+        constructor = optim.make
+    else:
+        constructor = model_class(config) if section == 'model' else task_class(config)
+    fields = inspect.signature(constructor).parameters
     return {
-        name: placeholder(int) if field.default is None else field.default
+        name: _unset(field.annotation) if field.default is None else field.default
         for name, field in fields.items()
         if name not in ('name', 'parent') and field.default is not field.empty
     }
+
+
+def _unset(annotation: Any) -> Any:
+    """A value that is None until a flag sets it, of the type in `int | None` or `float | None`."""
+    return placeholder(float if 'float' in str(annotation) else int)
 
 
 BOOLS = {'true': True, '1': True, 'false': False, '0': False}
