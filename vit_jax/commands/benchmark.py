@@ -119,7 +119,9 @@ def print_table(
         f'{config.model.name}, {shapes}, batch {config.batch_size}, '
         f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'
     )
-    table = Table(title=title, title_justify='left', title_style='', box=None, pad_edge=False)
+    console = Console(highlight=False)
+    console.print(title, soft_wrap=True, markup=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column('step')
     headings = ('compile s', 'step ms', 'p10-p90', 'images/s', 'TFLOP/s', 'MFU', 'memory GiB')
     for heading in headings:
@@ -135,4 +137,4 @@ def print_table(
             '-' if t.mfu is None else f'{t.mfu:.1%}',
             '-' if t.peak_bytes is None else f'{t.peak_bytes / 2**30:.2f}',
         )
-    Console().print(table)
+    console.print(table)

@@ -97,7 +97,8 @@ def print_tables(results: Sequence[dict[str, Any]]) -> None:
     console = Console()
     for result in results:
         title = f'[b]{escape(result["image"])}[/b]  {result["read_as"]}'
-        table = Table(title=title, title_justify='left', title_style='', box=None, pad_edge=False)
+        console.print(title, soft_wrap=True, highlight=False)
+        table = Table(box=None, pad_edge=False)
         table.add_column('class', min_width=16)
         table.add_column('probability', justify='right')
         table.add_column(min_width=20)
