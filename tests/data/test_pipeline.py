@@ -2,9 +2,12 @@
 
 import itertools
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -162,6 +165,52 @@ def test_worker_processes_pass_mistakes_on():
         train(source, 50, workers=1, threads=1)
 
 
+WITH_WORKERS = """
+import multiprocessing, os, signal
+from vit_jax.data import pipeline, sources, transforms
+
+if __name__ == '__main__':
+    batches = pipeline.train_batches(
+        sources.open_source('digits', 'train[:100]'),
+        transforms.parse_transforms(''),
+        batch_size=8, seed=0, workers=1, threads=1,
+    )
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.pid, number)
+    for _ in range(30):
+        next(batches)
+    print(worker.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='needs /proc')
+def test_worker_processes_live_as_long_as_their_parent(tmp_path):
+    """They outlast a signal to the whole job, and not the parent's sudden death."""
+    script = tmp_path / 'script.py'
+    script.write_text(WITH_WORKERS)
+    env = {**os.environ, 'PYTHONPATH': os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    )
+    assert done.returncode == -signal.SIGKILL
+    worker = pathlib.Path('/proc') / done.stdout.decode().strip()
+    deadline = time.monotonic() + 20
+    while running(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(worker)
+
+
+def running(process):
+    """Whether a process of Linux exists and has not ended."""
+    try:
+        return process.joinpath('stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except OSError:
+        return False
+
+
 def test_cache_reads_each_record_once():
     source = numbered(30)
     train(source, 20, cache=True, threads=0)
@@ -192,6 +241,8 @@ def test_many_threads_give_the_generator_of_the_right_example():
         ({'batch_size': 0}, 'batch_size=0: must be positive'),
         ({'process_count': 3}, 'batch_size=8: must be positive and divide among the 3 processes'),
         ({'seed': -1}, 'seed=-1'),
+        ({'threads': -1}, 'threads=-1: must be 0 or more'),
+        ({'workers': -2}, 'workers=-2: must be 0 or more'),
         ({'cache': True, 'workers': 2}, 'processes do not share a cache'),
     ],
 )

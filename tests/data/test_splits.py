@@ -91,9 +91,11 @@ def test_percentages_round_as_in_tfds(monkeypatch, size, split):
         {'train': tfds.core.SplitInfo(name='train', shard_lengths=[size], num_bytes=0)}
     )
     low, high = theirs.from_ or 0, size if theirs.to is None else theirs.to
-    if low >= high:
-        pytest.skip('empty in TFDS')
-    assert chosen(split) == names('train', range(low, high))
+    if low < high:
+        assert chosen(split) == names('train', range(low, high))
+    else:
+        with pytest.raises(UserError, match='selects no example'):
+            chosen(split)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vit_jax.data.watchdog import Stalled, watch
+from vit_jax.data.watchdog import Stalled, Watched
 
 
 def readers():
@@ -13,7 +13,7 @@ def readers():
 
 
 def test_passes_items_and_the_end():
-    assert list(watch(iter(range(100)), 5)) == list(range(100))
+    assert list(Watched(iter(range(100)), 5)) == list(range(100))
 
 
 def test_passes_errors_after_the_items_before_them():
@@ -21,7 +21,7 @@ def test_passes_errors_after_the_items_before_them():
         yield 1
         raise KeyError('lost')
 
-    items = watch(failing(), 5)
+    items = Watched(failing(), 5)
     assert next(items) == 1
     with pytest.raises(KeyError, match='lost'):
         next(items)
@@ -34,11 +34,26 @@ def test_a_hang_is_named_by_its_stack():
         yield 1
         release.wait(20)
 
-    items = watch(hangs_in_the_reader(), 0.2)
+    items = Watched(hangs_in_the_reader(), 0.2)
     assert next(items) == 1
     with pytest.raises(Stalled, match=r'(?s)no batch in 0\.2 s.*hangs_in_the_reader'):
         next(items)
     release.set()
+
+
+def test_dropping_it_is_closing_it():
+    items = Watched(itertools.count(), 5)
+    assert next(items) == 0
+    assert readers()
+    before = len(readers())
+    del items
+    assert len(readers()) == before - 1
+
+
+def test_the_end_stays_the_end():
+    items = Watched(iter([1]), 5)
+    assert list(items) == [1]
+    assert list(items) == []
 
 
 def test_slow_but_in_time_is_fine():
@@ -49,7 +64,7 @@ def test_slow_but_in_time_is_fine():
             tick.wait(0.1)
             yield i
 
-    assert list(watch(slow(), 5)) == [0, 1, 2]
+    assert list(Watched(slow(), 5)) == [0, 1, 2]
 
 
 def test_closing_ends_the_thread_and_the_source():
@@ -62,7 +77,7 @@ def test_closing_ends_the_thread_and_the_source():
             closed.append(True)
 
     before = len(readers())
-    items = watch(endless(), 5)
+    items = Watched(endless(), 5)
     assert next(items) == 0
     items.close()
     assert closed == [True]
@@ -71,7 +86,7 @@ def test_closing_ends_the_thread_and_the_source():
 
 def test_reads_at_most_two_ahead():
     taken = []
-    items = watch((taken.append(i) or i for i in range(100)), 5)
+    items = Watched((taken.append(i) or i for i in range(100)), 5)
     for _ in range(10):
         next(items)
     items.close()

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from vit_jax.data import order
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.splits import Cached, Subset
 from vit_jax.data.transforms import Transforms
-from vit_jax.data.watchdog import watch
+from vit_jax.data.watchdog import Watched
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -244,6 +246,24 @@ def _checked(key: str, value: Any, shape: tuple[int, ...]) -> Any:
     return value
 
 
+def _live_with_parent(worker: int, workers: int) -> None:
+    """In a worker process: ends when the training process does, and not before.
+
+    A terminal and Slurm send their signals to every process of a job, but the training
+    process still needs data to finish its step. Killed, it could not end its workers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _read_ahead(
     make: Callable[[int], Batch],
     start: int,
@@ -257,10 +277,14 @@ def _read_ahead(
 
     if threads is None:
         threads = min(16, os.cpu_count() or 1)
+    for name, value in {'workers': workers, 'threads': threads}.items():
+        if value < 0:
+            raise UserError(f'{name}={value}: must be 0 or more')
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     batches = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
     if workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
-        batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    return watch(iter(batches), stall_seconds) if stall_seconds else iter(batches)
+        processes = grain.MultiprocessingOptions(num_workers=workers)
+        batches = batches.mp_prefetch(processes, worker_init_fn=_live_with_parent)
+    return Watched(iter(batches), stall_seconds) if stall_seconds else iter(batches)

@@ -1,12 +1,14 @@
 """Parts of a split, written as TFDS writes them, for any source.
 
-train                     all of it
-train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
-train[100:200]            examples 100 to 199
-train[-10%:]              the last tenth
-train[:5 per class]       the first five of each class
-train[:10% per class]     the first tenth of each class
-train[:50%]+test          one after the other
+    train                     all of it
+    train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
+    train[100:200]            examples 100 to 199
+    train[-10%:]              the last tenth
+    train[:5 per class]       the first five of each class
+    train[:10% per class]     the first tenth of each class
+    train[:50%]+test          one after the other
+
+Examples are counted in the order in which the source stores them.
 """
 
 from __future__ import annotations

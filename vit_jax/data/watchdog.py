@@ -1,4 +1,4 @@
-"""An iterator that says where it hangs."""
+"""An iterator that reads ahead, and says where it hangs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import queue
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar('T')
+Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 CLOSE_SECONDS = 10.0  # what worker processes may take to end
 
@@ -21,37 +23,38 @@ class Stalled(Exception):
     """
 
 
-def watch(iterator: Iterator[T], timeout_s: float) -> Iterator[T]:
-    """Yields what `iterator` yields, which runs in a thread of its own, one item ahead.
+class Watched(Iterator[T], Generic[T]):
+    """Yields what another iterator yields, which runs in a thread of its own from now on.
 
-    Raises:
-      Stalled: if the next item takes longer than `timeout_s` seconds.
+    `close()`, or dropping the last reference, ends the thread and closes the iterator.
+    `next` raises `Stalled` if an item takes longer than `timeout_s` seconds.
     """
-    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=1)
-    closed = threading.Event()
-    reader = threading.Thread(
-        target=_pump, args=(iterator, ready, closed), name='data-reader', daemon=True
-    )
-    reader.start()
-    patience = CLOSE_SECONDS
-    try:
-        while True:
-            item, error = ready.get(timeout=timeout_s)
-            if error is not None:
-                raise error
-            if item is _END:
-                return
-            yield item
-    except queue.Empty:
-        patience = 0
-        raise Stalled(f'no batch in {timeout_s:g} s; every thread:\n{_stacks()}') from None
-    finally:
-        closed.set()
-        _drain(ready)
-        reader.join(patience)
+
+    def __init__(self, iterator: Iterator[T], timeout_s: float):
+        self._timeout_s = timeout_s
+        self._ready: Ready = queue.Queue(maxsize=1)
+        closed = threading.Event()
+        # The thread has no reference to `self`, which would keep it alive.
+        reader = threading.Thread(
+            target=_read, args=(iterator, self._ready, closed), name='data-reader', daemon=True
+        )
+        reader.start()
+        self.close = weakref.finalize(self, _stop, self._ready, closed, reader)
+
+    def __next__(self) -> T:
+        try:
+            item, error = self._ready.get(timeout=self._timeout_s)
+        except queue.Empty:
+            self.close.detach()
+            message = f'no batch in {self._timeout_s:g} s; every thread:\n{_stacks()}'
+            raise Stalled(message) from None
+        if item is not _END:
+            return item
+        self._ready.put((_END, None))  # whoever asks once more gets the end
+        raise StopIteration if error is None else error
 
 
-def _pump(iterator: Iterator, ready: queue.Queue, closed: threading.Event) -> None:
+def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
     try:
         for item in iterator:
             ready.put((item, None))
@@ -65,10 +68,11 @@ def _pump(iterator: Iterator, ready: queue.Queue, closed: threading.Event) -> No
         iterator.close()
 
 
-def _drain(ready: queue.Queue) -> None:
-    # Makes room for a reader that waits for it, so that it sees that it is closed.
-    while not ready.empty():
+def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> None:
+    closed.set()
+    while not ready.empty():  # makes room for a reader that waits for it
         ready.get_nowait()
+    reader.join(CLOSE_SECONDS)
 
 
 def _stacks() -> str:

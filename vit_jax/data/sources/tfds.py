@@ -6,6 +6,7 @@ Random access needs the ArrayRecord format. Data are looked for in $TFDS_DATA_DI
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.errors import UserError, nearest
 
 NAME = re.compile(r'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?')
+CHUNK = 1024  # records are read several times faster together
 
 
 class Source:
@@ -68,7 +70,13 @@ class Source:
         return {'image': image, 'label': int(record['label'])}
 
     def labels(self) -> np.ndarray:
-        return np.array([self._read(i)['label'] for i in range(len(self))], np.int64)
+        return self._labels
+
+    @functools.cached_property
+    def _labels(self) -> np.ndarray:
+        chunks = [range(i, min(i + CHUNK, len(self))) for i in range(0, len(self), CHUNK)]
+        records = (record for chunk in chunks for record in self._records.__getitems__(chunk))
+        return np.fromiter((record['label'] for record in records), np.int64, len(self))
 
     def record_name(self, index: int, /) -> str:
         return f'{self._title} {self._split} record {index}'
