@@ -47,6 +47,7 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
         (['--out', out, '--query', '4,0'], 'outside of the grid of 4 x 4'),
         (['--out', out, '--layer', '1'], 'there is no layer 1'),
         (['--out', out, '--image-size', '9'], 'patch_size'),
+        (['--out', out, '--image-size', '0'], '--image-size 0'),
         (['--out', str(tmp_path / 'out.bmp')], 'must end in .png'),
         (['--out', str(tmp_path / 'file' / 'out.png')], 'cannot be written'),
     ]:

@@ -31,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('image', help='a JPEG, PNG or WebP file')
     args = parser.parse_args(argv)
     query = parse_query(args.query)
+    if args.image_size is not None and args.image_size < 1:
+        raise UserError(f'--image-size {args.image_size}: must be at least 1')
     from vit_jax import photos, runs, sharding
     from vit_jax.nn.patches import patch_grid
     from vit_jax.viz import attention, figures
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     run = runs.load_run(args.workdir, args.step)
     if (patch_size := getattr(run.model, 'patch_size', None)) is None:
         raise UserError(f'model {run.config.model.name!r} has no patches to draw attention over')
-    size = args.image_size and (args.image_size, args.image_size)
+    size = None if args.image_size is None else (args.image_size, args.image_size)
     photo = photos.reader(run).read(args.image, size)
     sharding.use_compilation_cache()
     outputs, weights = look(run, photo.batch)
