@@ -7,7 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from vit_jax import photos
+from vit_jax import evaluate, photos
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.runs import Run
 
@@ -20,7 +21,8 @@ def rng():
 def run_on(source, split='train', transforms=''):
     data = {'source': source, 'split': split, 'transforms': transforms}
     config = ConfigDict({'data': data | {'split': 'nowhere'}, 'evals': {'test': data}})
-    return Run(pathlib.Path(), config, None, None, {}, 0, ())
+    image = evaluate.image_format(open_source(source, split))
+    return Run(pathlib.Path(), config, None, None, {}, 0, (), image)
 
 
 def halves(height, width):

@@ -23,6 +23,19 @@ def open_data(section: ConfigDict) -> tuple[Any, Any]:
     return sources.open_source(section.source, section.split), parsed
 
 
+def image_format(source: Any) -> dict[str, Any]:
+    """What raw images of a source are like: {channels, size: [H, W] or None where it varies}.
+
+    Stored with the checkpoints, so that a trained model reads new images without its data.
+    """
+    records = [source[i] for i in (0, len(source) // 2, len(source) - 1)]
+    if any('image' not in record for record in records):
+        return {}
+    shapes = {record['image'].shape for record in records}
+    height, width, channels = next(iter(shapes))
+    return {'channels': channels, 'size': [height, width] if len(shapes) == 1 else None}
+
+
 def loading(section: ConfigDict) -> dict[str, Any]:
     """What of a data section goes to the pipeline: how to load, not what."""
     chosen = config_lib.keywords(section)

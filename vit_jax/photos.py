@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import evaluate
 from vit_jax.data import images, pipeline
 from vit_jax.data.records import BrokenRecord
 from vit_jax.data.transforms import image as image_transforms
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.runs import Run
 
@@ -75,17 +75,16 @@ class Reader:
 
 
 def reader(run: Run) -> Reader:
-    """The reader for a run's model; looks at the data for the size of its images.
+    """The reader for a run's model; the data themselves are not needed.
 
     Raises:
-      UserError: if the run's data cannot be opened.
+      UserError: if the run's model does not take images.
     """
-    section = eval_section(run.config)
-    source, transforms = evaluate.open_data(section)
-    shapes = {source[i]['image'].shape for i in (0, len(source) // 2, len(source) - 1)}
-    channels = next(iter(shapes))[2]
-    sizes = {shape[:2] for shape in shapes}
-    return Reader(transforms, channels, sizes.pop() if len(sizes) == 1 else None)
+    if not run.image:
+        raise UserError(f'{run.workdir}: the model of this run was not trained on images')
+    spec = eval_section(run.config).get('transforms', '')
+    size = run.image['size']
+    return Reader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)
 
 
 def eval_section(config: ConfigDict) -> ConfigDict:

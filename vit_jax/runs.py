@@ -25,6 +25,7 @@ class Run:
         collections, as numpy arrays.
       step: the checkpoint's step.
       class_names: names of the classes, empty where the data had none.
+      image: channels and size of the raw images, see `evaluate.image_format`.
     """
 
     workdir: pathlib.Path
@@ -34,6 +35,7 @@ class Run:
     variables: dict[str, Any]
     step: int
     class_names: tuple[str, ...]
+    image: dict[str, Any]
 
 
 def read_config(workdir: str | pathlib.Path) -> ConfigDict:
@@ -59,4 +61,4 @@ def load_run(workdir: str | pathlib.Path, step: int | None = None) -> Run:
     model, task = config_lib.build(config)
     found, variables, meta = checkpoint.load_variables(workdir / 'checkpoints', step)
     names = tuple(meta.get('class_names', ()))
-    return Run(workdir, config, model, task, variables, found, names)
+    return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))

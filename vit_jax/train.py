@@ -257,6 +257,7 @@ def save(
         'data': {'step': step},
         'hardware': hardware(parts),
         'class_names': list(parts.source.info.class_names),
+        'image': evaluate_lib.image_format(parts.source),
     }
     checkpointer.save(step, parts.layout.to_global(state), meta)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 SIDE = 336  # pixels; smaller images are enlarged to be drawn
@@ -14,7 +14,7 @@ SIDE = 336  # pixels; smaller images are enlarged to be drawn
 
 def main(argv: Sequence[str]) -> int:
     """Writes one picture."""
-    parser = argparse.ArgumentParser(prog='vit_jax attention', description=__doc__)
+    parser = Parser('attention', __doc__)
     parser.add_argument('--workdir', required=True, help='the run folder')
     parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
     parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import config as config_lib
+from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked to."""
-    parser = argparse.ArgumentParser(prog='vit_jax benchmark', description=__doc__)
+    parser = Parser('benchmark', __doc__)
     parser.add_argument('--forward-only', action='store_true', help='leave out the training step')
     parser.add_argument('--steps', type=int, default=20, help='steps to time')
     parser.add_argument('--json', metavar='PATH', help='write all numbers to a file')

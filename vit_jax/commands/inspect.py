@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import config as config_lib
+from vit_jax.commands._parser import Parser
 from vit_jax.commands.benchmark import add_size_flags, example_spec
 from vit_jax.errors import UserError
 
@@ -34,7 +34,7 @@ class Subject:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table of parameters, their sum, and FLOPs an image."""
-    parser = argparse.ArgumentParser(prog='vit_jax inspect', description=__doc__)
+    parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
     parser.add_argument('--checkpoint', metavar='DIR', help="a run's checkpoints/ or checkpoints/N")
     parser.add_argument('--json', action='store_true', help='print JSON only')

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the most probable classes of each image."""
-    parser = argparse.ArgumentParser(prog='vit_jax predict', description=__doc__)
+    parser = Parser('predict', __doc__)
     parser.add_argument('--workdir', required=True, help='the run folder')
     parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
     parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to print')
