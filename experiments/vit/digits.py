@@ -24,7 +24,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke, optimizer = arg == 'smoke', arg if arg in OPTIMIZERS else 'adamw'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '80 epochs'
+    config.total = '20 steps' if smoke else '120 epochs'
     config.batch_size = 32 if smoke else 64
 
     size = dict(width=32, depth=1) if smoke else dict(width=96, depth=4)
@@ -32,7 +32,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         name='vit', patch_size=2, **size, num_heads=4, mlp_dim=192, pool='gap', posemb='sincos2d'
     )
     config.model.update(num_classes=placeholder(int))
-    config.task = dict(name='classify', label_smoothing=0.1)
+    config.task = dict(name='classify', label_smoothing=0.1, mixup=0.2)
 
     config.data = dict(
         source='digits', split='train', transforms='pad_and_crop(1)', cache=True, workers=0
