@@ -29,7 +29,24 @@ def attention_weights(
     scores = scores / math.sqrt(query.shape[-1])
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jax.nn.softmax(scores, axis=-1)
+    return softmax(scores)
+
+
+@jax.custom_jvp
+def softmax(x: Float[Array, '*B N']) -> Float[Array, '*B N']:
+    """Softmax over the last axis, whose derivative needs nothing but the result.
+
+    Plain differentiation keeps the exponentials and their sums as well, and passes over these
+    arrays, the largest of a Transformer, several times more.
+    """
+    exps = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    return exps / exps.sum(axis=-1, keepdims=True)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y, t = softmax(*primals), tangents[0]
+    return y, y * (t - (y * t).sum(axis=-1, keepdims=True))
 
 
 def attend(
@@ -71,8 +88,9 @@ class Heads(nn.Module):
         bias = self.param('bias', nn.initializers.zeros, shape)
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         y = x @ kernel.reshape(width, -1) + bias.reshape(-1)
-        y = y.reshape(*x.shape[:2], *shape).transpose(2, 0, 3, 1, 4)
-        return tuple(y[i] for i in range(self.count))
+        # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
+        parts = jnp.split(y, self.count, axis=-1)
+        return tuple(part.reshape(*x.shape[:2], *shape[1:]).swapaxes(1, 2) for part in parts)
 
 
 class MergeHeads(nn.Module):

@@ -1,0 +1,197 @@
+"""ViT-B/16 on this CPU, beside PyTorch in the same run.
+
+    python tests/bench/cpu.py --batch-size 8 --rounds 9 --threads 2 --json cpu.json
+
+Float32, images of 224 x 224, 1,000 classes, random weights, the same batch for all. Forward is
+inference; a training step is forward, backward and AdamW, here the project's own step with the
+norms that it reports. The other side is `ViTForImageClassification` of transformers with
+`scaled_dot_product_attention`, under AdamW as torch ships it and under its fused variant. All take
+turns in every round, so that another load on the machine meets each of them alike.
+
+`--model mu/16 --image-size 32 --rounds 2` checks the script itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+CLASSES, LR, WEIGHT_DECAY = 1000, 1e-4, 0.01
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers', 'numpy')
+REFERENCE = {'forward': 'torch forward', 'train': 'torch train'}
+# What the step has to reach, as a share of the reference's time.
+BARS = {'forward': 0.95, 'train': 1.0}
+
+Step = Callable[[], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--model', default='B/16')
+    parser.add_argument('--image-size', type=int, default=224)
+    parser.add_argument('--batch-size', type=int, default=8)
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--threads', type=int, default=2)
+    parser.add_argument('--json', type=pathlib.Path, help='write all numbers to a file')
+    args = parser.parse_args()
+    # XLA makes as many threads as there are processors that it may use: before jax is imported.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    steps = {**torch_steps(args), **jax_steps(args)}
+    seconds = measure(steps, args.rounds)
+    print_table(seconds)
+    if args.json:
+        args.json.write_text(json.dumps(record(args, seconds), indent=1) + '\n')
+
+
+def random_batch(args):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    size = args.image_size
+    images = rng.normal(size=(args.batch_size, size, size, 3)).astype(np.float32)
+    return images, rng.integers(0, CLASSES, args.batch_size, dtype=np.int32)
+
+
+def jax_steps(args) -> dict[str, Step]:
+    import jax
+
+    from vit_jax import optim, sharding, step
+    from vit_jax.models import vit
+    from vit_jax.tasks import classify
+
+    jax.config.update('jax_platforms', 'cpu')
+    images, labels = random_batch(args)
+    model = vit.Model(num_classes=CLASSES, gelu='erf', norm_eps=1e-12, **vit.variant(args.model))
+    task, layout = classify.Task(), sharding.make_layout()
+    batch = layout.put_batch({'image': images, 'label': labels})
+    abstract = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
+    tx, _ = optim.make(abstract['params'], 1, int, name='adamw', lr=LR, weight_decay=WEIGHT_DECAY)
+
+    def init():
+        return step.init_state(step.init_variables(model, task, batch, 0), tx, 0, ema=False)
+
+    state = layout.create(init)
+    train = layout.compile_train(step.make_train_step(model, task, tx), jax.eval_shape(init))
+    apply = jax.jit(lambda params, x: model.apply({'params': params}, x)['logits'])
+
+    def forward_step() -> None:
+        apply(state.params, batch['image']).block_until_ready()
+
+    def train_step() -> None:
+        nonlocal state
+        state, metrics = train(state, batch)
+        jax.block_until_ready((state, metrics))
+
+    return {'vit_jax forward': forward_step, 'vit_jax train': train_step}
+
+
+def torch_steps(args) -> dict[str, Step]:
+    import torch
+    import transformers
+
+    from vit_jax.models import vit
+
+    torch.set_num_threads(args.threads)
+    images, labels = random_batch(args)
+    shape = vit.variant(args.model)
+    config = transformers.ViTConfig(
+        image_size=args.image_size,
+        patch_size=shape['patch_size'],
+        hidden_size=shape['width'],
+        num_hidden_layers=shape['depth'],
+        num_attention_heads=shape['num_heads'],
+        intermediate_size=shape['mlp_dim'],
+        num_labels=CLASSES,
+        attn_implementation='sdpa',
+    )
+    model = transformers.ViTForImageClassification(config)
+    x, y = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+    options = {'lr': LR, 'weight_decay': WEIGHT_DECAY}
+
+    def forward_step() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(pixel_values=x)
+
+    def train_step(optimizer) -> Step:
+        def step() -> None:
+            model.train()
+            loss = torch.nn.functional.cross_entropy(model(pixel_values=x).logits, y.long())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return {
+        REFERENCE['forward']: forward_step,
+        REFERENCE['train']: train_step(torch.optim.AdamW(model.parameters(), **options)),
+        'torch train, fused AdamW': train_step(
+            torch.optim.AdamW(model.parameters(), fused=True, **options)
+        ),
+    }
+
+
+def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every step in every round, after one round that compiles and warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for i in range(rounds + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(name: str, seconds: dict[str, list[float]]) -> float:
+    reference = next(full for kind, full in REFERENCE.items() if kind in name)
+    return statistics.median(seconds[name]) / statistics.median(seconds[reference])
+
+
+def print_table(seconds: dict[str, list[float]]) -> None:
+    print(f'{"":26}{"median s":>10}{"min":>8}{"max":>8}{"ratio":>8}')
+    for name, times in seconds.items():
+        row = f'{statistics.median(times):10.3f}{min(times):8.3f}{max(times):8.3f}'
+        print(f'{name:26}{row}{ratio(name, seconds):8.3f}')
+    for kind, bar in BARS.items():
+        reached = ratio(f'vit_jax {kind}', seconds)
+        print(f'{kind}: {reached:.3f} of the reference, to be at most {bar:.2f}')
+    print(f'load of the machine in the last minute: {os.getloadavg()[0]:.1f}')
+
+
+def record(args, seconds: dict[str, list[float]]) -> dict:
+    return {
+        'model': args.model,
+        'image_size': args.image_size,
+        'batch_size': args.batch_size,
+        'threads': args.threads,
+        'seconds': seconds,
+        'ratio': {name: ratio(name, seconds) for name in seconds},
+        'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
+        'python': platform.python_version(),
+        'processor': processor(),
+        'load': os.getloadavg(),
+    }
+
+
+def processor() -> str:
+    """What /proc/cpuinfo calls it, where there is one."""
+    info = pathlib.Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == '__main__':
+    main()
