@@ -16,9 +16,17 @@ from jaxtyping import install_import_hook
 REPO = pathlib.Path(__file__).resolve().parents[1]
 FORCED_DEVICES = '--xla_force_host_platform_device_count'
 
+
+def xla_flags(devices: int) -> str:
+    """The environment's flags with so many CPU devices; workers inherit the flag already set."""
+    given = os.environ.get('XLA_FLAGS', '').split()
+    others = [flag for flag in given if not flag.startswith(FORCED_DEVICES)]
+    return ' '.join([*others, f'{FORCED_DEVICES}={devices}'])
+
+
 # All of this has to be in place before the first import of jax, which the tests' modules do.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FORCED_DEVICES}=8'.strip()
+os.environ['XLA_FLAGS'] = xla_flags(devices=8)
 # Workers of pytest-xdist and subprocesses inherit the cache and share what one compiled.
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(REPO / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
@@ -59,13 +67,12 @@ def run_cli() -> RunCli:
 def _run_cli(
     *args: object, devices: int = 1, env: dict[str, str] | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    xla_flags = [f for f in os.environ['XLA_FLAGS'].split() if not f.startswith(FORCED_DEVICES)]
     return subprocess.run(
         [sys.executable, '-m', 'vit_jax', *map(str, args)],
         cwd=REPO,
         env={
             **os.environ,
-            'XLA_FLAGS': ' '.join([*xla_flags, f'{FORCED_DEVICES}={devices}']),
+            'XLA_FLAGS': xla_flags(devices),
             'COLUMNS': '100',
             **(env or {}),
         },
