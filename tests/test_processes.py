@@ -42,7 +42,9 @@ def command(folder, total, *flags):
 
 
 def environment():
-    flags = re.sub(r'\S*host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
+    flags = re.sub(
+        r'\S*host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', '')
+    ).strip()
     return {**os.environ, 'XLA_FLAGS': flags, 'PYTHONUNBUFFERED': '1'}
 
 

@@ -36,9 +36,9 @@ def test_table_and_json(digits, tmp_path, capsys):
 def test_forward_only_without_data(digits, tmp_path, capsys):
     out = tmp_path / 'out.json'
     flags = ['--forward-only', '--steps', '2', '--image-size', '16', '--json', str(out)]
-    overrides = ['--config.data.source=folder:/nowhere', '--config.batch_size=8']
+    overrides = ['--config.data.source=folder:/nowhere', '--config.batch_size=16']
     assert cli.main(['benchmark', '--config', digits, *flags, *overrides]) == 0
-    assert 'image 16x16x3, batch 8' in capsys.readouterr().out
+    assert 'image 16x16x3, batch 16' in capsys.readouterr().out
     record = json.loads(out.read_text())
     assert 'train' not in record
     assert record['config']['model']['num_classes'] == 1000
