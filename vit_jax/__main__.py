@@ -8,6 +8,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from vit_jax import memory
 from vit_jax.errors import UserError, nearest
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in commands():
             raise UserError(nearest('command', name, commands()))
+        if argv is None:
+            memory.keep_freed_memory()
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
     except UserError as e:
         print(f'error: {e}', file=sys.stderr)

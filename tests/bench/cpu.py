@@ -5,8 +5,10 @@
 Float32, images of 224 x 224, 1,000 classes, random weights, the same batch for all. Forward is
 inference; a training step is forward, backward and AdamW, here the project's own step with the
 norms that it reports. The other side is `ViTForImageClassification` of transformers with
-`scaled_dot_product_attention`, under AdamW as torch ships it and under its fused variant. All take
-turns in every round, so that another load on the machine meets each of them alike.
+`scaled_dot_product_attention`, under AdamW as torch ships it and under its fused variant. Each side
+has a process of its own: vit_jax with the malloc that its commands ask for (`vit_jax/memory.py`),
+torch as it comes, and torch with that malloc too. All take turns in every round, so that another
+load on the machine meets each of them alike.
 
 `--model mu/16 --image-size 32 --rounds 2` checks the script itself.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -23,8 +26,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from vit_jax import memory
 
 CLASSES, LR, WEIGHT_DECAY = 1000, 1e-4, 0.01
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers', 'numpy')
@@ -32,7 +38,8 @@ REFERENCE = {'forward': 'torch forward', 'train': 'torch train'}
 # What the step has to reach, as a share of the reference's time.
 BARS = {'forward': 0.95, 'train': 1.0}
 
-Step = Callable[[], None]
+# Runs one step in its process and returns its seconds.
+Step = Callable[[], float]
 
 
 def main() -> None:
@@ -46,11 +53,48 @@ def main() -> None:
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    steps = {**torch_steps(args), **jax_steps(args)}
+    steps = {
+        **start(args, torch_steps, {}),
+        **start(args, torch_steps, {memory.VARIABLE: memory.TUNABLES}, ', kept memory'),
+        **start(args, jax_steps, {memory.VARIABLE: memory.TUNABLES}),
+    }
     seconds = measure(steps, args.rounds)
+    for process in multiprocessing.active_children():
+        process.terminate()
     print_table(seconds)
     if args.json:
         args.json.write_text(json.dumps(record(args, seconds), indent=1) + '\n')
+
+
+def start(
+    args, make_steps: Callable, environment: dict[str, str], note: str = ''
+) -> dict[str, Step]:
+    """The steps of `make_steps(args)`, run in a process that starts with `environment`."""
+    os.environ.pop(memory.VARIABLE, None)
+    os.environ.update(environment)
+    here, there = multiprocessing.Pipe()
+    spawn = multiprocessing.get_context('spawn')
+    spawn.Process(target=serve, args=(there, args, make_steps), daemon=True).start()
+
+    def remote(name: str) -> Step:
+        def step() -> float:
+            here.send(name)
+            return here.recv()
+
+        return step
+
+    return {name + note: remote(name) for name in here.recv()}
+
+
+def serve(connection: Connection, args, make_steps: Callable) -> None:
+    """Sends the names of the steps; then runs each that it is told, and sends its seconds."""
+    steps = make_steps(args)
+    connection.send(list(steps))
+    while name := connection.recv():
+        step = steps[name]
+        begin = time.perf_counter()
+        step()
+        connection.send(time.perf_counter() - begin)
 
 
 def random_batch(args):
@@ -62,7 +106,7 @@ def random_batch(args):
     return images, rng.integers(0, CLASSES, args.batch_size, dtype=np.int32)
 
 
-def jax_steps(args) -> dict[str, Step]:
+def jax_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
     from vit_jax import optim, sharding, step
@@ -95,7 +139,7 @@ def jax_steps(args) -> dict[str, Step]:
     return {'vit_jax forward': forward_step, 'vit_jax train': train_step}
 
 
-def torch_steps(args) -> dict[str, Step]:
+def torch_steps(args) -> dict[str, Callable[[], None]]:
     import torch
     import transformers
 
@@ -123,7 +167,7 @@ def torch_steps(args) -> dict[str, Step]:
         with torch.no_grad():
             model(pixel_values=x)
 
-    def train_step(optimizer) -> Step:
+    def train_step(optimizer) -> Callable[[], None]:
         def step() -> None:
             model.train()
             loss = torch.nn.functional.cross_entropy(model(pixel_values=x).logits, y.long())
@@ -147,10 +191,9 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + 1):
         for name, step in steps.items():
-            start = time.perf_counter()
-            step()
+            elapsed = step()
             if i:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(elapsed)
     return seconds
 
 
@@ -160,10 +203,10 @@ def ratio(name: str, seconds: dict[str, list[float]]) -> float:
 
 
 def print_table(seconds: dict[str, list[float]]) -> None:
-    print(f'{"":26}{"median s":>10}{"min":>8}{"max":>8}{"ratio":>8}')
+    print(f'{"":38}{"median s":>10}{"min":>8}{"max":>8}{"ratio":>8}')
     for name, times in seconds.items():
         row = f'{statistics.median(times):10.3f}{min(times):8.3f}{max(times):8.3f}'
-        print(f'{name:26}{row}{ratio(name, seconds):8.3f}')
+        print(f'{name:38}{row}{ratio(name, seconds):8.3f}')
     for kind, bar in BARS.items():
         reached = ratio(f'vit_jax {kind}', seconds)
         print(f'{kind}: {reached:.3f} of the reference, to be at most {bar:.2f}')
