@@ -39,14 +39,14 @@ def main(argv: Sequence[str]) -> int:
 
     figures.check_format(args.out, '--out')
     run = runs.load_run(args.workdir, args.step)
-    if (patch_size := getattr(run.model, 'patch_size', None)) is None:
+    if (stride := getattr(run.model, 'stride', None)) is None:
         raise UserError(f'model {run.config.model.name!r} has no patches to draw attention over')
     size = None if args.image_size is None else (args.image_size, args.image_size)
     photo = photos.reader(run).read(args.image, size)
     sharding.use_compilation_cache()
     outputs, weights = look(run, photo.batch)
     height, width = photo.image.shape[:2]
-    grid = patch_grid(height, width, patch_size)
+    grid = patch_grid(height, width, stride)
     figure = attention.draw(
         photos.as_picture(photo.image, SIDE),
         weights,

@@ -121,6 +121,11 @@ class Model(nn.Module):
             raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
         super().__post_init__()
 
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token stands for."""
+        return self.patch_size
+
     @nn.compact
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
@@ -145,7 +150,7 @@ class Model(nn.Module):
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
-        x = PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
+        x = self._patches(images, dtype)
         if self.pool == 'cls':
             token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
             token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(dtype)
@@ -153,10 +158,14 @@ class Model(nn.Module):
         x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(dtype)
         return Dropout(self.dropout)(x, train)
 
+    def _patches(self, images: Array, dtype: Any) -> Array:
+        """[B N D]: one token for each patch, row by row."""
+        return PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
+
     def _positions(self, tokens: int, height: int, width: int) -> Array:
         if self.posemb == 'learn':
             return learned(self, tokens, self.width)
-        table = sincos2d(*patch_grid(height, width, self.patch_size), self.width)
+        table = sincos2d(*patch_grid(height, width, self.stride), self.width)
         # A class token has no place in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
