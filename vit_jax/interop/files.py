@@ -1,0 +1,290 @@
+"""Checkpoint files as named arrays: .npz and .safetensors, local or behind a URL; never pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+
+from vit_jax.errors import UserError
+
+Flat = dict[str, np.ndarray]  # name -> array
+
+_SAFETENSORS = 'model.safetensors'
+_INDEX = f'{_SAFETENSORS}.index.json'
+_CONFIG = 'config.json'
+_PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
+# Where a training state keeps its parameters, the first that is there.
+_PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A checkpoint of another code base in this one's terms.
+
+    Attributes:
+      family: the model module that it belongs to: 'vit', 'hybrid' or 'bit_resnet'.
+      params: nested float32 numpy arrays under this package's names, blocks unrolled.
+      model: all keywords of `config.model`, with its name.
+      image_size: height and width that the position embedding was made for; None where its rows
+        form no square, or the model has none.
+      source: where it comes from, a phrase for people.
+    """
+
+    family: str
+    params: dict[str, Any]
+    model: dict[str, Any]
+    image_size: tuple[int, int] | None
+    source: str
+
+
+def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
+    """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
+
+    Args:
+      path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
+        with model.safetensors, whole or in shards. Files may be URLs (gs://, https://, ...), which
+        fsspec opens. Of a training state in an .npz file only the parameters are read.
+
+    Returns:
+      Arrays by '/'-joined names in an .npz file, by '.'-joined names in the others; and the
+      config, empty where there is none.
+
+    Raises:
+      UserError: if there is no such file or part, if it is damaged or holds pickled objects, or if
+        a package is missing that reads it.
+    """
+    path = os.fspath(path)
+    file, subtree = _split_subtree(path)
+    if file.endswith('.npz'):
+        return _select(_parameters(_read_npz(file)), subtree, path), {}
+    if file.endswith('.safetensors'):
+        return _read_safetensors(file), _read_json(_join(_parent(file), _CONFIG)) or {}
+    if file.endswith(_PICKLES):
+        raise UserError(
+            f'{path}: pickled weights can run code and are not read; '
+            'save them as .safetensors or .npz'
+        )
+    if _is_url(file) or Path(file).is_dir():
+        return _read_folder(file)
+    if not Path(file).exists():
+        raise UserError(f'{path}: there is no such file or folder')
+    raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
+
+
+def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> None:
+    """Writes an .npz file, whole or not at all.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    with _replacing(Path(path)) as temporary, temporary.open('wb') as file:
+        # Not np.savez: it cannot store an array that is named `file`.
+        with zipfile.ZipFile(file, 'w', allowZip64=True) as archive:
+            for name, array in flat.items():
+                with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+def write_safetensors(
+    path: str | os.PathLike[str],
+    flat: Mapping[str, np.ndarray],
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a .safetensors file, or a folder with model.safetensors, and config.json beside it.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    file = Path(path)
+    if file.suffix != '.safetensors':
+        file = file / _SAFETENSORS
+    # The format stores memory as it lies, so a transposed view would come back untransposed.
+    arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
+    with _replacing(file) as temporary:
+        _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
+    if config is not None:
+        with _replacing(file.with_name(_CONFIG)) as temporary:
+            temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + '\n')
+
+
+def _split_subtree(path: str) -> tuple[str, str]:
+    match = re.fullmatch(r'(.*\.npz):([^:]+)', path)
+    return (match[1], match[2].strip('/')) if match else (path, '')
+
+
+def _read_npz(path: str) -> Flat:
+    with _readable(path), _open(path) as file:
+        # Looked at first because NumPy takes whatever is no archive for a pickle.
+        if not zipfile.is_zipfile(file):
+            raise UserError(f'{path}: not an .npz file, or cut short; get it again')
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: _float32(path, name, archive[name]) for name in archive.files}
+
+
+def _read_safetensors(path: str) -> Flat:
+    package = _safetensors()
+    with _readable(path):
+        if _is_url(path):
+            with _open(path) as file:
+                flat = package.load(file.read())
+        else:
+            flat = package.load_file(path)
+    return {name: _float32(path, name, array) for name, array in flat.items()}
+
+
+def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
+    config = _read_json(_join(folder, _CONFIG)) or {}
+    index = _read_json(_join(folder, _INDEX))
+    if index is None:
+        if not _is_url(folder) and not (Path(folder) / _SAFETENSORS).is_file():
+            raise UserError(
+                f'{folder}: there is neither {_SAFETENSORS} nor {_INDEX} in this folder'
+            )
+        return _read_safetensors(_join(folder, _SAFETENSORS)), config
+    if not isinstance(index.get('weight_map'), dict):
+        raise UserError(f'{_join(folder, _INDEX)}: there is no weight_map in it; get it again')
+    flat: Flat = {}
+    for shard in sorted(set(index['weight_map'].values())):
+        flat |= _read_safetensors(_join(folder, shard))
+    if lost := sorted(index['weight_map'].keys() - flat.keys()):
+        raise UserError(f'{folder}: {lost[0]} is listed in {_INDEX} but in none of the files')
+    return flat, config
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    """The object in a file, None if there is no such file."""
+    try:
+        with _open(path) as file:
+            content = json.load(file)
+    except UserError:
+        return None
+    except ValueError as error:
+        raise UserError(f'{path}: not valid JSON: {error}') from None
+    if not isinstance(content, dict):
+        raise UserError(f'{path}: holds no JSON object')
+    return content
+
+
+def _parameters(flat: Flat) -> Flat:
+    """The parameters of a training state, or everything."""
+    for prefix in _PARAMS:
+        if part := _below(flat, prefix):
+            return part
+    return flat
+
+
+def _select(flat: Flat, subtree: str, path: str) -> Flat:
+    if not subtree:
+        return flat
+    if part := _below(flat, f'{subtree}/'):
+        return part
+    names = sorted({name.split('/')[0] for name in flat})
+    raise UserError(f'{path}: there is no {subtree!r} in the file (it holds: {", ".join(names)})')
+
+
+def _below(flat: Flat, prefix: str) -> Flat:
+    return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
+
+
+def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.dtype('V2'):  # what NumPy makes of bfloat16, which it does not know
+        array = array.view(ml_dtypes.bfloat16)
+    try:
+        return array.astype(np.float32)
+    except (TypeError, ValueError):
+        raise UserError(f'{path}: {name} holds {array.dtype}, not numbers') from None
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Turns what a damaged file raises into one line."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        if 'allow_pickle' in str(error):
+            raise UserError(
+                f'{path}: holds pickled objects, which can run code and are not read; '
+                'save plain arrays'
+            ) from None
+        raise UserError(f'{path}: cannot be read ({_line(error)}); get it again') from None
+    except Exception as error:
+        # An exception of the Rust library that has no base class of its own.
+        if type(error).__name__ != 'SafetensorError':
+            raise
+        raise UserError(f'{path}: cannot be read ({_line(error)}); get it again') from None
+
+
+def _open(path: str) -> IO[bytes]:
+    """Opens a local or remote file for reading.
+
+    Raises:
+      UserError: if there is none, or the package is missing that reaches it.
+    """
+    try:
+        opened: IO[bytes] = _fsspec().open(path, 'rb').open() if _is_url(path) else open(path, 'rb')
+        return opened
+    except ImportError as error:
+        raise UserError(f'{path}: {_line(error)}') from None
+    except FileNotFoundError:
+        raise UserError(f'{path}: there is no such file') from None
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, which it then replaces; removed if writing fails."""
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f'{path}: cannot be written ({_line(error)})') from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_url(path: str) -> bool:
+    return '://' in path
+
+
+def _join(folder: str, name: str) -> str:
+    return f'{folder.rstrip("/")}/{name}' if folder else name
+
+
+def _parent(path: str) -> str:
+    return path.rpartition('/')[0]
+
+
+def _line(error: Exception) -> str:
+    return ' '.join(str(error).split()) or type(error).__name__
+
+
+def _safetensors() -> Any:
+    return _package('safetensors.numpy', 'safetensors', 'reads and writes .safetensors files')
+
+
+def _fsspec() -> Any:
+    return _package('fsspec', 'fsspec', 'opens URLs')
+
+
+def _package(module: str, package: str, purpose: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f'{package} {purpose}: pip install {package}') from None
