@@ -306,6 +306,9 @@ def test_schedule_durations_are_turned_into_steps():
     got = [float(lr(step)) for step in (5, 10, 60, 80, 100)]
     end = np.sqrt(30 / 80)
     np.testing.assert_allclose(got, [0.5, 1.0, end, end / 2, 0.0], rtol=1e-6)
+    spec = {'name': 'stair', 'boundaries': ('30', '2 epochs')}
+    _, lr = optim.make(vit_params(), 100, durations.__getitem__, name='adam', lr=1.0, schedule=spec)
+    np.testing.assert_allclose([float(lr(s)) for s in (29, 30, 40)], [1, 0.1, 0.01], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

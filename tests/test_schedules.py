@@ -37,6 +37,15 @@ def test_constant_stays():
     np.testing.assert_array_equal(values('constant', [0, 1, 50, 99, 100, 1000]), 2.0)
 
 
+def test_stair_is_that_of_bit():
+    options = {'warmup': 10, 'boundaries': (30, 60, 90)}
+    got = values('stair', [0, 5, 10, 29, 30, 59, 60, 89, 90, 100, 1000], **options)
+    expected = [0, 1, 2, 2, 0.2, 0.2, 0.02, 0.02, 0.002, 0.002, 0.002]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    halved = values('stair', [9, 10], boundaries=(10,), factor=0.5)
+    np.testing.assert_allclose(halved, [2.0, 1.0], rtol=1e-6)
+
+
 def test_rsqrt_halves_when_three_timescales_have_passed():
     got = values('rsqrt', [10, 18, 34, 74], warmup=10, timescale=8)
     np.testing.assert_allclose(got, [2.0, 2 / np.sqrt(2), 1.0, 2 / 3], rtol=1e-6)
@@ -89,6 +98,12 @@ def test_warmup_and_cooldown_may_fill_all_of_training():
         ({'warmup': 60, 'cooldown': 41}, 'do not fit into 100 steps'),
         ({'name': 'rsqrt', 'timescale': 0}, 'timescale=0'),
         ({'name': 'constant', 'final': 0.1}, 'only with a cooldown'),
+        ({'name': 'stair'}, 'one or more steps'),
+        ({'name': 'stair', 'boundaries': (60, 30)}, r'boundaries=\(60, 30\) .* rising'),
+        ({'name': 'stair', 'boundaries': (30,), 'warmup': 40}, 'between the warm-up of 40'),
+        ({'name': 'stair', 'boundaries': (30, 100)}, 'the end at 100'),
+        ({'name': 'stair', 'boundaries': (30,), 'factor': 0.0}, 'factor=0.0'),
+        ({'name': 'stair', 'boundaries': (30,), 'final': 0.1}, 'only with a cooldown'),
     ],
 )
 def test_mistakes_are_named(options, message):

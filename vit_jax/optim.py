@@ -297,6 +297,8 @@ def _schedule(
             raise UserError('config.optim.schedule: ' + nearest('key', key, valid))
     for key in keywords.keys() & {'warmup', 'cooldown', 'timescale'}:
         keywords[key] = to_steps(str(keywords[key]))
+    if 'boundaries' in keywords:
+        keywords['boundaries'] = tuple(to_steps(str(text)) for text in keywords['boundaries'])
     return schedules.make(**{'name': 'constant'} | keywords, peak=lr, total_steps=total_steps)
 
 

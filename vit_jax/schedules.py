@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +22,8 @@ def make(
     warmup: int = 0,
     cooldown: int = 0,
     timescale: int = 10_000,
+    boundaries: Sequence[int] = (),
+    factor: float = 0.1,
     init: float = 0.0,
     final: float = 0.0,
 ) -> optax.Schedule:
@@ -30,7 +35,8 @@ def make(
 
     Args:
       name: `constant`; `linear` or `cosine`, which reach `final` at
-        `total_steps`; or `rsqrt`, the reciprocal square root
+        `total_steps`; `stair`, multiplied by `factor` from each of `boundaries`
+        on (He et al. 2016, section 3.4); or `rsqrt`, the reciprocal square root
         peak * sqrt(timescale / (timescale + steps since the warm-up)), which
         with a cooldown gives a finished model at any length (Zhai et al. 2022,
         "Scaling Vision Transformers", section 3.4) and with timescale = warmup
@@ -40,6 +46,8 @@ def make(
       warmup: length of the warm-up, in steps.
       cooldown: length of the cooldown, in steps.
       timescale: of `rsqrt`, in steps.
+      boundaries: of `stair`, in steps from the start of training, rising.
+      factor: of `stair`, in (0, 1].
       init: learning rate at step 0, if there is a warm-up.
       final: learning rate at `total_steps`, if anything decays to it.
 
@@ -52,15 +60,18 @@ def make(
     for what, rate in (('lr', peak), ('init', init), ('final', final)):
         if not math.isfinite(rate) or rate < 0:
             raise UserError(f'schedule {name!r}: {what}={rate} must be finite and at least 0')
-    if final and not cooldown and name in ('constant', 'rsqrt'):
+    if final and not cooldown and name not in ('linear', 'cosine'):
         raise UserError(f'schedule {name!r} reaches final={final} only with a cooldown; set one')
-    shape, length = _SHAPES[name], max(total_steps - warmup, 1)
-    cooldown_start = total_steps - cooldown
+    if name == 'stair':
+        _validate_stair(boundaries, factor, warmup, total_steps)
+    shape, cooldown_start = _SHAPES[name], total_steps - cooldown
+    steps = tuple(boundary - warmup for boundary in boundaries)
+    spec = _Spec(peak, final, max(total_steps - warmup, 1), timescale, steps, factor)
 
     def schedule(step: Any) -> Any:
         t = jnp.clip(jnp.asarray(step, jnp.float32), 0, total_steps)
         elapsed = jnp.clip(t, warmup, cooldown_start) - warmup
-        body = shape(elapsed, length, timescale, peak, final)
+        body = shape(elapsed, spec)
         rising = init + (peak - init) * t / max(warmup, 1)
         falling = final + (body - final) * (total_steps - t) / max(cooldown, 1)
         return jnp.where(t < warmup, rising, jnp.where(t > cooldown_start, falling, body))
@@ -68,27 +79,47 @@ def make(
     return schedule
 
 
-def _constant(elapsed: Any, length: int, timescale: int, peak: float, final: float) -> Any:
-    del length, timescale, final
-    return jnp.full_like(elapsed, peak)
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What a shape is made of; `length` and `boundaries` count from the end of the warm-up."""
+
+    peak: float
+    final: float
+    length: int
+    timescale: int
+    boundaries: tuple[int, ...]
+    factor: float
 
 
-def _linear(elapsed: Any, length: int, timescale: int, peak: float, final: float) -> Any:
-    del timescale
-    return peak + (final - peak) * elapsed / length
+def _constant(elapsed: Any, spec: _Spec) -> Any:
+    return jnp.full_like(elapsed, spec.peak)
 
 
-def _cosine(elapsed: Any, length: int, timescale: int, peak: float, final: float) -> Any:
-    del timescale
-    return final + (peak - final) * (1 + jnp.cos(jnp.pi * elapsed / length)) / 2
+def _linear(elapsed: Any, spec: _Spec) -> Any:
+    return spec.peak + (spec.final - spec.peak) * elapsed / spec.length
 
 
-def _rsqrt(elapsed: Any, length: int, timescale: int, peak: float, final: float) -> Any:
-    del length, final
-    return peak * jnp.sqrt(timescale / (timescale + elapsed))
+def _cosine(elapsed: Any, spec: _Spec) -> Any:
+    falling = (1 + jnp.cos(jnp.pi * elapsed / spec.length)) / 2
+    return spec.final + (spec.peak - spec.final) * falling
 
 
-_SHAPES = {'constant': _constant, 'linear': _linear, 'cosine': _cosine, 'rsqrt': _rsqrt}
+def _rsqrt(elapsed: Any, spec: _Spec) -> Any:
+    return spec.peak * jnp.sqrt(spec.timescale / (spec.timescale + elapsed))
+
+
+def _stair(elapsed: Any, spec: _Spec) -> Any:
+    passed = sum((elapsed >= boundary).astype(jnp.float32) for boundary in spec.boundaries)
+    return spec.peak * jnp.power(spec.factor, passed)
+
+
+_SHAPES = {
+    'constant': _constant,
+    'linear': _linear,
+    'cosine': _cosine,
+    'rsqrt': _rsqrt,
+    'stair': _stair,
+}
 
 
 def _validate(total_steps: int, warmup: int, cooldown: int, timescale: int) -> None:
@@ -103,3 +134,16 @@ def _validate(total_steps: int, warmup: int, cooldown: int, timescale: int) -> N
         )
     if timescale < 1:
         raise UserError(f'schedule: timescale={timescale} must be at least 1 step')
+
+
+def _validate_stair(
+    boundaries: Sequence[int], factor: float, warmup: int, total_steps: int
+) -> None:
+    marks = (warmup, *boundaries, total_steps)
+    if not boundaries or any(a >= b for a, b in itertools.pairwise(marks)):
+        raise UserError(
+            f"schedule 'stair': boundaries={tuple(boundaries)} must be one or more steps, rising, "
+            f'between the warm-up of {warmup} and the end at {total_steps}'
+        )
+    if not 0 < factor <= 1:
+        raise UserError(f"schedule 'stair': factor={factor} must be in (0, 1]")
