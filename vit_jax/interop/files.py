@@ -30,6 +30,10 @@ _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
+class _Missing(UserError):
+    """There is no such file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Foreign:
     """A checkpoint of another code base in this one's terms.
@@ -90,12 +94,11 @@ def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> N
     Raises:
       UserError: if it cannot be written.
     """
-    with _replacing(Path(path)) as temporary, temporary.open('wb') as file:
-        # Not np.savez: it cannot store an array that is named `file`.
-        with zipfile.ZipFile(file, 'w', allowZip64=True) as archive:
-            for name, array in flat.items():
-                with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    # Not np.savez: it appends .npz to the temporary name.
+    with _replacing(Path(path)) as temporary, zipfile.ZipFile(temporary, 'w') as archive:
+        for name, array in flat.items():
+            with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def write_safetensors(
@@ -170,7 +173,7 @@ def _read_json(path: str) -> dict[str, Any] | None:
     try:
         with _open(path) as file:
             content = json.load(file)
-    except UserError:
+    except _Missing:
         return None
     except ValueError as error:
         raise UserError(f'{path}: not valid JSON: {error}') from None
@@ -235,12 +238,11 @@ def _open(path: str) -> IO[bytes]:
       UserError: if there is none, or the package is missing that reaches it.
     """
     try:
-        opened: IO[bytes] = _fsspec().open(path, 'rb').open() if _is_url(path) else open(path, 'rb')
-        return opened
+        return _fsspec().open(path, 'rb').open() if _is_url(path) else Path(path).open('rb')
     except ImportError as error:
         raise UserError(f'{path}: {_line(error)}') from None
     except FileNotFoundError:
-        raise UserError(f'{path}: there is no such file') from None
+        raise _Missing(f'{path}: there is no such file') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 
