@@ -91,9 +91,16 @@ class Jit:
 
         return jax.tree_util.tree_map_with_path(place, abstract)
 
-    def create(self, init: Callable[[], PyTree]) -> PyTree:
-        """Runs `init()` so that every array is made where it lies."""
-        return jax.jit(init, out_shardings=self.shardings(jax.eval_shape(init)))()
+    def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
+        """Runs `init(*given)` so that every array is made where it lies.
+
+        Args:
+          init: makes a state or variables.
+          given: numpy arrays, the same in every process; a device gets its parts of them alone.
+        """
+        placed = jax.tree.map(_place, given, self.shardings(given))
+        out_shardings = self.shardings(jax.eval_shape(init, *placed))
+        return jax.jit(init, out_shardings=out_shardings)(*placed)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as a global array over all devices."""
@@ -140,8 +147,8 @@ class Pmap:
     def shardings(self, abstract: PyTree) -> PyTree:
         return jax.tree.map(lambda _: NamedSharding(self.mesh, P()), abstract)
 
-    def create(self, init: Callable[[], PyTree]) -> PyTree:
-        return flax.jax_utils.replicate(jax.jit(init)(), self.devices)
+    def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
+        return flax.jax_utils.replicate(jax.jit(init)(*given), self.devices)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
@@ -171,6 +178,10 @@ class Pmap:
 
 
 Layout = Jit | Pmap
+
+
+def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 
 def _first(tree: PyTree) -> PyTree:
