@@ -15,12 +15,14 @@ from vit_jax import sharding
 from vit_jax.data import pipeline, sources, transforms
 
 PyTree = Any
+WHAT = ('source', 'split', 'classes', 'transforms')
 
 
 def open_data(section: ConfigDict) -> tuple[Any, Any]:
     """The source and the transforms of a data section of the config."""
     parsed = transforms.parse_transforms(section.get('transforms', ''))
-    return sources.open_source(section.source, section.split), parsed
+    source = sources.open_source(section.source, section.split)
+    return source.only_classes(section.classes) if 'classes' in section else source, parsed
 
 
 def image_format(source: Any) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def image_format(source: Any) -> dict[str, Any]:
 def loading(section: ConfigDict) -> dict[str, Any]:
     """What of a data section goes to the pipeline: how to load, not what."""
     chosen = config_lib.keywords(section)
-    return {k: v for k, v in chosen.items() if k not in ('source', 'split', 'transforms')}
+    return {k: v for k, v in chosen.items() if k not in WHAT}
 
 
 def open_evals(config: ConfigDict, layout: sharding.Layout) -> dict[str, Callable[[], Iterable]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -73,6 +73,25 @@ class Subset:
         source, original = self._locate(index)
         return source.record_name(original)
 
+    def only_classes(self, classes: Sequence[int]) -> Subset:
+        """The examples of `classes`, in unchanged order; class `classes[k]` becomes class k.
+
+        Raises:
+          UserError: if a class does not exist or is named twice, or if none is left.
+        """
+        _check_classes(classes, self.info.num_classes, self.title)
+        title = f'{self.title} of classes {",".join(map(str, classes))}'
+        parts: list[tuple[Source, np.ndarray]] = [
+            (
+                Relabelled(source, tuple(classes)),
+                indices[np.isin(source.labels()[indices], classes)],
+            )
+            for source, indices in self._parts
+        ]
+        if not any(len(indices) for _, indices in parts):
+            raise UserError(f'{title}: none of the {len(self)} examples is of these classes')
+        return Subset(title, parts)
+
     @property
     def broken_limit(self) -> int:
         """One in a hundred; of small data up to ten, but no more than a quarter."""
@@ -107,6 +126,30 @@ class Subset:
                 f'{self.record_name(index)}: label {label} is outside of 0..{classes - 1}; '
                 'correct the label or the number of classes'
             )
+
+
+class Relabelled:
+    """A source whose class `classes[k]` is called k; labels of other classes become -1."""
+
+    def __init__(self, source: Source, classes: tuple[int, ...]):
+        self._source = source
+        self._new = np.full(source.info.num_classes, -1)
+        self._new[list(classes)] = np.arange(len(classes))
+        names = source.info.class_names
+        self.info = SourceInfo(len(classes), tuple(names[c] for c in classes if c < len(names)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, /) -> Record:
+        record = self._source[index]
+        return {**record, 'label': int(self._new[record['label']])}
+
+    def labels(self) -> np.ndarray:
+        return self._new[self._source.labels()]
+
+    def record_name(self, index: int, /) -> str:
+        return self._source.record_name(index)
 
 
 class Cached:
@@ -181,6 +224,15 @@ def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
         low, high = _bounds(term, len(members), f'{title}, class {source.info.class_names[label]}')
         chosen.append(members[low:high])
     return np.sort(np.concatenate(chosen))
+
+
+def _check_classes(classes: Sequence[int], num_classes: int, title: str) -> None:
+    known = range(num_classes)
+    if not classes or len(set(classes)) < len(classes) or any(c not in known for c in classes):
+        raise UserError(
+            f'{title}: classes={tuple(classes)}: name one or more of 0..{num_classes - 1}, '
+            'each once'
+        )
 
 
 def _bounds(term: re.Match[str], size: int, title: str) -> tuple[int, int]:
