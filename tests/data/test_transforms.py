@@ -77,6 +77,16 @@ def test_pad_and_crop_visits_every_offset():
     assert set(seen) == set(windows.values())
 
 
+def test_random_crop_visits_every_window():
+    image = picture(5, 6)
+    windows = {image[y : y + 3, x : x + 5].tobytes(): (y, x) for y in range(3) for x in range(2)}
+    seen = [windows[apply('random_crop((3, 5))', image, i).tobytes()] for i in range(200)]
+    assert set(seen) == set(windows.values())
+    np.testing.assert_array_equal(apply('random_crop((5, 6))', image), image)
+    with pytest.raises(UserError, match=r'random_crop\(6\): the image has 5 x 6 pixels'):
+        apply('random_crop(6)', image)
+
+
 def coordinates(height, width):
     """An image that shows where each pixel came from."""
     ys, xs = np.mgrid[:height, :width]
@@ -183,6 +193,7 @@ EXAMPLES = {
     'inception_crop': '(8)',
     'keep': "('image', 'label')",
     'pad_and_crop': '(2)',
+    'random_crop': '(8)',
     'random_erasing': '()',
     'randaugment': '(2, 10)',
     'resize': '(8)',

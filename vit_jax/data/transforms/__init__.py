@@ -36,6 +36,7 @@ TRANSFORMS: dict[str, Callable[..., Callable]] = {
         image.inception_crop,
         image.keep,
         image.pad_and_crop,
+        image.random_crop,
         image.random_erasing,
         image.resize,
         image.resize_small,

@@ -60,12 +60,20 @@ def central_crop(size: Size) -> Apply:
     height, width = _height_width(size)
 
     def apply(image: np.ndarray) -> np.ndarray:
-        y, x = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-        if y < 0 or x < 0:
-            raise UserError(
-                f'central_crop({size}): the image has {image.shape[0]} x {image.shape[1]} pixels; '
-                f"enlarge it before, for example with 'resize_small({max(height, width)})'"
-            )
+        spare = _spare(image, height, width, f'central_crop({size})')
+        y, x = (pixels // 2 for pixels in spare)
+        return image[y : y + height, x : x + width]
+
+    return apply
+
+
+def random_crop(size: Size) -> RandomApply:
+    """Any window of `size`, each as likely; UserError if the image is smaller."""
+    height, width = _height_width(size)
+
+    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        spare = _spare(image, height, width, f'random_crop({size})')
+        y, x = (rng.integers(pixels + 1) for pixels in spare)
         return image[y : y + height, x : x + width]
 
     return apply
@@ -188,6 +196,17 @@ def _resample(image: np.ndarray, height: int, width: int, resample: Image.Resamp
     if image.shape[:2] == (height, width):
         return image
     return from_pil(to_pil(image).resize((width, height), resample))
+
+
+def _spare(image: np.ndarray, height: int, width: int, what: str) -> tuple[int, int]:
+    """How many rows and columns a window leaves over."""
+    spare = image.shape[0] - height, image.shape[1] - width
+    if min(spare) < 0:
+        raise UserError(
+            f'{what}: the image has {image.shape[0]} x {image.shape[1]} pixels; enlarge it '
+            f"before, for example with 'resize_small({max(height, width)})'"
+        )
+    return spare
 
 
 def _random_box(
