@@ -1,0 +1,134 @@
+"""Big Transfer (BiT): a pre-activation ResNet with group norm and standardised kernels.
+
+Kolesnikov et al., 2020, arXiv:1912.11370, on the blocks of He et al., 2016, arXiv:1603.05027.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.resnet import Stage, check_layers
+from vit_jax.nn.std_conv import StdConv
+
+# name: blocks of each stage (He et al., 2015, arXiv:1512.03385, table 1), width factor
+VARIANTS = {
+    'R50x1': ((3, 4, 6, 3), 1),
+    'R50x3': ((3, 4, 6, 3), 3),
+    'R101x1': ((3, 4, 23, 3), 1),
+    'R101x3': ((3, 4, 23, 3), 3),
+    'R152x2': ((3, 8, 36, 3), 2),
+    'R152x4': ((3, 8, 36, 3), 4),
+}
+
+Conv = functools.partial(StdConv, padding='symmetric', var_eps=1e-10)
+Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-5)
+
+
+def variant(name: str) -> dict[str, Any]:
+    """Keywords of `Model` for a name of VARIANTS, such as 'R50x1'.
+
+    Raises:
+      UserError: if there is no such variant.
+    """
+    if name not in VARIANTS:
+        raise UserError(nearest('BiT variant', name, VARIANTS))
+    layers, width_factor = VARIANTS[name]
+    return {'layers': layers, 'width_factor': width_factor}
+
+
+class Model(nn.Module):
+    """BiT-ResNet. Images of any size, square or not.
+
+    Attributes:
+      num_classes: outputs of the head; None or 0 leaves the head out.
+      layers: blocks of each stage.
+      width_factor: times 64 channels in the root, 256, 512, ... after the stages.
+      dtype: of the computation. Parameters, their standardisation and the statistics of group norm
+        stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    num_classes: int | None = None
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width_factor: int = 1
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UserError(nearest('dtype', self.dtype, DTYPES))
+        if self.width_factor < 1:
+            raise UserError(f'width_factor must be at least 1, not {self.width_factor}')
+        check_layers(self.layers)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Class scores of normalised images.
+
+        Returns:
+          features: [B h w D] after the final norm and ReLU; a pixel of it stands for 32 x 32 of the
+            image after the four stages.
+          pre_logits: [B D], their mean.
+          logits: [B num_classes] in float32; absent without a head.
+        """
+        dtype = jnp.dtype(self.dtype)
+        width = 64 * self.width_factor
+        x = Root(width, dtype, name='root')(images)
+        for i, depth in enumerate(self.layers):
+            block = functools.partial(Block, width=width * 2**i, dtype=dtype)
+            x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
+        features = nn.relu(Norm(dtype=dtype, name='norm')(x))
+        outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
+        if self.num_classes:
+            init = nn.initializers.zeros
+            head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=init, name='head')
+            outputs['logits'] = head(outputs['pre_logits'])
+        return outputs
+
+
+class Root(nn.Module):
+    """The first convolution and max pooling, both with stride 2; the norm is the first block's.
+
+    Pooling pads with zeros, which are values here and not ignored: nothing has made them positive.
+    """
+
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        x = Conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
+        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        return nn.max_pool(x, (3, 3), strides=(2, 2))
+
+
+class Block(nn.Module):
+    """A pre-activation bottleneck to 4 x `width` channels; the 3 x 3 convolution has the stride.
+
+    z' = ReLU(GN(z)),  z'' = proj(z') where the shape changes, else z
+    z  = z'' + conv3(ReLU(GN(conv2(ReLU(GN(conv1(z')))))))
+    """
+
+    width: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        conv = functools.partial(Conv, dtype=self.dtype)
+        norm = functools.partial(Norm, dtype=self.dtype)
+        y = nn.relu(norm(name='norm1')(x))
+        if self.stride != 1 or x.shape[-1] != 4 * self.width:
+            x = conv(4 * self.width, stride=self.stride, name='proj')(y)
+        y = conv(self.width, name='conv1')(y)
+        y = conv(self.width, 3, self.stride, name='conv2')(nn.relu(norm(name='norm2')(y)))
+        return x + conv(4 * self.width, name='conv3')(nn.relu(norm(name='norm3')(y)))

@@ -1,0 +1,34 @@
+"""What residual networks share: stages of blocks, and the check of their depths."""
+
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+
+
+class Stage(nn.Module):
+    """`depth` residual blocks, `block_0`, `block_1`, ...
+
+    Attributes:
+      block: makes a block, given its stride and its name.
+      depth: number of blocks.
+      stride: of the first block; the others have stride 1.
+    """
+
+    block: Callable[..., nn.Module]
+    depth: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        for j in range(self.depth):
+            x = self.block(stride=self.stride if j == 0 else 1, name=f'block_{j}')(x)
+        return x
+
+
+def check_layers(layers: Sequence[int]) -> None:
+    """Raises UserError unless every stage has a block."""
+    if any(depth < 1 for depth in layers):
+        raise UserError(f'layers {tuple(layers)}: every stage needs at least one block')
