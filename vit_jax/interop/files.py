@@ -8,6 +8,8 @@ import importlib
 import json
 import os
 import re
+import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -139,13 +141,10 @@ def _read_npz(path: str) -> Flat:
 
 
 def _read_safetensors(path: str) -> Flat:
+    # Its bfloat16 is known to the package as long as ml_dtypes is imported.
     package = _safetensors()
-    with _readable(path):
-        if _is_url(path):
-            with _open(path) as file:
-                flat = package.load(file.read())
-        else:
-            flat = package.load_file(path)
+    with _local(path) as file, _readable(path):
+        flat = package.load_file(file)
     return {name: _float32(path, name, array) for name, array in flat.items()}
 
 
@@ -245,6 +244,19 @@ def _open(path: str) -> IO[bytes]:
         raise _Missing(f'{path}: there is no such file') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
+
+
+@contextlib.contextmanager
+def _local(path: str) -> Iterator[str]:
+    """A local copy of a remote file, or the local file itself."""
+    if not _is_url(path):
+        _open(path).close()
+        yield path
+        return
+    with _open(path) as remote, tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(remote, copy)
+        copy.flush()
+        yield copy.name
 
 
 @contextlib.contextmanager

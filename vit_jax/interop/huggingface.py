@@ -1,0 +1,214 @@
+"""ViTs of transformers: safetensors with the names of its versions 4 and 5, and config.json.
+
+Names of version 4 are written: version 5 writes and reads them too. Positions beyond a square, GELU
+and epsilons come from config.json; without it they are the defaults of transformers.ViTConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, shapes, torch_layout
+from vit_jax.interop.files import Flat, Foreign
+from vit_jax.nn.positions import sincos2d
+
+_NORM_EPS = 1e-12
+# ViTConfig.hidden_act
+_GELUS = {'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh', 'gelu_fast': 'tanh'}
+_WRITTEN_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
+_PREFIX = 'vit.'
+_UNUSED = ('embeddings.mask_token',)  # of pretraining
+
+
+def _block(theirs: str, *rows: tuple[str, str]) -> names.Table:
+    return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
+
+
+# Without the prefix that all but the classifier have in a model with a head.
+TABLE: names.Table = (
+    ('embeddings.cls_token', 'cls_token'),
+    ('embeddings.position_embeddings', 'pos_embed'),
+    ('embeddings.patch_embeddings.projection', 'patch_embed'),
+    *_block(
+        'encoder.layer',
+        ('layernorm_before', 'norm1'),
+        ('attention.attention.query', 'attention/query'),
+        ('attention.attention.key', 'attention/key'),
+        ('attention.attention.value', 'attention/value'),
+        ('attention.output.dense', 'attention/out'),
+        ('layernorm_after', 'norm2'),
+        ('intermediate.dense', 'mlp/fc1'),
+        ('output.dense', 'mlp/fc2'),
+    ),
+    *_block(
+        'layers',
+        ('layernorm_before', 'norm1'),
+        ('attention.q_proj', 'attention/query'),
+        ('attention.k_proj', 'attention/key'),
+        ('attention.v_proj', 'attention/value'),
+        ('attention.o_proj', 'attention/out'),
+        ('layernorm_after', 'norm2'),
+        ('mlp.fc1', 'mlp/fc1'),
+        ('mlp.fc2', 'mlp/fc2'),
+    ),
+    ('layernorm', 'encoder/norm'),
+    ('pooler.dense', 'pre_logits'),
+    ('classifier', 'head'),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    stem = 'embeddings.patch_embeddings.projection.weight'
+    token = 'embeddings.cls_token'
+    return any(p + stem in flat and p + token in flat for p in ('', _PREFIX))
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+    """A ViTModel, whose pooler is our `pre_logits`, or a ViTForImageClassification.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: the parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    source = 'transformers ViT'
+    if extra.get('model_type', 'vit') != 'vit':
+        raise UserError(f'{source}: config.json is of a {extra["model_type"]!r}, not of a vit')
+    used = {name: array for name, array in flat.items() if _is_used(name, flat)}
+
+    def translate(name: str) -> str | None:
+        return torch_layout.ours(name.removeprefix(_PREFIX), TABLE)
+
+    in_file = names.renamed(used, translate, source)
+
+    def label(name: str) -> str:
+        return in_file.get(name) or torch_layout.theirs(name, TABLE)
+
+    heads = extra.get('num_attention_heads') or shapes.usual_heads(
+        {name: used[theirs].shape for name, theirs in in_file.items()}, source
+    )
+    stripped = {name.removeprefix(_PREFIX): array for name, array in used.items()}
+    return shapes.foreign(
+        torch_layout.read(stripped, TABLE, heads, source),
+        source,
+        label,
+        gelu=_gelu(extra, source),
+        norm_eps=float(extra.get('layer_norm_eps', _NORM_EPS)),
+        image_size=_image_size(extra),
+    )
+
+
+def write(
+    params: Mapping[str, Any],
+    model: Mapping[str, Any],
+    image_size: tuple[int, int] | None = None,
+    class_names: Sequence[str] = (),
+) -> tuple[Flat, dict[str, Any]]:
+    """Arrays for model.safetensors, and config.json: of a ViTForImageClassification, or without a
+    head of a ViTModel.
+
+    Args:
+      params: of a ViT, unrolled or scanned.
+      model: its keywords and its name.
+      image_size: height and width in pixels; needed unless `pos_embed` is of a square.
+      class_names: one for each output of the head, if known.
+
+    Raises:
+      UserError: if transformers has no such ViT.
+    """
+    _require_class(model)
+    flat = names.flattened(params)
+    size = image_size or _square(flat, model['patch_size'])
+    if model['posemb'] == 'sincos2d':
+        flat['pos_embed'] = _fixed_positions(size, model)
+    arrays = torch_layout.write(flat, TABLE)
+    config = _config(model, size, class_names) | {
+        'num_channels': flat['patch_embed/kernel'].shape[2]
+    }
+    if not model['num_classes']:
+        return arrays, config
+    return {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}, config
+
+
+def _is_used(name: str, flat: Flat) -> bool:
+    """A classifier looks past the pooler."""
+    name = name.removeprefix(_PREFIX)
+    return name not in _UNUSED and not (name.startswith('pooler.') and 'classifier.weight' in flat)
+
+
+def _gelu(config: Mapping[str, Any], source: str) -> str:
+    name = config.get('hidden_act', 'gelu')
+    if name not in _GELUS:
+        raise UserError(
+            f'{source}: hidden_act {name!r} is not supported (only {", ".join(_GELUS)})'
+        )
+    if config.get('pooler_act', 'tanh') != 'tanh':
+        raise UserError(
+            f'{source}: pooler_act {config["pooler_act"]!r} is not supported (only tanh)'
+        )
+    return _GELUS[name]
+
+
+def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    size = config.get('image_size')
+    if size is None:
+        return None
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
+
+
+def _require_class(model: Mapping[str, Any]) -> None:
+    unsupported = {
+        f'a {model["name"]}': model['name'] != 'vit',
+        f'pool {model["pool"]!r}': model['pool'] != 'cls',
+        'both a head and a representation_size': model['num_classes']
+        and model['representation_size'],
+    }
+    for what, is_true in unsupported.items():
+        if is_true:
+            raise UserError(f'transformers has no ViT with {what}; write an .npz file instead')
+
+
+def _square(flat: Flat, patch_size: int) -> tuple[int, int]:
+    side = shapes.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
+    if side is None:
+        raise UserError('the image size does not follow from pos_embed; say which it is')
+    return side * patch_size, side * patch_size
+
+
+def _fixed_positions(size: tuple[int, int], model: Mapping[str, Any]) -> np.ndarray:
+    """The table that transformers keeps as a parameter, [1 1+N D]; zero for the class token."""
+    height, width = (side // model['patch_size'] for side in size)
+    return np.pad(sincos2d(height, width, model['width']), ((1, 0), (0, 0)))[None]
+
+
+def _config(
+    model: Mapping[str, Any], size: tuple[int, int], class_names: Sequence[str]
+) -> dict[str, Any]:
+    config = {
+        'model_type': 'vit',
+        'architectures': ['ViTForImageClassification' if model['num_classes'] else 'ViTModel'],
+        'hidden_size': model['width'],
+        'num_hidden_layers': model['depth'],
+        'num_attention_heads': model['num_heads'],
+        'intermediate_size': model['mlp_dim'],
+        'hidden_act': _WRITTEN_GELUS[model['gelu']],
+        'layer_norm_eps': model['norm_eps'],
+        'image_size': size[0] if size[0] == size[1] else list(size),
+        'patch_size': model['patch_size'],
+        'qkv_bias': True,
+    }
+    if model['representation_size']:
+        config |= {'pooler_output_size': model['representation_size'], 'pooler_act': 'tanh'}
+    if model['num_classes']:
+        labels = class_names or [f'LABEL_{i}' for i in range(model['num_classes'])]
+        config['id2label'] = {str(i): name for i, name in enumerate(labels)}
+        config['label2id'] = {name: i for i, name in enumerate(labels)}
+    return config

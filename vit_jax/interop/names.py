@@ -1,0 +1,167 @@
+"""Names of parameters in two code bases, and attention's projections taken apart and joined.
+
+Our names are '/'-joined here. Between the code bases attention has an intermediate form, `split`,
+with `query`, `key` and `value` apart, as everyone else stores them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from vit_jax.errors import UserError
+from vit_jax.interop.files import Flat
+
+# Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' stand for an index that counts from
+# 0 or 1 and is otherwise the same on both sides, '*' for any number, which is written as 0.
+Table = tuple[tuple[str, str], ...]
+
+# Our fused parameters, each made of these.
+_SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
+_CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
+_BLOCKS = 'encoder/blocks/'
+_LISTED = 3
+
+
+def ours(name: str, table: Table) -> str | None:
+    """Our name of a parameter of theirs; None if no row has it."""
+    return next(_translations(name, table), None)
+
+
+def theirs(name: str, table: Table) -> str | None:
+    """Their name of a parameter of ours, by the first row that has it; None if none has."""
+    return next(_translations(name, tuple((b, a) for a, b in table)), None)
+
+
+def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> dict[str, str]:
+    """Names in the file by our names.
+
+    Args:
+      flat: arrays by the names in the file.
+      translate: makes our name of one of theirs, None if the model has no such part.
+      source: what to call the file.
+
+    Raises:
+      UserError: if a name has no translation, or two have the same.
+    """
+    found: dict[str, str] = {}
+    unknown = []
+    for name in flat:
+        target = translate(name)
+        if target is None:
+            unknown.append(name)
+        elif target in found:
+            raise UserError(f'{source}: {found[target]} and {name} mean the same parameter')
+        else:
+            found[target] = name
+    if unknown:
+        raise UserError(f'{source}: the model has no part called {listed(unknown)}')
+    return found
+
+
+def rename(flat: Flat, table: Table, source: str) -> Flat:
+    """Arrays by our names; see `renamed`."""
+    found = renamed(flat, lambda name: ours(name, table), source)
+    return {target: flat[name] for target, name in found.items()}
+
+
+def split(flat: Mapping[str, np.ndarray]) -> Flat:
+    """Takes fused projections apart: `attention/qkv/kernel` [D 3 H K] to `attention/query/kernel`
+    [D H K] and so on, biases [3 H K] to [H K].
+    """
+    parted: Flat = {}
+    for name, array in flat.items():
+        parent, module, leaf = _parts(name)
+        for i, part in enumerate(_fused(parent).get(module, ())):
+            parted[f'{parent}/{part}/{leaf}'] = np.take(array, i, axis=array.ndim - 3)
+        if module not in _fused(parent):
+            parted[name] = array
+    return parted
+
+
+def join(flat: Mapping[str, np.ndarray]) -> Flat:
+    """The inverse of `split`, for parameters none of which is absent."""
+    joined: Flat = {}
+    for name, array in flat.items():
+        parent, module, leaf = _parts(name)
+        fused = _fused(parent)
+        for target, parts in fused.items():
+            if module == parts[0]:
+                arrays = [flat[f'{parent}/{part}/{leaf}'] for part in parts]
+                joined[f'{parent}/{target}/{leaf}'] = np.stack(arrays, axis=array.ndim - 2)
+        if not any(module in parts for parts in fused.values()):
+            joined[name] = array
+    return joined
+
+
+def unroll(flat: Mapping[str, np.ndarray]) -> Flat:
+    """Takes scanned blocks apart: `encoder/blocks/...` to `encoder/block_0/...` and so on."""
+    unrolled: Flat = {}
+    for name, array in flat.items():
+        if not name.startswith(_BLOCKS):
+            unrolled[name] = array
+            continue
+        for i, layer in enumerate(array):
+            unrolled[f'encoder/block_{i}/{name.removeprefix(_BLOCKS)}'] = layer
+    return unrolled
+
+
+def flattened(params: Mapping[str, Any]) -> Flat:
+    """A tree of our parameters as float32 arrays by name: unrolled, projections apart."""
+    flat = flatten_dict(params, sep='/')
+    return split(unroll({name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}))
+
+
+def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of `flattened`."""
+    tree: dict[str, Any] = unflatten_dict(join(flat), sep='/')
+    return tree
+
+
+def listed(names: list[str]) -> str:
+    """The first few names."""
+    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+    return ', '.join(names[:_LISTED]) + more
+
+
+def _translations(name: str, table: Table) -> Iterator[str]:
+    for source, target in table:
+        if not (match := _pattern(source).fullmatch(name)):
+            continue
+        *digits, rest = match.groups()
+        bases = re.findall(r'\{(\d)\}', source)
+        counts = [int(n) - int(base) for n, base in zip(digits, bases, strict=True)]
+        if all(count >= 0 for count in counts):
+            yield _filled(target, counts) + rest
+
+
+@functools.cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """Matches a name and what follows it; a group for each index, the last for the rest."""
+    text = re.sub(r'\\\{\d\\\}', r'(\\d+)', re.escape(template)).replace(r'\*', r'\d+')
+    return re.compile(rf'{text}((?:[/.].+)?)')
+
+
+def _filled(template: str, counts: list[int]) -> str:
+    remaining = iter(counts)
+    text = re.sub(r'\{(\d)\}', lambda base: str(next(remaining) + int(base[1])), template)
+    return text.replace('*', '0')
+
+
+def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
+    """What an attention module fuses; nothing for any other."""
+    if parent == 'map_head/attention':
+        return _CROSS
+    return _SELF if parent.endswith('/attention') else {}
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """'a/b/c/d' as 'a/b', 'c', 'd'."""
+    module, _, leaf = name.rpartition('/')
+    parent, _, module = module.rpartition('/')
+    return parent, module, leaf

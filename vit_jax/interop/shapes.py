@@ -1,0 +1,171 @@
+"""The model that a set of ViT parameters belongs to, read off their shapes and checked.
+
+Parameters have our names, blocks unrolled and attention's projections apart (`names.split`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from vit_jax.errors import UserError, resolve
+from vit_jax.interop import names
+from vit_jax.interop.files import Flat, Foreign
+from vit_jax.models.vit import VARIANTS
+
+Label = Callable[[str], str]
+
+
+def foreign(
+    flat: Flat,
+    source: str,
+    label: Label,
+    gelu: str,
+    norm_eps: float,
+    image_size: tuple[int, int] | None = None,
+) -> Foreign:
+    """The checkpoint, once its parameters are known to make a whole model.
+
+    Args:
+      flat: parameters under our names, projections apart; `pos_embed` has a row for the class
+        token if there is one.
+      source: what to call the file.
+      label: makes of our name of a parameter the one in the file.
+      gelu, norm_eps: what shapes do not tell.
+      image_size: where the file says it; else a square.
+
+    Raises:
+      UserError: naming the parameters that are absent, superfluous or of another shape.
+    """
+    model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
+    module = _module(model)
+    _require_fit(flat, module, source, label)
+    if image_size is None and 'pos_embed' in flat:
+        side = square_side(flat['pos_embed'].shape[1] - ('cls_token' in flat))
+        image_size = (side * module.stride,) * 2 if side else None
+    return Foreign(model['name'], names.nested(flat), model, image_size, source)
+
+
+def usual_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
+    """The number of heads where shapes do not tell: that of the ViT of this size.
+
+    Args:
+      theirs: shapes of PyTorch's arrays, by our names.
+      source: what to call the file.
+
+    Raises:
+      UserError: if no ViT of the papers has this size.
+    """
+    depth = _count(theirs, r'encoder/block_(\d+)/')
+    mlp_dim, width = (*theirs.get('encoder/block_0/mlp/fc1/kernel', ()), 0, 0)[:2]
+    found = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
+    if len(found) != 1:
+        raise UserError(
+            f'{source}: nothing tells the number of attention heads of a model of width {width}, '
+            f'depth {depth} and mlp_dim {mlp_dim}; put its config.json beside the file'
+        )
+    return found.pop()
+
+
+def square_side(tokens: int) -> int | None:
+    """The side of a square grid of so many tokens, None if there is none."""
+    side = round(max(tokens, 0) ** 0.5)
+    return side if side and side**2 == tokens else None
+
+
+def with_class_row(flat: Flat, has_row: bool) -> Flat:
+    """Gives the class token a position of zero if positions are for patches alone."""
+    if has_row or 'cls_token' not in flat or 'pos_embed' not in flat:
+        return flat
+    return flat | {'pos_embed': np.pad(flat['pos_embed'], ((0, 0), (1, 0), (0, 0)))}
+
+
+def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
+    """Keywords of `config.model` that shapes tell."""
+
+    def shape(name: str, ndim: int) -> tuple[int, ...]:
+        if name not in flat:
+            raise UserError(f'{source}: {label(name)} is not in the file')
+        if flat[name].ndim != ndim:
+            raise UserError(f'{source}: {label(name)} has shape {flat[name].shape}')
+        return flat[name].shape
+
+    rows, columns, _, width = shape('patch_embed/kernel', 4)
+    if rows != columns:
+        raise UserError(f'{source}: patches of {rows}x{columns} pixels; only squares are supported')
+    heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
+    model: dict[str, Any] = {
+        'name': 'vit',
+        'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
+        'patch_size': rows,
+        'width': width,
+        'depth': _count(flat, r'encoder/block_(\d+)/'),
+        'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
+        'num_heads': heads,
+        'pool': _pool(flat),
+        'posemb': 'learn' if 'pos_embed' in flat else 'sincos2d',
+        'representation_size': None,
+    }
+    if 'pre_logits/kernel' in flat:
+        model['representation_size'] = shape('pre_logits/kernel', 2)[1]
+    if 'pos_embed' in flat:
+        shape('pos_embed', 3)
+    if 'resnet/root/conv/kernel' in flat:
+        shape('resnet/root/conv/kernel', 4)
+        stages = range(_count(flat, r'resnet/stage_(\d+)/'))
+        units = tuple(_count(flat, rf'resnet/stage_{i}/block_(\d+)/') for i in stages)
+        model |= {'name': 'hybrid', 'layers': units}
+    if width % heads:
+        raise UserError(f'{source}: width {width} is not a multiple of its {heads} heads')
+    return model
+
+
+def _pool(flat: Flat) -> str:
+    if any(name.startswith('map_head/') for name in flat):
+        return 'map'
+    return 'cls' if 'cls_token' in flat else 'gap'
+
+
+def _count(flat: Iterable[str], pattern: str) -> int:
+    """One more than the highest index that `pattern` finds at the beginning of a name."""
+    found = (re.match(pattern, name) for name in flat)
+    return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def _module(model: Mapping[str, Any]) -> Any:
+    """The model. Scanned, so that a deep one is traced as quickly as a shallow one."""
+    fields = {key: value for key, value in model.items() if key != 'name'}
+    return resolve('vit_jax.models', model['name'], 'Model')(**fields, scan=True)
+
+
+def _require_fit(flat: Flat, module: Any, source: str, label: Label) -> None:
+    expected = _expected_shapes(flat, module)
+    if absent := [label(name) for name in expected if name not in flat]:
+        raise UserError(f'{source}: {names.listed(absent)} not in the file')
+    if extra := [label(name) for name in flat if name not in expected]:
+        raise UserError(f'{source}: {names.listed(extra)} has no place in such a model')
+    for name, shape in expected.items():
+        if flat[name].shape != shape:
+            raise UserError(
+                f'{source}: {label(name)} has shape {flat[name].shape}; '
+                f'the rest of the model asks for {shape}'
+            )
+
+
+def _expected_shapes(flat: Flat, module: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the module's parameters, for images with as many patches as `flat` is made for."""
+    tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
+    patches = max(tokens - ('cls_token' in flat), 1)
+    first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
+    size = (1, module.stride, module.stride * patches, first.shape[2])
+    images = jax.ShapeDtypeStruct(size, np.float32)
+    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    leaves = flatten_dict(params, sep='/').items()
+    # Views of a single number: shapes are split and unrolled by what does it to arrays.
+    arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
+    return {name: array.shape for name, array in names.split(names.unroll(arrays)).items()}

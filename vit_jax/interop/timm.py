@@ -1,0 +1,138 @@
+"""ViTs of timm: safetensors, and config.json.
+
+Its layer norms add 1e-6. Its GELU is exact but where config.json says otherwise; SigLIP's models
+were trained with the approximate one. Layer scale is folded into the layers that it scales.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, shapes, torch_layout
+from vit_jax.interop.files import Flat, Foreign
+
+_NORM_EPS = 1e-6
+_BLOCK = ('blocks.{0}', 'encoder/block_{0}')
+_ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
+# What timm fuses, and its parts.
+_FUSED = {r'blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
+# Layer scales and the layers before them.
+_SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
+_UNSUPPORTED = {
+    'fc_norm.': 'its final norm comes after the mean over tokens',
+    'reg_token': 'it has register tokens',
+    'norm_pre.': 'it has a norm before the first block',
+    'dist_token': 'it has a distillation token',
+}
+
+TABLE: names.Table = (
+    ('cls_token', 'cls_token'),
+    ('pos_embed', 'pos_embed'),
+    ('patch_embed.proj', 'patch_embed'),
+    *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{b}') for a, b in _ATTENTION),
+    *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
+    *((f'{_BLOCK[0]}.mlp.{fc}', f'{_BLOCK[1]}/mlp/{fc}') for fc in ('fc1', 'fc2')),
+    ('norm', 'encoder/norm'),
+    ('attn_pool.latent', 'map_head/probe'),
+    *((f'attn_pool.{a}', f'map_head/attention/{b}') for a, b in _ATTENTION),
+    ('attn_pool.norm', 'map_head/norm'),
+    *((f'attn_pool.mlp.{fc}', f'map_head/mlp/{fc}') for fc in ('fc1', 'fc2')),
+    ('pre_logits.fc', 'pre_logits'),
+    ('head', 'head'),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return 'patch_embed.proj.weight' in flat and 'blocks.0.norm1.weight' in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+    """A VisionTransformer of timm.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: the parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
+        that ours does not.
+    """
+    source = 'timm ViT'
+    _require_supported(flat, source)
+    parts = _parted(_unscaled(flat, source), source)
+    in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
+    arguments = extra.get('model_args') or {}
+    heads = arguments.get('num_heads') or shapes.usual_heads(
+        {name: parts[theirs].shape for name, theirs in in_file.items()}, source
+    )
+    params = torch_layout.read(parts, TABLE, heads, source)
+    return shapes.foreign(
+        shapes.with_class_row(params, has_row=_has_class_row(params, arguments)),
+        source,
+        lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
+        gelu=_gelu(extra, arguments),
+        norm_eps=_NORM_EPS,
+    )
+
+
+def _require_supported(flat: Flat, source: str) -> None:
+    for prefix, reason in _UNSUPPORTED.items():
+        if any(name.startswith(prefix) for name in flat):
+            raise UserError(
+                f'{source}: no such model is known here: {reason} ({prefix.rstrip(".")})'
+            )
+
+
+def _unscaled(flat: Flat, source: str) -> Flat:
+    """Folds layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
+    folded = dict(flat)
+    for name, gamma in flat.items():
+        match = re.fullmatch(r'(blocks\.\d+\.)(ls[12])\.gamma', name)
+        if not match:
+            continue
+        layer = match[1] + _SCALED[match[2]]
+        for leaf in (f'{layer}.weight', f'{layer}.bias'):
+            if leaf not in flat or len(flat[leaf]) != len(gamma):
+                raise UserError(f'{source}: {name} scales {leaf}, which is absent or does not fit')
+            folded[leaf] = (flat[leaf].T * gamma).T
+        del folded[name]
+    return folded
+
+
+def _parted(flat: Flat, source: str) -> Flat:
+    """Fused projections taken apart."""
+    parted: Flat = {}
+    for name, array in flat.items():
+        module, _, leaf = name.rpartition('.')
+        letters = next((v for k, v in _FUSED.items() if re.fullmatch(k, module)), '')
+        if not letters:
+            parted[name] = array
+            continue
+        if len(array) % len(letters):
+            raise UserError(f'{source}: {name} cannot have shape {array.shape}')
+        parent = module.rpartition('.')[0]
+        for letter, part in zip(letters, np.split(array, len(letters)), strict=True):
+            parted[f'{parent}.{letter}.{leaf}'] = part
+    return parted
+
+
+def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:
+    """Positions are for patches alone with `no_embed_class`, and then often of a square."""
+    if 'no_embed_class' in arguments or 'pos_embed' not in params:
+        return not arguments.get('no_embed_class')
+    return shapes.square_side(params['pos_embed'].shape[1]) is None
+
+
+def _gelu(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    if 'act_layer' in arguments:
+        gelus = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
+        if arguments['act_layer'] not in gelus:
+            raise UserError(f'timm ViT: act_layer {arguments["act_layer"]!r} is not supported')
+        return gelus[arguments['act_layer']]
+    return 'tanh' if 'siglip' in config.get('architecture', '') else 'erf'

@@ -1,0 +1,111 @@
+"""Parameters of PyTorch's modules in the layouts of this package, and back.
+
+A dense layer has a weight [out in] there and a kernel [in out] here, a convolution [O I H W] and
+[H W I O]; the heads of attention, an axis of their own here, are folded into the features there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names
+from vit_jax.interop.files import Flat
+
+
+class _Layout(NamedTuple):
+    """How arrays are converted whose name, of ours, matches `pattern`."""
+
+    pattern: str
+    ndim: int  # of theirs
+    read: Callable[[np.ndarray, int], np.ndarray]  # their array, number of heads
+    write: Callable[[np.ndarray], np.ndarray]
+
+
+_LAYOUTS = (
+    _Layout(
+        'patch_embed/kernel',
+        4,
+        lambda w, heads: w.transpose(2, 3, 1, 0),
+        lambda k: k.transpose(3, 2, 0, 1),
+    ),
+    _Layout(
+        '.*/(query|key|value)/kernel',  # [D H K]
+        2,
+        lambda w, heads: w.T.reshape(w.shape[1], heads, -1),
+        lambda k: k.reshape(len(k), -1).T,
+    ),
+    _Layout(
+        '.*/(query|key|value)/bias',  # [H K]
+        1,
+        lambda b, heads: b.reshape(heads, -1),
+        lambda b: b.reshape(-1),
+    ),
+    _Layout(
+        '.*/attention/out/kernel',  # [H K D]
+        2,
+        lambda w, heads: w.T.reshape(heads, -1, len(w)),
+        lambda k: k.reshape(-1, k.shape[-1]).T,
+    ),
+    _Layout('.*/kernel', 2, lambda w, heads: w.T, lambda k: k.T),
+)
+
+
+def ours(name: str, table: names.Table) -> str | None:
+    """Our name of a parameter; None if no row of the table has it."""
+    translated = names.ours(name, table)
+    if translated is None:
+        return None
+    weight = '/scale' if re.search(r'norm\d?\.weight$', translated) else '/kernel'
+    return translated.replace('.weight', weight).replace('.bias', '/bias')
+
+
+def theirs(name: str, table: names.Table) -> str:
+    """The name that is written for a parameter of ours; our own if the table has none."""
+    translated = names.theirs(name, table) or name
+    return re.sub('/(kernel|scale)$', '.weight', translated).replace('/bias', '.bias')
+
+
+def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
+    """Arrays by our names and in our layouts, projections of attention apart.
+
+    Projections without biases, in all blocks, get biases of zero.
+
+    Raises:
+      UserError: if a name is in no row, or an array cannot be of the shape that it should have.
+    """
+    converted: Flat = {}
+    for name, original in names.renamed(flat, lambda n: ours(n, table), source).items():
+        layout, array = _layout(name), flat[original]
+        try:
+            if layout and layout.ndim != array.ndim:
+                raise ValueError
+            converted[name] = layout.read(array, num_heads) if layout else array
+        except ValueError:
+            raise UserError(
+                f'{source}: {original} cannot have shape {array.shape} ({num_heads} heads)'
+            ) from None
+    return converted | _absent_biases(converted)
+
+
+def write(flat: Flat, table: names.Table) -> Flat:
+    """The inverse of `read`, for parameters that the table has."""
+    return {
+        theirs(name, table): np.ascontiguousarray(layout.write(array) if layout else array)
+        for name, array in flat.items()
+        for layout in [_layout(name)]
+    }
+
+
+def _layout(name: str) -> _Layout | None:
+    return next((layout for layout in _LAYOUTS if re.fullmatch(layout.pattern, name)), None)
+
+
+def _absent_biases(flat: Flat) -> Flat:
+    kernels = [n for n in flat if re.fullmatch('.*/(query|key|value)/kernel', n)]
+    biases = {n.replace('kernel', 'bias'): np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
+    return {} if biases.keys() & flat.keys() else biases

@@ -1,0 +1,161 @@
+"""ViTs and hybrids of google-research/vision_transformer and google-research/big_vision: .npz.
+
+Three namings are about: of Flax before Linen, where modules are numbered through their parent; of
+Linen, where they are numbered by class; and big_vision's, with positions at the top. The models
+compute GELU by tanh and their layer norms add 1e-6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, shapes
+from vit_jax.interop.files import Flat, Foreign
+
+_BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
+_UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
+_ATTENTION, _MLP = 'MultiHeadDotProductAttention_*', 'MlpBlock_*'
+
+
+def _below(parents: tuple[str, str], *rows: tuple[str, str]) -> names.Table:
+    theirs, ours = parents
+    return tuple((f'{theirs}/{a}', f'{ours}/{b}') for a, b in rows)
+
+
+# Of several rows with the same right side the first is what is written: names of Linen.
+TABLE: names.Table = (
+    ('cls', 'cls_token'),
+    ('embedding', 'patch_embed'),
+    ('Transformer/posembed_input/pos_embedding', 'pos_embed'),
+    ('Transformer/pos_embedding', 'pos_embed'),
+    ('pos_embedding', 'pos_embed'),
+    *_below(
+        _BLOCK,
+        ('LayerNorm_0', 'norm1'),
+        (_ATTENTION, 'attention'),
+        ('LayerNorm_1', 'norm2'),
+        ('LayerNorm_2', 'norm2'),
+        (f'{_MLP}/Dense_0', 'mlp/fc1'),
+        (f'{_MLP}/Dense_1', 'mlp/fc2'),
+    ),
+    ('Transformer/encoder_norm', 'encoder/norm'),
+    *_below(
+        ('MAPHead_*', 'map_head'),
+        ('probe', 'probe'),
+        (_ATTENTION, 'attention'),
+        ('LayerNorm_*', 'norm'),
+        (f'{_MLP}/Dense_0', 'mlp/fc1'),
+        (f'{_MLP}/Dense_1', 'mlp/fc2'),
+    ),
+    # An early form of the same head, without a module of its own.
+    ('probe', 'map_head/probe'),
+    (_ATTENTION, 'map_head/attention'),
+    ('LayerNorm_*', 'map_head/norm'),
+    (f'{_MLP}/Dense_0', 'map_head/mlp/fc1'),
+    (f'{_MLP}/Dense_1', 'map_head/mlp/fc2'),
+    ('pre_logits', 'pre_logits'),
+    ('head', 'head'),
+    ('conv_root', 'resnet/root/conv'),
+    ('gn_root', 'resnet/root/norm'),
+    *_below(_UNIT, *((f'conv{i}', f'conv{i}') for i in (1, 2, 3))),
+    *_below(_UNIT, *((f'gn{i}', f'norm{i}') for i in (1, 2, 3))),
+    *_below(_UNIT, ('conv_proj', 'proj'), ('gn_proj', 'proj_norm')),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return 'embedding/kernel' in flat and any(n.startswith('Transformer/') for n in flat)
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+    """A ViT or hybrid of an .npz file; see `files.read_arrays`.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape.
+    """
+    del extra  # an .npz file says everything by its shapes
+    source = _source(flat)
+    unrolled = _unrolled(flat)
+    in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
+    params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
+    params = shapes.with_class_row(params, has_row=_has_class_row(flat))
+    return shapes.foreign(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
+
+
+def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
+    """Arrays for an .npz file, under names of Linen, which both code bases read.
+
+    Args:
+      params: of a ViT or hybrid, unrolled or scanned.
+      model: its keywords and its name.
+
+    Raises:
+      UserError: if the model has parts that the format has no names for.
+    """
+    if model['name'] not in ('vit', 'hybrid'):
+        raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
+    return {_written(name): array for name, array in names.flattened(params).items()}
+
+
+def losses(model: Mapping[str, Any]) -> list[str]:
+    """What of a model such a file cannot say, so that its readers compute it differently."""
+    said = {'gelu': 'tanh', 'norm_eps': 1e-6}
+    return [
+        f'readers of .npz files compute with {field} {value}, this model with {model[field]}'
+        for field, value in said.items()
+        if model.get(field, value) != value
+    ]
+
+
+def _written(ours: str) -> str:
+    name = names.theirs(ours, TABLE)
+    if name is None:
+        raise UserError(f'vision_transformer files have no name for {ours}')
+    return name
+
+
+def _source(flat: Flat) -> str:
+    if any(re.search(r'/MultiHeadDotProductAttention_[1-9]/', name) for name in flat):
+        return 'vision_transformer npz, pre-Linen names'
+    if 'Transformer/posembed_input/pos_embedding' in flat:
+        return 'vision_transformer npz'
+    return 'big_vision npz'
+
+
+def _unrolled(flat: Flat) -> Flat:
+    """Takes scanned blocks apart, whose arrays are stacked on axis 0."""
+    scanned = 'Transformer/encoderblock/'
+    unrolled: Flat = {}
+    for name, array in flat.items():
+        if not name.startswith(scanned):
+            unrolled[name] = array
+            continue
+        for i, layer in enumerate(array):
+            rest = name.removeprefix(scanned)
+            unrolled[f'Transformer/encoderblock_{i}/{rest}'] = layer
+    return unrolled
+
+
+def _vector(name: str, array: np.ndarray) -> np.ndarray:
+    """Group norms were once [1 1 1 C]."""
+    is_norm = name.startswith('resnet/') and name.endswith(('/scale', '/bias'))
+    return array.reshape(-1) if is_norm else array
+
+
+def _has_class_row(flat: Flat) -> bool:
+    """Whether positions begin with that of the class token.
+
+    Inside of the encoder they do. Positions at the top are added before the class token joins, so
+    that the token needs none; as in big_vision, one row more than a square has is one for it.
+    """
+    if 'pos_embedding' not in flat:
+        return True
+    return flat['pos_embedding'].ndim == 3 and bool(
+        shapes.square_side(flat['pos_embedding'].shape[1] - 1)
+    )

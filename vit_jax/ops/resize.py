@@ -1,0 +1,135 @@
+"""Position embeddings and patch kernels for other grids and patch sizes. Parameter-free, in NumPy.
+
+Every resize here is linear and separable: a matrix for the rows and one for the columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, nearest
+
+Size = tuple[int, int]  # height, width
+Values = np.ndarray | Array
+
+
+def bilinear_align_corners(
+    x: Float[Values, 'h w D'], size: Size
+) -> Float[np.ndarray, 'new_h new_w D']:
+    """Linear interpolation that keeps the corners where they are.
+
+    What `scipy.ndimage.zoom` of order 1 does: how vision_transformer and big_vision resize their
+    position embeddings.
+    """
+    return _resize(x, size, _align_corners)
+
+
+def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
+    """Cubic interpolation between the centres of cells, with a = -0.75 and no antialiasing.
+
+    What PyTorch's `interpolate(mode='bicubic')` does, and with it DeiT, timm and transformers.
+    Keys, 1981, equation 4, has a = -0.5 in its place.
+    """
+    return _resize(x, size, _bicubic)
+
+
+def pinv_patch_kernel(
+    kernel: Float[Values, 'p q C D'], size: Size
+) -> Float[np.ndarray, 'new_p new_q C D']:
+    """The kernel for patches resized to `size`: PI-resize, FlexiViT, arXiv:2212.08013, section 3.4.
+
+    With B the matrix that resizes a patch (bilinear between centres, antialiased) it is
+    pinv(B^T) vec(kernel). Upwards, a resized patch then gives the token of the original; downwards,
+    the closest token on average over patches of independent pixels.
+    """
+    # The pseudoinverse of a Kronecker product is that of its factors.
+    return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new).T))
+
+
+def position_embedding(
+    table: Float[Values, '1 N D'],
+    old_grid: Size,
+    new_grid: Size,
+    method: str = 'bilinear',
+    num_prefix: int = 0,
+) -> Float[np.ndarray, '1 M D']:
+    """The rows of a grid of patches for another grid; `num_prefix` rows before them stay.
+
+    Args:
+      table: `num_prefix` rows (of the class token), then the grid line by line.
+      old_grid, new_grid: rows and columns of patches.
+      method: 'bilinear' (`bilinear_align_corners`) or 'bicubic' (`bicubic_half_pixel`).
+      num_prefix: rows that have no place in the grid.
+
+    Raises:
+      UserError: if there is no such method, a grid is empty, or the table is not of `old_grid`.
+    """
+    if method not in _METHODS:
+        raise UserError(nearest('method to resize position embeddings', method, _METHODS))
+    if min(*old_grid, *new_grid) < 1:
+        raise UserError(f'a grid has at least 1x1 patches: {_text(old_grid)}, {_text(new_grid)}')
+    table = np.asarray(table)
+    rows = table.shape[1] - num_prefix
+    if rows != old_grid[0] * old_grid[1]:
+        raise UserError(f'a position embedding of {rows} patches is not of {_text(old_grid)}')
+    prefix, patches = table[0, :num_prefix], table[0, num_prefix:]
+    grid = _METHODS[method](patches.reshape(*old_grid, -1), new_grid)
+    return np.concatenate([prefix, grid.reshape(-1, grid.shape[-1])])[None]
+
+
+_METHODS = {'bilinear': bilinear_align_corners, 'bicubic': bicubic_half_pixel}
+
+
+def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Applies `matrix(old, new)` to axes 0 and 1, in float64; the dtype stays."""
+    x = np.asarray(x)
+    if x.shape[:2] == tuple(size):
+        return x
+    rows, columns = (matrix(old, new) for old, new in zip(x.shape[:2], size, strict=True))
+    return np.einsum('ai,bj,ij...->ab...', rows, columns, x, optimize=True).astype(x.dtype)
+
+
+@functools.cache
+def _align_corners(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    at = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    return np.maximum(1.0 - np.abs(at[:, None] - np.arange(old)), 0.0)
+
+
+@functools.cache
+def _bicubic(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    at = _centres(old, new)
+    first = np.floor(at).astype(int) - 1
+    taps = first[:, None] + np.arange(4)
+    weights = _cubic(np.abs(at[:, None] - taps), a=-0.75)
+    matrix = np.zeros((new, old))
+    # Beyond the border lies the border.
+    np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weights)
+    return matrix
+
+
+@functools.cache
+def _antialiased(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """Linear, over as many cells as one of the new covers; weights sum to 1 at the border too."""
+    distance = np.abs(_centres(old, new)[:, None] - np.arange(old))
+    weights = np.maximum(1.0 - distance / max(old / new, 1.0), 0.0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _centres(old: int, new: int) -> Float[np.ndarray, 'new']:
+    """Where the centres of new cells lie, in units in which the old ones are at 0, 1, ..."""
+    return (np.arange(new) + 0.5) * (old / new) - 0.5
+
+
+def _cubic(x: Float[np.ndarray, '*B'], a: float) -> Float[np.ndarray, '*B']:
+    """The cubic convolution kernel of Keys, 1981, at distances of up to 2."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, far)
+
+
+def _text(grid: Size) -> str:
+    return f'{grid[0]}x{grid[1]}'
