@@ -1,11 +1,11 @@
-"""Three classes of CIFAR-10 from 96 labels: fine-tuned after pre-training, or from scratch.
+r"""Three classes of CIFAR-10 from 96 labels: fine-tuned after pre-training, or from scratch.
 
     python -m vit_jax train --config experiments/transfer/cifar10_heldout.py:vit,finetune \
-        --workdir runs/cifar10_heldout_vit_finetune
+        --workdir runs/transfer_vit_finetune
 
 `vit` or `bit`, and `finetune` or `scratch`: the first 32 training images each of horse, ship
 and truck, 300 steps of 32 images in every case. Fine-tuning starts from the run that
-`cifar10_pretrain.py` leaves in `runs/cifar10_pretrain_vit` (or `_bit`), which has never seen
+`cifar10_pretrain.py` leaves in `runs/transfer_vit` (or `_bit`), which has never seen
 these classes; another place is `--config.init.from=WORKDIR`. Hyperparameters are chosen by
 `val`, 1,500 other training images, never by `test`.
 
@@ -16,11 +16,26 @@ Not measured by this project yet.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-# The models of `cifar10_pretrain.py`.
+
+def small_vit(width: int, depth: int) -> dict:
+    """Keywords of a ViT for images of 32 pixels."""
+    return dict(
+        name='vit',
+        patch_size=4,
+        width=width,
+        depth=depth,
+        num_heads=width // 32,
+        mlp_dim=2 * width,
+        pool='gap',
+        posemb='sincos2d',
+    )
+
+
+# Those of `cifar10_pretrain.py`.
 MODELS = {
-    'smoke': dict(name='vit', patch_size=4, width=32, depth=1, num_heads=2, mlp_dim=64, pool='gap'),
-    'vit': dict(name='vit', patch_size=4, width=128, depth=4, num_heads=4, mlp_dim=256, pool='gap'),
-    'bit': dict(name='bit_resnet', layers=(2, 2, 2), width_factor=0.5),
+    'smoke': small_vit(width=32, depth=1),
+    'vit': small_vit(width=128, depth=4),
+    'bit': dict(name='bit_resnet', layers=(2, 2, 2), width_factor=1),
 }
 OPTIMIZERS = {
     'smoke': dict(name='adamw', lr=1e-3),
@@ -43,14 +58,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch_size = 32
 
     config.model = dict(MODELS[family], num_classes=placeholder(int))
-    config.init = {'from': f'runs/cifar10_pretrain_{family}' if start == 'finetune' else ''}
+    config.init = {'from': f'runs/transfer_{family}' if start == 'finetune' else ''}
     config.task = dict(name='classify')
 
-    enlarge = 'resize(64)' if family == 'bit' else ''
-    augment = '|'.join(filter(None, ('pad_and_crop(2)|flip', enlarge)))
     images = dict(source='digits' if smoke else 'tfds:cifar10', classes=(7, 8, 9), cache=True)
-    config.data = dict(images, split='train[:32 per class]', transforms=augment, workers=0)
-    images.update(transforms=enlarge, batch_size=100 if smoke else 500)
+    config.data = dict(
+        images, split='train[:32 per class]', transforms='pad_and_crop(2)|flip', workers=0
+    )
+    images.update(transforms='', batch_size=100 if smoke else 500)
     config.evals = dict(
         val=dict(images, split='train[-10%: per class]' if smoke else 'train[-500: per class]'),
         test=dict(images, split='test'),

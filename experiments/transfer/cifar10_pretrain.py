@@ -1,15 +1,14 @@
-"""Seven classes of CIFAR-10, to be transferred to the three that are held out.
+r"""Seven classes of CIFAR-10, to be transferred to the three that are held out.
 
     python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:vit \
-        --workdir runs/cifar10_pretrain_vit
+        --workdir runs/transfer_vit
     python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:bit \
-        --workdir runs/cifar10_pretrain_bit
+        --workdir runs/transfer_bit
 
-Airplane to frog, 33,250 training images; horse, ship and truck are seen in no step.
-`fewshot`, `knn` and `probe` measure the features on those three, with at most 500 labels a
-class. Both models cost 76 MFLOPs an image forward (products and convolutions): a ViT of patch 4
-at 32 pixels, and a BiT-ResNet of a half width at 64, to which it enlarges the images, as BiT's
-rule does because its root reduces four times (arXiv:1912.11370).
+Airplane to frog, 95 % of their training images; horse, ship and truck are seen in no step.
+`fewshot`, `knn` and `probe` measure the features on those three, from at most 500 labels a
+class. The models are a ViT of patch 4 and a BiT-ResNet of six blocks, of like cost: 76.3 and 71.4
+MFLOPs an image forward (matrix products and convolutions), 537,351 and 3,447,623 parameters.
 
 Expected: test accuracy on the seven classes >= 0.60 for either, in under 45 minutes on 2 CPU
 cores. Not measured by this project yet. `cifar10_heldout.py` takes it from here.
@@ -18,11 +17,26 @@ cores. Not measured by this project yet. `cifar10_heldout.py` takes it from here
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-# Of equal cost on purpose; `cifar10_heldout.py` repeats them.
+
+def small_vit(width: int, depth: int) -> dict:
+    """Keywords of a ViT for images of 32 pixels."""
+    return dict(
+        name='vit',
+        patch_size=4,
+        width=width,
+        depth=depth,
+        num_heads=width // 32,
+        mlp_dim=2 * width,
+        pool='gap',
+        posemb='sincos2d',
+    )
+
+
+# Of like cost on purpose.
 MODELS = {
-    'smoke': dict(name='vit', patch_size=4, width=32, depth=1, num_heads=2, mlp_dim=64, pool='gap'),
-    'vit': dict(name='vit', patch_size=4, width=128, depth=4, num_heads=4, mlp_dim=256, pool='gap'),
-    'bit': dict(name='bit_resnet', layers=(2, 2, 2), width_factor=0.5),
+    'smoke': small_vit(width=32, depth=1),
+    'vit': small_vit(width=128, depth=4),
+    'bit': dict(name='bit_resnet', layers=(2, 2, 2), width_factor=1),
 }
 OPTIMIZERS = {
     'vit': dict(name='adamw', lr=1e-3, b2=0.99, weight_decay=0.05),
@@ -44,11 +58,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model = dict(MODELS[arg], num_classes=placeholder(int))
     config.task = dict(name='classify')
 
-    enlarge = 'resize(64)' if arg == 'bit' else ''
-    augment = '|'.join(filter(None, ('pad_and_crop(2)|flip', enlarge)))
     images = dict(source='digits' if smoke else 'tfds:cifar10', cache=True)
-    config.data = dict(images, split='train[:95%]', classes=CLASSES, transforms=augment, workers=0)
-    images.update(transforms=enlarge, batch_size=100 if smoke else 500)
+    config.data = dict(
+        images, split='train[:95%]', classes=CLASSES, transforms='pad_and_crop(2)|flip', workers=0
+    )
+    images.update(transforms='', batch_size=100 if smoke else 500)
     features = dict(images, split='test', fit='train[:500 per class]', classes=HELD_OUT)
     if smoke:
         features['fit'] = 'train[:30 per class]'
