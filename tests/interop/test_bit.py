@@ -1,0 +1,194 @@
+"""BiT in the forms of others: the same outputs as Hugging Face's, and every form reads back."""
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from vit_jax.errors import UserError
+from vit_jax.interop import bit
+from vit_jax.models import bit_resnet
+
+MODEL = {'name': 'bit_resnet', 'num_classes': 5, 'layers': (2, 1), 'width_factor': 1}
+
+
+@pytest.fixture(scope='module')
+def params():
+    return random_params(MODEL, 0)
+
+
+def random_params(model, seed):
+    """Every parameter random, also those that start at zero or one."""
+    module = build(model)
+    images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(seed)
+
+    def draw(path, x):
+        noise = 0.2 * rng.standard_normal(x.shape)
+        return np.float32(noise + (path[-1].key == 'scale'))
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def build(model):
+    return bit_resnet.Model(**{k: v for k, v in model.items() if k != 'name'})
+
+
+def logits(params, images):
+    return np.asarray(jax.jit(build(MODEL).apply)({'params': params}, images)['logits'])
+
+
+@pytest.fixture(scope='module')
+def images():
+    return np.random.default_rng(1).uniform(-1, 1, (2, 64, 80, 3)).astype(np.float32)
+
+
+def assert_same(a, b):
+    a, b = (traverse_util.flatten_dict(tree, sep='/') for tree in (a, b))
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def released(params):
+    return bit.write_npz(params, MODEL), {}
+
+
+def big_vision(params):
+    """Names and shapes of big_vision, written down from a released file's."""
+    flat = {}
+    for name, array in bit.write_npz(params, MODEL).items():
+        *parents, letter, kind, leaf = ['', '', *name.removeprefix('resnet/').split('/')]
+        unit = '/'.join(p for p in parents if p)
+        if kind == 'group_norm' and not letter:
+            key = f'norm-pre-head/{leaf}'
+        elif kind == 'group_norm':
+            key = f'{unit}/gn{"abc".index(letter) + 1}/{leaf}'
+        elif letter == 'proj':
+            key = f'{unit.removesuffix("/a")}/conv_proj/{leaf}'
+        elif letter == 'head':
+            key, array = f'head/{leaf}', array.reshape(array.shape[-2:] if array.ndim > 1 else -1)
+        elif letter == 'root_block':
+            key = 'root_block/conv_root/kernel'
+        else:
+            key = f'{unit}/conv{"abc".index(letter) + 1}/{leaf}'
+        key = key.replace('gamma', 'scale').replace('beta', 'bias')
+        flat[key] = array if 'head/' in key[:5] or array.ndim == 4 else array[None, None, None]
+    return flat, {}
+
+
+def hugging_face(params):
+    return bit.write_huggingface(params, MODEL)
+
+
+FORMS = {released: 'BiT npz', big_vision: 'big_vision BiT npz', hugging_face: 'Hugging Face BiT'}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_every_form_reads_back(params, form):
+    flat, extra = form(params)
+    assert bit.matches(flat)
+    foreign = bit.read(flat, extra)
+    assert foreign.source == FORMS[form]
+    assert (foreign.family, foreign.model, foreign.image_size) == ('bit_resnet', MODEL, None)
+    assert_same(foreign.params, params)
+
+
+def test_names_of_the_released_files(params):
+    flat, _ = released(params)
+    shapes = {name: array.shape for name, array in flat.items()}
+    assert shapes['resnet/root_block/standardized_conv2d/kernel'] == (7, 7, 3, 64)
+    assert shapes['resnet/block1/unit01/a/proj/standardized_conv2d/kernel'] == (1, 1, 64, 256)
+    assert shapes['resnet/block1/unit02/b/standardized_conv2d/kernel'] == (3, 3, 64, 64)
+    assert shapes['resnet/block2/unit01/c/group_norm/gamma'] == (128,)
+    assert shapes['resnet/group_norm/beta'] == (512,)
+    assert shapes['resnet/head/conv2d/kernel'] == (1, 1, 512, 5)
+    assert shapes['resnet/head/conv2d/bias'] == (5,)
+    numbered = {
+        name.replace('a/standardized_conv2d', 'a/standardized_conv2d_13'): array
+        for name, array in flat.items()
+    }
+    assert numbered.keys() != flat.keys()
+    assert_same(bit.read(numbered, {}).params, params)
+
+
+def test_units_beyond_nine():
+    model = MODEL | {'layers': (11,)}
+    params = random_params(model, 0)
+    flat = bit.write_npz(params, model)
+    assert 'resnet/block1/unit09/b/group_norm/beta' in flat
+    assert 'resnet/block1/unit11/b/group_norm/beta' in flat
+    foreign = bit.read(flat, {})
+    assert foreign.model['layers'] == (11,)
+    assert_same(foreign.params, params)
+
+
+def test_the_width_is_that_of_the_root():
+    model = MODEL | {'layers': (1,), 'width_factor': 3}
+    foreign = bit.read(bit.write_npz(random_params(model, 0), model), {})
+    assert foreign.model == model
+    _, config = bit.write_huggingface(foreign.params, model)
+    assert (config['embedding_size'], config['hidden_sizes']) == (192, [768])
+
+
+def test_a_body_without_a_head(params):
+    body = {name: value for name, value in params.items() if name != 'head'}
+    flat, config = bit.write_huggingface(body, MODEL | {'num_classes': None})
+    foreign = bit.read(flat, config)
+    assert foreign.model['num_classes'] is None
+    assert_same(foreign.params, body)
+    bare = {name.removeprefix('bit.'): array for name, array in flat.items()}
+    assert bit.matches(bare)
+    assert_same(bit.read(bare, config).params, body)
+    assert_same(bit.read(bit.write_npz(body, MODEL), {}).params, body)
+
+
+def test_logits_of_hugging_face_from_our_file(params, images, tmp_path):
+    torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+    from vit_jax.interop import files
+
+    files.write_safetensors(tmp_path / 'bit', *bit.write_huggingface(params, MODEL))
+    reference, info = transformers.BitForImageClassification.from_pretrained(
+        tmp_path / 'bit', output_loading_info=True
+    )
+    assert not any(info[k] for k in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
+    with torch.no_grad():
+        theirs = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.numpy()
+    assert np.abs(theirs).max() > 1
+    np.testing.assert_allclose(logits(params, images), theirs, atol=5e-5, rtol=5e-5)
+
+
+def test_logits_of_hugging_face_from_its_file(images, tmp_path):
+    torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+    from vit_jax.interop import files
+
+    config = transformers.BitConfig(
+        layer_type='preactivation', depths=[2, 1], hidden_sizes=[256, 512], num_labels=5
+    )
+    torch.manual_seed(0)
+    reference = transformers.BitForImageClassification(config).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+        theirs = reference(torch.tensor(images.transpose(0, 3, 1, 2))).logits.numpy()
+    reference.save_pretrained(tmp_path)
+    foreign = bit.read(*files.read_arrays(tmp_path))
+    assert foreign.model == MODEL
+    np.testing.assert_allclose(logits(foreign.params, images), theirs, atol=5e-5)
+
+
+def test_what_is_no_bit(params):
+    assert not bit.matches({'embedding/kernel': 0, 'head/kernel': 0})
+    flat, config = hugging_face(params)
+    with pytest.raises(UserError, match=r"layer_type='bottleneck'.*'preactivation'"):
+        bit.read(flat, config | {'layer_type': 'bottleneck'})
+    flat, _ = released(params)
+    name = 'resnet/block1/unit02/b/group_norm/gamma'
+    with pytest.raises(UserError, match=r'stage_0/block_1/norm2/scale \(64,\) is not in the file'):
+        bit.read({k: v for k, v in flat.items() if k != name}, {})
+    with pytest.raises(UserError, match=r'norm2/scale has shape \(32,\) instead of \(64,\)'):
+        bit.read(flat | {name: np.ones(32, np.float32)}, {})
+    with pytest.raises(UserError, match='resnet/extra'):
+        bit.read(flat | {'resnet/extra': np.ones(3, np.float32)}, {})

@@ -1,0 +1,234 @@
+"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): released .npz, big_vision's, Hugging Face's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from vit_jax.errors import UserError, resolve
+from vit_jax.interop import names
+from vit_jax.interop.files import Flat, Foreign
+
+_UNIT, _BLOCK = 'block{1}/unit{1}', 'stage_{0}/block_{0}'
+_LETTERS = {'a': 1, 'b': 2, 'c': 3}
+
+# Some files number their convolutions: standardized_conv2d_17.
+_RELEASED: names.Table = (
+    *(
+        row
+        for conv in ('standardized_conv2d', 'standardized_conv2d_*')
+        for row in (
+            (f'resnet/root_block/{conv}', 'root/conv'),
+            (f'resnet/{_UNIT}/a/proj/{conv}', f'{_BLOCK}/proj'),
+            *((f'resnet/{_UNIT}/{x}/{conv}', f'{_BLOCK}/conv{i}') for x, i in _LETTERS.items()),
+        )
+    ),
+    *(
+        row
+        for leaf, ours in (('gamma', 'scale'), ('beta', 'bias'))
+        for row in (
+            (f'resnet/group_norm/{leaf}', f'norm/{ours}'),
+            *(
+                (f'resnet/{_UNIT}/{x}/group_norm/{leaf}', f'{_BLOCK}/norm{i}/{ours}')
+                for x, i in _LETTERS.items()
+            ),
+        )
+    ),
+    ('resnet/head/conv2d', 'head'),
+)
+_BIG_VISION: names.Table = (
+    ('root_block/conv_root', 'root/conv'),
+    (f'{_UNIT}/conv_proj', f'{_BLOCK}/proj'),
+    *((f'{_UNIT}/conv{i}', f'{_BLOCK}/conv{i}') for i in (1, 2, 3)),
+    *((f'{_UNIT}/gn{i}', f'{_BLOCK}/norm{i}') for i in (1, 2, 3)),
+    ('norm-pre-head', 'norm'),
+    ('head', 'head'),
+)
+_LAYER = 'bit.encoder.stages.{0}.layers.{0}'
+_HUGGING_FACE: names.Table = (
+    ('bit.embedder.convolution.weight', 'root/conv/kernel'),
+    (f'{_LAYER}.downsample.conv.weight', f'{_BLOCK}/proj/kernel'),
+    *((f'{_LAYER}.conv{i}.weight', f'{_BLOCK}/conv{i}/kernel') for i in (1, 2, 3)),
+    *((f'{_LAYER}.norm{i}.weight', f'{_BLOCK}/norm{i}/scale') for i in (1, 2, 3)),
+    *((f'{_LAYER}.norm{i}.bias', f'{_BLOCK}/norm{i}/bias') for i in (1, 2, 3)),
+    ('bit.norm.weight', 'norm/scale'),
+    ('bit.norm.bias', 'norm/bias'),
+    ('classifier.1.weight', 'head/kernel'),
+    ('classifier.1.bias', 'head/bias'),
+)
+_RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
+# phrase for people: the table, and the name of the last norm, by which the form is known
+_FORMS: dict[str, tuple[names.Table, str]] = {
+    _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
+    'big_vision BiT npz': (_BIG_VISION, 'norm-pre-head/scale'),
+    _HF_SOURCE: (_HUGGING_FACE, 'bit.norm.weight'),
+}
+# What the config.json of Hugging Face must say for its model to be the one of the paper.
+_REQUIRED = {
+    'layer_type': 'preactivation',
+    'hidden_act': 'relu',
+    'num_groups': 32,
+    'output_stride': 32,
+    'global_padding': None,
+    'embedding_dynamic_padding': False,
+}
+
+
+def matches(flat: Mapping[str, Any]) -> bool:
+    """Whether these are the names of a BiT."""
+    return _form(_prefixed(flat)) is not None
+
+
+def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> Foreign:
+    """A BiT in this package's names.
+
+    Args:
+      flat: arrays by name: the released files', big_vision's or Hugging Face's.
+      extra: the config.json of Hugging Face; empty if there is none.
+
+    Raises:
+      UserError: if a parameter is missing, unknown or of a wrong shape, or if the config is that
+        of another ResNet.
+    """
+    flat = _prefixed(flat)
+    source = _form(flat)
+    assert source is not None
+    if source == _HF_SOURCE:
+        _require_paper(extra)
+        flat = {name: _permuted(array, (2, 3, 1, 0)) for name, array in flat.items()}
+    renamed = names.rename(flat, _FORMS[source][0], source)
+    arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
+    model = _model(arrays, source)
+    _require_fit(arrays, model, source)
+    return Foreign('bit_resnet', traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+
+
+def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
+    """The arrays of a released .npz file.
+
+    Args:
+      params: nested parameters of `models.bit_resnet`.
+      model: its keywords; none is needed.
+    """
+    del model
+    flat = _written(params, _RELEASED)
+    head = 'resnet/head/conv2d/kernel'
+    if head in flat:
+        flat[head] = flat[head][None, None]
+    return {re.sub(r'/unit(\d)/', r'/unit0\1/', name): array for name, array in flat.items()}
+
+
+def write_huggingface(
+    params: Mapping[str, Any], model: Mapping[str, Any]
+) -> tuple[Flat, dict[str, Any]]:
+    """The arrays and the config that `BitForImageClassification.from_pretrained` reads.
+
+    Args:
+      params: nested parameters of `models.bit_resnet`.
+      model: its keywords.
+    """
+    flat = {
+        name: _permuted(array, (3, 2, 0, 1))
+        for name, array in _written(params, _HUGGING_FACE).items()
+    }
+    width, layers = model.get('width_factor', 1), model['layers']
+    labels = {i: f'LABEL_{i}' for i in range(model.get('num_classes') or 0)}
+    config = {
+        'model_type': 'bit',
+        'architectures': ['BitForImageClassification'],
+        **_REQUIRED,
+        'num_channels': flat['bit.embedder.convolution.weight'].shape[1],
+        # Hugging Face's width_factor leaves the root and the last norm as they are.
+        'width_factor': 1,
+        'embedding_size': 64 * width,
+        'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
+        'depths': list(layers),
+        'id2label': {str(i): label for i, label in labels.items()},
+        'label2id': {label: i for i, label in labels.items()},
+    }
+    return flat, config
+
+
+def _form(flat: Mapping[str, Any]) -> str | None:
+    return next((form for form, (_, norm) in _FORMS.items() if norm in flat), None)
+
+
+def _prefixed(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A bare `BitModel` lacks the prefix that it has inside of a classifier."""
+    prefix = 'bit.' if 'embedder.convolution.weight' in flat else ''
+    return {prefix + name: array for name, array in flat.items()}
+
+
+def _permuted(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """A convolution's kernel with its axes permuted, a dense layer's transposed."""
+    if array.ndim == 4:
+        return array.transpose(axes)
+    return array.T if array.ndim == 2 else array
+
+
+def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
+    """A head that is a 1 x 1 convolution as a dense layer, norms [1 1 1 C] as vectors."""
+    if name == 'head/kernel' and array.ndim == 4:
+        return array.reshape(array.shape[-2:])
+    return array if name.endswith('/kernel') else array.reshape(-1)
+
+
+def _model(arrays: Flat, source: str) -> dict[str, Any]:
+    """Keywords of the model, read off the names and shapes."""
+    depths: dict[int, int] = {}
+    for name in arrays:
+        if match := re.match(r'stage_(\d+)/block_(\d+)/', name):
+            stage, block = int(match[1]), int(match[2])
+            depths[stage] = max(depths.get(stage, 0), block + 1)
+    root = arrays.get('root/conv/kernel')
+    if root is None or root.ndim != 4 or root.shape[-1] % 64 or not depths:
+        raise UserError(f'{source}: not the root convolution and the blocks of a BiT')
+    head = arrays.get('head/bias')
+    return {
+        'name': 'bit_resnet',
+        'num_classes': None if head is None else head.size,
+        'layers': tuple(depths.get(i, 0) for i in range(max(depths) + 1)),
+        'width_factor': root.shape[-1] // 64,
+    }
+
+
+def _require_fit(arrays: Flat, model: Mapping[str, Any], source: str) -> None:
+    """Raises UserError unless these are all the parameters of the model."""
+    fields = {key: value for key, value in model.items() if key != 'name'}
+    module = resolve('vit_jax.models', 'bit_resnet', 'Model')(**fields)
+    images = jax.ShapeDtypeStruct((1, 64, 64, arrays['root/conv/kernel'].shape[2]), np.float32)
+    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    expected = {k: x.shape for k, x in traverse_util.flatten_dict(params, sep='/').items()}
+    for name in sorted(expected.keys() | arrays.keys()):
+        if name not in arrays:
+            raise UserError(f'{source}: {name} {expected[name]} is not in the file')
+        if arrays[name].shape != expected.get(name):
+            raise UserError(
+                f'{source}: {name} has shape {arrays[name].shape} instead of '
+                f'{expected.get(name, "none")}'
+            )
+
+
+def _require_paper(config: Mapping[str, Any]) -> None:
+    for key, value in _REQUIRED.items():
+        if (found := config.get(key, value)) != value:
+            raise UserError(
+                f'{_HF_SOURCE}: config.json says {key}={found!r}; the model of the paper, which '
+                f'is the one here, has {value!r}'
+            )
+
+
+def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
+    """Arrays under the names of `table`."""
+    written: Flat = {}
+    for ours, leaf in traverse_util.flatten_dict(dict(params), sep='/').items():
+        name = names.theirs(ours, table)
+        if name is None:
+            raise UserError(f'{ours}: not a parameter of a BiT')
+        written[name] = np.asarray(leaf, np.float32)
+    return written
