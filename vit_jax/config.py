@@ -27,6 +27,9 @@ from vit_jax.errors import UserError, nearest, resolve
 
 SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
 KEYS = ('seed', 'total', 'batch_size', *SECTIONS)
+# What a section of data says of its examples, and of how to load them.
+EXAMPLES = ('source', 'split', 'classes', 'transforms')
+LOADING = ('workers', 'threads', 'cache', 'stall_seconds')
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -157,6 +160,9 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
     check_keywords(model_class(config), config.model, 'config.model')
     check_keywords(task_class(config), config.task, 'config.task')
+    check_data(config.data, 'config.data')
+    for name, section in config.evals.items():
+        make_evaluator(section, f'config.evals.{name}')
 
 
 def _leaves(node: Any, prefix: str = '') -> list[tuple[str, Any]]:
@@ -182,6 +188,23 @@ def check_keywords(constructor: Callable, keywords: ConfigDict, where: str) -> N
     for key in keywords:
         if key != 'name' and key not in valid:
             raise UserError(f'{where}: ' + nearest('key', key, valid))
+
+
+def check_data(section: ConfigDict, where: str, more: Iterable[str] = ()) -> None:
+    """Raises UserError for a section without source or split, or with unknown keys.
+
+    Args:
+      section: `config.data`, or an entry of `config.evals`.
+      where: its name, for the message.
+      more: further keys that it may have.
+    """
+    valid = {*EXAMPLES, *LOADING, *more}
+    for key in section:
+        if key not in valid:
+            raise UserError(f'{where}: ' + nearest('key', key, valid))
+    for key in ('source', 'split'):
+        if key not in section:
+            raise UserError(f'{where}: the key {key!r} is missing')
 
 
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
@@ -242,6 +265,11 @@ def task_class(config: ConfigDict) -> Any:
     return resolve('vit_jax.tasks', config.task.name, 'Task')
 
 
+def evaluator_class(name: str) -> Any:
+    """The class that `name`, an entry's `evaluator`, stands for."""
+    return resolve('vit_jax.evaluators', name, 'Evaluator')
+
+
 def keywords(section: ConfigDict) -> dict[str, Any]:
     """A section as keywords of its constructor: plain and hashable, without `name`."""
     plain = section.to_dict() if isinstance(section, ConfigDict) else dict(section)
@@ -267,6 +295,28 @@ def build(config: ConfigDict) -> tuple[Any, Any]:
         except TypeError as e:
             raise UserError(f'config.{kind}: {e}') from e
     return made[0], made[1]
+
+
+def make_evaluator(section: ConfigDict, where: str) -> Any:
+    """A new evaluator of an entry of `config.evals`; None where the task evaluates it.
+
+    Raises:
+      UserError: no such evaluator, a key that is not known or has a value that cannot be, or
+        no `fit` split for an evaluator that learns.
+    """
+    if 'evaluator' not in section:
+        check_data(section, where, ['batch_size'])
+        return None
+    cls = evaluator_class(section.evaluator)
+    own = set(inspect.signature(cls).parameters)
+    fit = ['fit'] if hasattr(cls, 'fit') else []
+    check_data(section, where, ['batch_size', 'evaluator', *fit, *own])
+    if fit and 'fit' not in section:
+        raise UserError(f"{where}: name the split to learn from, as fit='train'")
+    try:
+        return cls(**{k: v for k, v in keywords(section).items() if k in own})
+    except (TypeError, UserError) as e:
+        raise UserError(f'{where}: {e}') from e
 
 
 def fill_num_classes(config: ConfigDict, num_classes: int) -> None:

@@ -1,9 +1,15 @@
-"""The one evaluation loop: padded batches, masked sums, every example exactly once."""
+"""The one evaluation loop: padded batches, every example exactly once.
+
+What a task evaluates are masked sums, added up on the devices; an evaluator (see
+`vit_jax.evaluators`) gets the predictions themselves on the host.
+"""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,16 +18,24 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import sharding
+from vit_jax import step as step_lib
 from vit_jax.data import pipeline, sources, transforms
+from vit_jax.errors import UserError
 
 PyTree = Any
-WHAT = ('source', 'split', 'classes', 'transforms')
+Batch = dict[str, np.ndarray]
+IN_FLIGHT = 2  # batches on the devices while one is awaited
 
 
-def open_data(section: ConfigDict) -> tuple[Any, Any]:
-    """The source and the transforms of a data section of the config."""
+def open_data(section: ConfigDict, split: str | None = None) -> tuple[Any, Any]:
+    """The source and the transforms of a data section of the config.
+
+    Args:
+      section: `config.data`, or an entry of `config.evals`.
+      split: instead of that of the section.
+    """
     parsed = transforms.parse_transforms(section.get('transforms', ''))
-    source = sources.open_source(section.source, section.split)
+    source = sources.open_source(section.source, split or section.split)
     return source.only_classes(section.classes) if 'classes' in section else source, parsed
 
 
@@ -41,52 +55,130 @@ def image_format(source: Any) -> dict[str, Any]:
 def loading(section: ConfigDict) -> dict[str, Any]:
     """What of a data section goes to the pipeline: how to load, not what."""
     chosen = config_lib.keywords(section)
-    return {k: v for k, v in chosen.items() if k not in WHAT}
+    return {k: v for k, v in chosen.items() if k in config_lib.LOADING}
 
 
-def open_evals(config: ConfigDict, layout: sharding.Layout) -> dict[str, Callable[[], Iterable]]:
-    """For every entry of `config.evals` a function that starts one pass over it."""
-    return {name: _passes(section, config, layout) for name, section in config.evals.items()}
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Starts a pass over a split: padded batches with every example once.
 
+    Attributes:
+      source, transforms: as from `open_data`.
+      batch_size: of the global batch.
+      options: how to load, see `loading`.
+    """
 
-def _passes(section: ConfigDict, config: ConfigDict, layout: sharding.Layout) -> Callable:
-    source, parsed = open_data(section)
-    options = loading(section)
-    unit = math.lcm(layout.num_shards, jax.process_count())
-    # Padding is masked, so that any multiple of the devices gives the same result.
-    wanted = options.pop('batch_size', config.batch_size)
-    size = math.ceil(min(wanted, len(source)) / unit) * unit
+    source: Any
+    transforms: Any
+    batch_size: int
+    options: dict[str, Any]
 
-    def one_pass() -> Iterable[dict[str, np.ndarray]]:
+    def __call__(self) -> Iterator[Batch]:
         return pipeline.eval_batches(
-            source,
-            parsed,
-            batch_size=size,
+            self.source,
+            self.transforms,
+            batch_size=self.batch_size,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
-            **options,
+            **self.options,
         )
 
-    return one_pass
+
+def open_pass(
+    section: ConfigDict, config: ConfigDict, layout: sharding.Layout, split: str | None = None
+) -> Pass:
+    """The data of an entry of `config.evals`; `split` instead of its own."""
+    source, parsed = open_data(section, split)
+    unit = math.lcm(layout.num_shards, jax.process_count())
+    # Padding is masked, so that any multiple of the devices gives the same result.
+    wanted = min(section.get('batch_size', config.batch_size), len(source))
+    return Pass(source, parsed, math.ceil(wanted / unit) * unit, loading(section))
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The compiled steps that evaluations take; `predict` is None for a task without one."""
+
+    evaluate: Callable
+    predict: Callable | None
+
+
+def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
+    """Nothing is compiled before the first call of a step."""
+    axis = layout.axis_name
+    eval_step = step_lib.make_eval_step(model, task, axis_name=axis)
+    predict_step = step_lib.make_predict_step(model, task, axis_name=axis)
+    return Steps(
+        evaluate=layout.compile_eval(eval_step),
+        predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,
+    )
+
+
+def open_evals(
+    config: ConfigDict, layout: sharding.Layout, steps: Steps
+) -> dict[str, Callable[[PyTree], dict[str, float]]]:
+    """For every entry of `config.evals` a function from variables to {metric: value}.
+
+    Raises:
+      UserError: for data that are not there, or do not suit the evaluator.
+    """
+    return {name: _open_eval(name, config, layout, steps) for name in config.evals}
+
+
+def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Callable:
+    section, where = config.evals[name], f'config.evals.{name}'
+    evaluator = config_lib.make_evaluator(section, where)
+    test = open_pass(section, config, layout)
+    if evaluator is None:
+        return lambda variables: evaluate(steps.evaluate, layout, variables, test())
+    if (predict_step := steps.predict) is None:
+        raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
+    fit = open_pass(section, config, layout, section.fit) if 'fit' in section else None
+    if fit is not None and hasattr(evaluator, 'check'):
+        try:
+            evaluator.check(len(fit.source), fit.source.info.num_classes)
+        except UserError as e:
+            raise UserError(f'{where}, {fit.source.title}: {e}') from e
+
+    def run(variables: PyTree) -> dict[str, float]:
+        evaluator = config_lib.make_evaluator(section, where)
+        stages = [(evaluator.fit, fit)] if fit else []
+        for take, one_pass in [*stages, (evaluator.update, test)]:
+            for predictions, batch in predict(predict_step, layout, variables, one_pass()):
+                take(predictions, batch)
+        return evaluator.result()
+
+    return run
 
 
 def evaluate(
-    eval_step: Callable,
-    layout: sharding.Layout,
-    variables: PyTree,
-    batches: Iterable[dict[str, np.ndarray]],
+    eval_step: Callable, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
 ) -> dict[str, float]:
     """Means over one pass: {name: sum / count}, accumulated in float64 on the host."""
     totals: dict[str, np.ndarray] = {}
-    waiting: list[Any] = []
-
-    def collect(keep: int) -> None:
-        while len(waiting) > keep:
-            for name, pair in jax.device_get(waiting.pop(0)).items():
-                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
-
-    for batch in batches:
-        waiting.append(eval_step(variables, layout.put_batch(batch)))
-        collect(keep=2)  # a bounded number of batches in flight
-    collect(keep=0)
+    for sums in _results(eval_step, layout, variables, batches):
+        for name, pair in sums.items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
     return {name: float(total / count) for name, (total, count) in totals.items()}
+
+
+def predict(
+    predict_step: Callable, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Batch]]:
+    """Predictions and what the model did not take, of all processes, without padding."""
+    for rows in _results(predict_step, layout, variables, batches):
+        real = rows[1]['mask'] > 0
+        yield jax.tree.map(lambda x, real=real: x[real], rows)
+
+
+def _results(
+    step: Callable, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
+) -> Iterator[Any]:
+    """What `step` returns for each batch, on the host; the devices work ahead."""
+    waiting: collections.deque[Any] = collections.deque()
+    for batch in batches:
+        waiting.append(step(variables, layout.put_batch(batch)))
+        if len(waiting) > IN_FLIGHT:
+            yield jax.device_get(waiting.popleft())
+    while waiting:
+        yield jax.device_get(waiting.popleft())

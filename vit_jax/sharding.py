@@ -119,7 +119,7 @@ class Jit:
         )
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        """(variables, batch) -> replicated sums."""
+        """(variables, batch) -> what an eval or predict step returns, replicated."""
         return jax.jit(eval_step, out_shardings=NamedSharding(self.mesh, P()))
 
     def to_global(self, state: PyTree) -> PyTree:

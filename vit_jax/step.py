@@ -1,4 +1,4 @@
-"""The train step and the eval step: pure functions of (state, batch)."""
+"""The steps to train, evaluate and predict: pure functions of (state, batch)."""
 
 from __future__ import annotations
 
@@ -188,3 +188,22 @@ def make_eval_step(
         return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
     return eval_step
+
+
+def make_predict_step(
+    model: Any, task: Any, *, axis_name: str | None = None
+) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
+    """A function (variables, batch) -> (predictions, the batch less its images).
+
+    Both have all rows of the global batch, so that every process sees what all predicted.
+    """
+
+    def predict_step(variables: dict[str, PyTree], batch: Batch):
+        def apply(*inputs):
+            return model.apply(variables, *inputs, train=False)
+
+        rest = {name: x for name, x in batch.items() if name != 'image'}
+        rows = task.predict(apply, batch), rest
+        return rows if axis_name is None else jax.lax.all_gather(rows, axis_name, tiled=True)
+
+    return predict_step

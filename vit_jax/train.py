@@ -91,10 +91,10 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         return step_lib.init_state(init_variables(), tx, config.seed, ema=ema_decay > 0)
 
     abstract_state = jax.eval_shape(init)
-    axis = layout.axis_name
     train_step = step_lib.make_train_step(
-        model, task, tx, axis_name=axis, **config_lib.keywords(config.step)
+        model, task, tx, axis_name=layout.axis_name, **config_lib.keywords(config.step)
     )
+    eval_steps = evaluate_lib.compile_steps(model, task, layout)
     return Parts(
         config=config,
         source=source,
@@ -107,8 +107,8 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
         schedule=schedule,
         train_step=layout.compile_train(train_step, abstract_state),
-        eval_step=layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=axis)),
-        evals=evaluate_lib.open_evals(config, layout),
+        eval_step=eval_steps.evaluate,
+        evals=evaluate_lib.open_evals(config, layout, eval_steps),
         init=init,
         abstract_state=abstract_state,
     )
@@ -242,9 +242,8 @@ def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
 def evaluate_all(parts: Parts, state: step_lib.TrainState) -> dict[str, float]:
     """All evaluations of the config: {'test/accuracy': ...}."""
     results: dict[str, float] = {}
-    for name, one_pass in parts.evals.items():
-        means = evaluate_lib.evaluate(parts.eval_step, parts.layout, state.variables, one_pass())
-        results |= {f'{name}/{k}': v for k, v in means.items()}
+    for name, evaluate in parts.evals.items():
+        results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
     return results
 
 

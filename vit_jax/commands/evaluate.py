@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f'--batch-size {args.batch_size}: must be at least 1')
-    from vit_jax import evaluate, runs, sharding, step
+    from vit_jax import evaluate, runs, sharding
 
     sharding.use_compilation_cache()
     run = runs.load_run(args.workdir, args.step)
@@ -30,12 +30,12 @@ def main(argv: Sequence[str]) -> int:
         for section in run.config.evals.values():
             section.update({k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
-    eval_step = layout.compile_eval(step.make_eval_step(run.model, run.task))
+    steps = evaluate.compile_steps(run.model, run.task, layout)
     variables = layout.create(lambda: run.variables)
     results = {
         f'{name}/{k}': v
-        for name, one_pass in evaluate.open_evals(run.config, layout).items()
-        for k, v in evaluate.evaluate(eval_step, layout, variables, one_pass()).items()
+        for name, evaluation in evaluate.open_evals(run.config, layout, steps).items()
+        for k, v in evaluation(variables).items()
     }
     if args.json:
         print(json.dumps({'step': run.step, **results}))

@@ -95,9 +95,13 @@ class Task:
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
     def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
-        """Class probabilities [B, C]."""
-        logits = apply(*self.inputs(batch))['logits']
-        return {'probs': PROBABILITIES[self.loss_name](logits)}
+        """Class probabilities `probs` [B, C], and `features` [B, D]: what the head sees."""
+        outputs, predictions = apply(*self.inputs(batch)), {}
+        if 'logits' in outputs:
+            predictions['probs'] = PROBABILITIES[self.loss_name](outputs['logits'])
+        if 'pre_logits' in outputs:
+            predictions['features'] = outputs['pre_logits'].astype(jnp.float32)
+        return predictions
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:

@@ -1,0 +1,40 @@
+"""What the evaluators of features share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+
+
+class Features:
+    """The features and labels of one split, gathered batch by batch."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if the task predicts no `features`, or the data have no `label`."""
+        for name, arrays in (('features', predictions), ('label', batch)):
+            if name not in arrays:
+                raise UserError(f'features are evaluated by their labels, but there is no {name!r}')
+        self._batches.append((predictions['features'], batch['label']))
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Features, float64 [N, D], and labels, int32 [N]."""
+        features, labels = zip(*self._batches, strict=True)
+        return np.concatenate(features).astype(np.float64), np.concatenate(labels)
+
+
+def members(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """For every class that occurs among `labels` [N], its examples in random order."""
+    return [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+
+
+def at_least(least: float, **values: float) -> None:
+    """Raises UserError if one of `values` is below `least`."""
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f'{name}={value}: must be at least {least:g}')

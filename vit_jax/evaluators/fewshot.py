@@ -1,0 +1,97 @@
+"""Few-shot accuracy: a linear classifier in closed form on a few examples a class.
+
+The protocol of big_vision, by which "Scaling Vision Transformers" (arXiv:2106.04560) and
+"How to train your ViT" (arXiv:2106.10270) compare models: features are standardised by the
+chosen examples, get a constant feature of 100 in place of a bias, and are mapped on -1 and 1,
+one output a class, by ridge regression with a penalty of 2^10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators._features import Arrays, Features, at_least, members
+
+EPS = 1e-5
+BIAS = 100.0  # so large that the penalty hardly touches what multiplies it
+
+
+class Evaluator:
+    """`K_shot` for every K: the accuracy on all of the split, mean over the seeds.
+
+    Args:
+      shots: how many examples of each class to learn from.
+      seeds: number of random choices of these examples; the larger numbers of shots of a
+        seed include the smaller ones.
+      l2: penalty of the ridge regression.
+    """
+
+    def __init__(self, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3, l2: float = 2.0**10):
+        if not shots:
+            raise UserError('shots=(): name one or more numbers of examples a class')
+        at_least(1, shots=min(shots), seeds=seeds)
+        at_least(0, l2=l2)
+        self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2
+        self._train, self._test = Features(), Features()
+
+    def check(self, size: int, num_classes: int) -> None:
+        if size < max(self.shots) * num_classes:
+            raise UserError(
+                f'shots={max(self.shots)} of {num_classes} classes, but there are {size} examples'
+            )
+
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:
+        self._train.add(predictions, batch)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        self._test.add(predictions, batch)
+
+    def result(self) -> dict[str, float]:
+        features, labels = self._train.arrays()
+        test = self._test.arrays()
+        self._check_classes(labels)
+        accuracies: dict[str, list[float]] = {f'{k}_shot': [] for k in self.shots}
+        for seed in range(self.seeds):
+            chosen = members(labels, np.random.default_rng(seed))
+            for k in self.shots:
+                few = np.concatenate([examples[:k] for examples in chosen])
+                accuracy = transfer(features[few], labels[few], *test, l2=self.l2)
+                accuracies[f'{k}_shot'].append(accuracy)
+        return {name: float(np.mean(values)) for name, values in accuracies.items()}
+
+    def _check_classes(self, labels: np.ndarray) -> None:
+        classes, counts = np.unique(labels, return_counts=True)
+        if counts.min() < max(self.shots):
+            raise UserError(
+                f'shots={max(self.shots)}, but class {classes[counts.argmin()]} has only '
+                f'{counts.min()} examples in the fit split'
+            )
+
+
+def transfer(
+    x: np.ndarray, label: np.ndarray, x_test: np.ndarray, label_test: np.ndarray, *, l2: float
+) -> float:
+    """Accuracy on `x_test` [M, D] of the classifier learnt from `x` [N, D]."""
+    mean, std = x.mean(axis=0), x.std(axis=0) + EPS
+
+    def prepared(features: np.ndarray) -> np.ndarray:
+        return np.pad((features - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)
+
+    classes = np.unique(label)
+    weights = ridge(prepared(x), np.where(label[:, None] == classes, 1.0, -1.0), l2)
+    predicted = classes[np.argmax(prepared(x_test) @ weights, axis=-1)]
+    return float(np.mean(predicted == label_test))
+
+
+def ridge(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
+    """The weights [D, C] that minimise |x w - y|^2 + l2 |w|^2, for x [N, D] and y [N, C].
+
+    By eigenvectors of the smaller of x'x and xx': (x'x + l2)^-1 x' = x' (xx' + l2)^-1.
+    """
+    n, d = x.shape
+    eigenvalues, q = np.linalg.eigh(x.T @ x if n >= d else x @ x.T)
+    left, right = (q, q.T @ (x.T @ y)) if n >= d else (x.T @ q, q.T @ y)
+    return left @ (right / (eigenvalues + l2)[:, None])

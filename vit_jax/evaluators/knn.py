@@ -1,0 +1,72 @@
+"""Accuracy of the nearest neighbours in feature space, which learns nothing.
+
+As in DINO (arXiv:2104.14294, appendix F.1, after Wu et al., arXiv:1805.01978, section 3.4):
+each of the k nearest examples by cosine similarity s votes for its class with exp(s / T).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators._features import Arrays, Features, at_least
+
+ROWS = 1024  # examples classified at once: bounds the memory for their similarities
+
+
+class Evaluator:
+    """`knn_accuracy`.
+
+    Args:
+      k: number of neighbours.
+      temperature: T; the lower, the less the farther neighbours count.
+    """
+
+    def __init__(self, k: int = 20, temperature: float = 0.07):
+        at_least(1, k=k)
+        if temperature <= 0:
+            raise UserError(f'temperature={temperature}: must be positive')
+        self.k, self.temperature = k, temperature
+        self._train, self._test = Features(), Features()
+
+    def check(self, size: int, num_classes: int) -> None:
+        del num_classes
+        if size < self.k:
+            raise UserError(f'k={self.k} neighbours, but there are {size} examples')
+
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:
+        self._train.add(predictions, batch)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        self._test.add(predictions, batch)
+
+    def result(self) -> dict[str, float]:
+        features, labels = self._train.arrays()
+        x, expected = self._test.arrays()
+        predicted = classify(features, labels, x, self.k, self.temperature)
+        return {'knn_accuracy': float(np.mean(predicted == expected))}
+
+
+def classify(
+    features: np.ndarray, labels: np.ndarray, x: np.ndarray, k: int, temperature: float
+) -> np.ndarray:
+    """Labels [M] of `x` [M, D] by the votes of its k nearest among `features` [N, D]."""
+    known = normalised(features).T
+    rows = np.split(normalised(x), range(ROWS, len(x), ROWS))
+    return np.concatenate([vote(part @ known, labels, k, temperature) for part in rows])
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    """Rows of length 1; a row of zeros stays one."""
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def vote(similarity: np.ndarray, labels: np.ndarray, k: int, temperature: float) -> np.ndarray:
+    """The class with most votes [M], from similarities [M, N] to examples with `labels` [N]."""
+    nearest = np.argpartition(-similarity, k - 1, axis=-1)[:, :k]
+    near = np.take_along_axis(similarity, nearest, axis=-1)
+    # Less the largest, so that no exponential overflows.
+    weights = np.exp((near - near.max(axis=-1, keepdims=True)) / temperature)
+    votes = np.zeros((len(similarity), labels.max() + 1))
+    np.add.at(votes, (np.arange(len(votes))[:, None], labels[nearest]), weights)
+    return votes.argmax(axis=-1)

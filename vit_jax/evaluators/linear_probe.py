@@ -1,0 +1,88 @@
+"""Accuracy of logistic regression on frozen features (Alain and Bengio, arXiv:1610.01644).
+
+The penalty is chosen on a held-out fifth of each class of the `fit` split; the classifier that
+is tested has then learnt from all of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators._features import Arrays, Features, at_least, members
+
+EPS = 1e-5
+FOLDS = 5
+
+
+class Evaluator:
+    """`linear_probe_accuracy`, and `linear_probe_c`, the penalty that it was reached with.
+
+    Args:
+      c: inverse strengths of the L2 penalty to choose from, as in
+        `sklearn.linear_model.LogisticRegression`; of equals the first, so the strongest first.
+      max_iter: of L-BFGS.
+      seed: of the choice of the held-out examples.
+    """
+
+    def __init__(
+        self,
+        c: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0),
+        max_iter: int = 1000,
+        seed: int = 0,
+    ):
+        if not c or min(c) <= 0:
+            raise UserError(f'c={tuple(c)}: name one or more positive numbers')
+        at_least(1, max_iter=max_iter)
+        self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
+        self._train, self._test = Features(), Features()
+
+    def check(self, size: int, num_classes: int) -> None:
+        if num_classes < 2 or size < FOLDS * num_classes:
+            raise UserError(
+                f'two classes and {FOLDS} examples of each are needed; there are {num_classes} '
+                f'classes and {size} examples'
+            )
+
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:
+        self._train.add(predictions, batch)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        self._test.add(predictions, batch)
+
+    def result(self) -> dict[str, float]:
+        features, labels = self._train.arrays()
+        mean, std = features.mean(axis=0), features.std(axis=0) + EPS
+        x = (features - mean) / std
+        c = self._choose(x, labels) if len(self.c) > 1 else self.c[0]
+        features, expected = self._test.arrays()
+        accuracy = self._learn(x, labels, c).score((features - mean) / std, expected)
+        return {'linear_probe_accuracy': float(accuracy), 'linear_probe_c': c}
+
+    def _choose(self, x: np.ndarray, labels: np.ndarray) -> float:
+        held_out = hold_out(labels, self.seed)
+        rest = np.setdiff1d(np.arange(len(labels)), held_out)
+
+        def accuracy(c: float) -> float:
+            return self._learn(x[rest], labels[rest], c).score(x[held_out], labels[held_out])
+
+        return max(self.c, key=accuracy)
+
+    def _learn(self, x: np.ndarray, labels: np.ndarray, c: float) -> Any:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+
+        with warnings.catch_warnings():
+            # A weak penalty on separable data has no optimum near; stopping is early stopping.
+            warnings.simplefilter('ignore', ConvergenceWarning)
+            return LogisticRegression(C=c, max_iter=self.max_iter).fit(x, labels)
+
+
+def hold_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Indices of a random fifth of each class, rounded up, but never all of it."""
+    rng = np.random.default_rng(seed)
+    return np.concatenate([m[: min(-(-len(m) // FOLDS), len(m) - 1)] for m in members(labels, rng)])
