@@ -52,7 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '8 epochs'
+    config.total = '20 steps' if smoke else '5 epochs'
     config.batch_size = 32 if smoke else 64
 
     config.model = dict(MODELS[arg], num_classes=placeholder(int))
@@ -77,7 +77,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim = dict(OPTIMIZERS.get(arg, OPTIMIZERS['vit']), clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='5%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '100', eval='20' if smoke else '2 epochs')
+    config.every = dict(log='10' if smoke else '100', eval='20' if smoke else '5 epochs')
     config.every.checkpoint = '10' if smoke else '1 epoch'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
