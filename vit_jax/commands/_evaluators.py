@@ -19,7 +19,7 @@ def add_evaluator_flags(parser: argparse.ArgumentParser) -> None:
         '--evaluator',
         action='append',
         default=[],
-        metavar='NAME[(KEY=VALUE, ...)]',
+        metavar='NAME',
         help="what to measure instead, as 'knn' or 'fewshot(shots=(1, 5))'; may be repeated",
     )
     parser.add_argument(
