@@ -1,0 +1,138 @@
+"""Hybrid: a Vision Transformer on the feature map of a ResNet, instead of on raw patches.
+
+Dosovitskiy et al., 2021, arXiv:2010.11929, section 3.1. The smaller ones are from Steiner et al.,
+2021, arXiv:2106.10270.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.models import vit
+from vit_jax.nn.patches import PatchEmbed
+from vit_jax.nn.resnet import Stage, check_layers
+from vit_jax.nn.std_conv import StdConv
+
+# name: blocks of each ResNet stage, ViT of width and depth, patch size on the feature map. The
+# number in a name is that of the papers; R+Ti/16 has one token for 32 x 32 pixels all the same.
+VARIANTS = {
+    'R+Ti/16': ((), 'Ti', 8),
+    'R26+S/32': ((2, 2, 2, 2), 'S', 1),
+    'R26+B/32': ((2, 2, 2, 2), 'B', 1),
+    'R50+B/16': ((3, 4, 9), 'B', 1),
+    'R50+L/32': ((3, 4, 6, 3), 'L', 1),
+}
+
+# The standard deviation, where a kernel is constant, keeps a finite derivative by a variance that
+# is far below the rounding of any other.
+Conv = functools.partial(StdConv, var_eps=1e-20, std_eps=1e-5)
+Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-6)
+
+
+def variant(name: str) -> dict[str, Any]:
+    """Keywords of `Model` for a name of VARIANTS, such as 'R50+B/16'.
+
+    Raises:
+      UserError: if there is no such variant.
+    """
+    if name not in VARIANTS:
+        raise UserError(nearest('hybrid variant', name, VARIANTS))
+    layers, shape, patch_size = VARIANTS[name]
+    return {**vit.variant(f'{shape}/{patch_size}'), 'layers': layers}
+
+
+class Model(vit.Model):
+    """A ResNet without its head, whose feature map is cut into the patches of a ViT.
+
+    Attributes:
+      layers: blocks of each ResNet stage; () is the root alone.
+      patch_size: side of a patch on the feature map, which is 4, 8, 16 or 32 times smaller than
+        the image after 0 or 1, 2, 3 or 4 stages.
+    The others are those of `vit.Model`.
+
+    Raises:
+      UserError: if a field has no such value, or images do not fit the stride or `pos_embed`.
+    """
+
+    layers: tuple[int, ...] = (3, 4, 9)
+    patch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_layers(self.layers)
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token stands for."""
+        return 4 * 2 ** max(len(self.layers) - 1, 0) * self.patch_size
+
+    def _patches(self, images: Array, dtype: Any) -> Array:
+        """[B N D]: one token for each patch of the feature map, row by row."""
+        height, width = images.shape[1:3]
+        if 0 in (height, width) or height % self.stride or width % self.stride:
+            raise UserError(
+                f'images are {height}x{width}: this hybrid needs positive multiples of '
+                f'{self.stride} pixels; resize them or choose other layers or patch_size'
+            )
+        x = ResNet(self.layers, dtype, name='resnet')(images)
+        return PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(x)
+
+
+class ResNet(nn.Module):
+    """The root, with stride 4, and stages of 256, 512, ... channels, each but the first halving."""
+
+    layers: tuple[int, ...]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        x = Root(64, self.dtype, name='root')(images)
+        for i, depth in enumerate(self.layers):
+            block = functools.partial(Block, width=64 * 2**i, dtype=self.dtype)
+            x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
+        return x
+
+
+class Root(nn.Module):
+    """Convolution, norm, ReLU and max pooling; the first and the last have stride 2."""
+
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        x = Conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
+        x = nn.relu(Norm(dtype=self.dtype, name='norm')(x))
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding='SAME')
+
+
+class Block(nn.Module):
+    """A bottleneck to 4 x `width` channels, normalised after each convolution: not that of BiT.
+
+        z'' = GN(proj(z)) where the shape changes, else z
+        z   = ReLU(z'' + GN(conv3(ReLU(GN(conv2(ReLU(GN(conv1(z)))))))))
+
+    He et al., 2015, arXiv:1512.03385, with the stride in the 3 x 3 convolution. The scale of the
+    last norm starts at zero, so that the branch does.
+    """
+
+    width: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        conv = functools.partial(Conv, dtype=self.dtype)
+        norm = functools.partial(Norm, dtype=self.dtype)
+        y = nn.relu(norm(name='norm1')(conv(self.width, name='conv1')(x)))
+        y = conv(self.width, 3, self.stride, name='conv2')(y)
+        y = conv(4 * self.width, name='conv3')(nn.relu(norm(name='norm2')(y)))
+        y = norm(scale_init=nn.initializers.zeros, name='norm3')(y)
+        if self.stride != 1 or x.shape[-1] != 4 * self.width:
+            x = conv(4 * self.width, stride=self.stride, name='proj')(x)
+            x = norm(name='proj_norm')(x)
+        return nn.relu(x + y)
