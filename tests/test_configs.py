@@ -29,7 +29,7 @@ class StandIn:
     info = sources.SourceInfo(10, tuple(f'class {i}' for i in range(10)))
 
     def __len__(self):
-        return 50_000
+        return 1_300_000  # as ImageNet, whose 10,000 steps of warm-up fit into training
 
     def __getitem__(self, index):
         return {'image': np.zeros((64, 64, 3), np.uint8), 'label': index % 10}
