@@ -1,7 +1,9 @@
 """ViTs of timm: safetensors, and config.json.
 
 Its layer norms add 1e-6. Its GELU is exact but where config.json says otherwise; SigLIP's models
-were trained with the approximate one. Layer scale is folded into the layers that it scales.
+were trained with the approximate one. Layer scale is folded into the layers that it scales, and
+the mean and deviation of colours in config.json into the patch embedding, so that images are in
+[-1, 1] as for all other models.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
     """
     source = 'timm ViT'
     _require_supported(flat, source)
-    parts = _parted(_unscaled(flat, source), source)
+    parts = _recoloured(_parted(_unscaled(flat, source), source), extra)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
     heads = arguments.get('num_heads') or shapes.usual_heads(
@@ -120,6 +122,21 @@ def _parted(flat: Flat, source: str) -> Flat:
         for letter, part in zip(letters, np.split(array, len(letters)), strict=True):
             parted[f'{parent}.{letter}.{leaf}'] = part
     return parted
+
+
+def _recoloured(flat: Flat, config: Mapping[str, Any]) -> Flat:
+    """A patch embedding of images y in [-1, 1] instead of (x - mean) / std for x in [0, 1]."""
+    colours = config.get('pretrained_cfg') or {}
+    name, bias = 'patch_embed.proj.weight', 'patch_embed.proj.bias'
+    if not {'mean', 'std'} <= colours.keys() or bias not in flat or flat[name].ndim != 4:
+        return flat
+    mean, std = (np.reshape(colours[key], (-1, 1, 1)) for key in ('mean', 'std'))
+    if len(mean) != flat[name].shape[1] or len(std) != len(mean):
+        return flat
+    # x = (y + 1) / 2
+    shift = np.sum(flat[name] * ((0.5 - mean) / std), axis=(1, 2, 3))
+    weight, bias_ = flat[name] * (0.5 / std), flat[bias] + shift
+    return flat | {name: weight.astype(np.float32), bias: bias_.astype(np.float32)}
 
 
 def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:
