@@ -16,7 +16,7 @@ import inspect
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -27,6 +27,10 @@ from vit_jax.errors import UserError, nearest, resolve
 
 SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
 KEYS = ('seed', 'total', 'batch_size', *SECTIONS)
+# Sections that a config may leave out, and what they then hold. init: the checkpoint that a new run
+# starts from, another code base's or a run folder, and how its position embedding is resized.
+OPTIONAL = {'init': {'from': '', 'posemb': 'bilinear'}}
+POSEMBS = ('bilinear', 'bicubic')
 # What a section of data says of its examples, and of how to load them.
 EXAMPLES = ('source', 'split', 'classes', 'transforms')
 LOADING = ('workers', 'threads', 'cache', 'stall_seconds')
@@ -64,6 +68,9 @@ def _override(config: ConfigDict, override: str) -> None:
     dotted, equals, text = override.partition('=')
     if not equals:
         raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
+    if (section := dotted.partition('.')[0]) in OPTIONAL:
+        with config.unlocked():
+            config[section] = {**OPTIONAL[section], **config.get(section, {})}
     *parents, leaf = dotted.split('.')
     node, path = config, 'config'
     for key in parents:
@@ -147,8 +154,8 @@ def validate(config: ConfigDict) -> None:
         if key not in config:
             raise UserError(f'config: the key {key!r} is missing')
     for key in config:
-        if key not in KEYS:
-            raise UserError('config: ' + nearest('key', key, KEYS))
+        if key not in (*KEYS, *OPTIONAL):
+            raise UserError('config: ' + nearest('key', key, (*KEYS, *OPTIONAL)))
     for path, value in _leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f'config.{path}={value}: must be a finite number')
@@ -160,6 +167,7 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
     check_keywords(model_class(config), config.model, 'config.model')
     check_keywords(task_class(config), config.task, 'config.task')
+    _check_init(config.get('init', {}))
     check_data(config.data, 'config.data')
     for name, section in config.evals.items():
         make_evaluator(section, f'config.evals.{name}')
@@ -205,6 +213,14 @@ def check_data(section: ConfigDict, where: str, more: Iterable[str] = ()) -> Non
     for key in ('source', 'split'):
         if key not in section:
             raise UserError(f'{where}: the key {key!r} is missing')
+
+
+def _check_init(section: Mapping[str, Any]) -> None:
+    for key in section:
+        if key not in OPTIONAL['init']:
+            raise UserError('config.init: ' + nearest('key', key, OPTIONAL['init']))
+    if (method := section.get('posemb', POSEMBS[0])) not in POSEMBS:
+        raise UserError('config.init.posemb: ' + nearest('method', method, POSEMBS))
 
 
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}

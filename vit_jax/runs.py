@@ -1,4 +1,4 @@
-"""Run folders as later commands read them: config, model, task, restored variables."""
+"""Trained models as later commands read them: config, model, task, restored variables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.interop import load as load_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +19,12 @@ class Run:
     """A trained model.
 
     Attributes:
-      workdir: the run folder.
+      workdir: the run folder, or the checkpoint of another code base.
       config: its resolved config.
       model, task: built from the config.
       variables: `params` (averaged where the run kept an average) and other
         collections, as numpy arrays.
-      step: the checkpoint's step.
+      step: the checkpoint's step; None where that is not known.
       class_names: names of the classes, empty where the data had none.
       image: channels and size of the raw images, see `evaluate.image_format`.
     """
@@ -33,7 +34,7 @@ class Run:
     model: Any
     task: Any
     variables: dict[str, Any]
-    step: int
+    step: int | None
     class_names: tuple[str, ...]
     image: dict[str, Any]
 
@@ -50,15 +51,62 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     return config_lib.from_json(path.read_text())
 
 
-def load_run(workdir: str | pathlib.Path, step: int | None = None) -> Run:
+def load_run(
+    workdir: str | pathlib.Path, step: int | None = None, image_size: load_lib.Size | None = None
+) -> Run:
     """The run in `workdir` at `step`, or at its newest valid checkpoint.
 
+    Args:
+      workdir: the run folder.
+      step: of a kept checkpoint.
+      image_size: height and width of the images to come, for which a learned position embedding is
+        resized.
+
     Raises:
-      UserError: if there is no run or no such checkpoint.
+      UserError: if there is no run or no such checkpoint, or images of this size do not fit it.
     """
     workdir = pathlib.Path(workdir).expanduser().resolve()
     config = read_config(workdir)
     model, task = config_lib.build(config)
     found, variables, meta = checkpoint.load_variables(workdir / 'checkpoints', step)
+    if image_size is not None:
+        trained_on = meta.get('input_size')
+        variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)
     names = tuple(meta.get('class_names', ()))
     return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
+
+
+# Of a checkpoint without a position embedding, which any image size fits.
+IMAGE_SIZE = (224, 224)
+
+
+def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = None) -> Run:
+    """The classifier that a checkpoint holds, as if it were a run without data.
+
+    Images are resized and cropped to the size that it was made for, and their bytes become
+    [-1, 1]. Nothing tells the names of its classes.
+
+    Args:
+      path: as for `interop.load.load`.
+      image_size: height and width to use it with instead.
+
+    Raises:
+      UserError: as `interop.load.load`.
+    """
+    foreign = load_lib.read(path)
+    height, width = image_size or foreign.image_size or IMAGE_SIZE
+    model, variables = load_lib.from_foreign(foreign, image_size)
+    crop = f'resize_small({max(height, width)})|central_crop(({height}, {width}))'
+    config = ConfigDict(
+        {
+            'batch_size': 64,
+            'model': foreign.model,
+            'task': {'name': 'classify'},
+            'data': {'source': '', 'split': '', 'transforms': crop},
+            'evals': {},
+        }
+    )
+    channels = load_lib.channels(variables['params'])
+    image = {'channels': channels, 'size': None, 'input': (height, width)}
+    task = config_lib.task_class(config)()
+    return Run(pathlib.Path(path), config, model, task, variables, None, (), image)

@@ -1,6 +1,7 @@
 """One run, from its config to its last checkpoint.
 
 build     data, model, task, optimizer, layout; nothing is compiled or written yet
+begin     what a new run is to start from, if the config names a checkpoint of others
 restore   the newest valid checkpoint, or a fresh state
 loop      next batch -> step -> when due: log, evaluate, save
 """
@@ -19,12 +20,14 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, optim, sharding, workdir
+from vit_jax import checkpoint, manifest, optim, sharding, workdir
 from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
+from vit_jax.interop import adapt
+from vit_jax.interop import load as load_lib
 from vit_jax.meter import Meter
 from vit_jax.scaling import flops
 from vit_jax.writer import Writer
@@ -34,6 +37,19 @@ RESULT = 'result.json'
 
 class Preempted(Exception):
     """The run was told to stop; its state is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What a new run starts from.
+
+    Attributes:
+      params: nested arrays; what is not there is initialised.
+      notes: where they come from and what was changed to make them fit, a line each.
+    """
+
+    params: Any = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Parts:
     train_step: Callable
     eval_step: Callable
     evals: dict[str, Callable]
-    init: Callable[[], step_lib.TrainState]
+    init: Callable[..., step_lib.TrainState]
     abstract_state: step_lib.TrainState
 
 
@@ -87,8 +103,9 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     )
     ema_decay = config.step.get('ema_decay', 0.0)
 
-    def init():
-        return step_lib.init_state(init_variables(), tx, config.seed, ema=ema_decay > 0)
+    def init(params=None):
+        variables = adapt.overlay(init_variables(), {'params': params or {}})
+        return step_lib.init_state(variables, tx, config.seed, ema=ema_decay > 0)
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(
@@ -142,6 +159,7 @@ def train(
         return result
     workdir.require_writable(folder)
     parts = build(config, devices)
+    beginning = None if started(folder) else begin(parts)
     with (
         workdir.lock(folder),
         workdir.Preemption() as preemption,
@@ -151,12 +169,14 @@ def train(
             keep_every=parts.keep_every,
         ) as checkpointer,
     ):
-        state, start, hardware_before = restore(parts, checkpointer)
+        state, start, hardware_before = restore(parts, checkpointer, beginning)
+        notes = beginning.notes if beginning and not start else ()
+        del beginning  # frees the host's memory
         if jax.process_index() == 0:
             workdir.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
-            writer.say(describe(parts, folder, start, hardware_before))
+            writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
             result = loop(parts, state, start, checkpointer, writer, preemption, stop_at)
             if jax.process_index() == 0:
                 workdir.write_text_atomic(folder / RESULT, json.dumps(result) + '\n')
@@ -165,14 +185,49 @@ def train(
             writer.close()
 
 
+def started(folder: pathlib.Path) -> bool:
+    """Whether the folder holds a finished checkpoint, so that the run resumes."""
+    return bool(workdir.on_process_0(lambda: int(bool(manifest.steps(folder / 'checkpoints')))))
+
+
+def begin(parts: Parts) -> Beginning:
+    """Reads the checkpoint that `config.init` names, if any, and fits it to the model.
+
+    Raises:
+      UserError: if there is no such checkpoint, or it holds another architecture.
+    """
+    section = parts.config.get('init', {})
+    if not (path := section.get('from')):
+        return Beginning()
+    foreign = load_lib.read(path)
+    try:
+        params, notes = load_lib.fit(
+            foreign,
+            parts.model,
+            parts.abstract_state.params,
+            image_size(parts),
+            section.get('posemb', 'bilinear'),
+        )
+    except UserError as e:
+        raise UserError(f'config.init.from={path}: {e}') from e
+    return Beginning(params, (f'from {path} ({foreign.source})', *notes))
+
+
 def restore(
-    parts: Parts, checkpointer: checkpoint.Checkpointer
+    parts: Parts, checkpointer: checkpoint.Checkpointer, beginning: Beginning | None
 ) -> tuple[step_lib.TrainState, int, str]:
-    """The state to start from, its step, and the hardware that it was saved on."""
+    """The state to start from, its step, and the hardware that it was saved on.
+
+    Args:
+      parts: of the run.
+      checkpointer: of its folder.
+      beginning: of a new run; if None it is made where no checkpoint is found.
+    """
     target = sharding.abstract_target(parts.layout, parts.abstract_state)
     found = checkpointer.restore_latest(target)
     if found is None:
-        return parts.layout.create(parts.init), 0, hardware(parts)
+        beginning = beginning or begin(parts)
+        return parts.layout.create(parts.init, beginning.params), 0, hardware(parts)
     step, state, meta = found
     return parts.layout.from_global(state), step, meta.get('hardware', hardware(parts))
 
@@ -257,6 +312,7 @@ def save(
         'hardware': hardware(parts),
         'class_names': list(parts.source.info.class_names),
         'image': evaluate_lib.image_format(parts.source),
+        'input_size': image_size(parts),
     }
     checkpointer.save(step, parts.layout.to_global(state), meta)
 
@@ -266,11 +322,22 @@ def utilisation(parts: Parts) -> Callable[[float], float | None]:
     device = parts.layout.mesh.devices.flat[0]
     if flops.peak_flops(device.device_kind) is None:
         return lambda rate: None
-    spec = pipeline.element_spec(parts.source, parts.transforms)
-    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    per_image = 3 * flops.forward_flops(parts.model, *jax.eval_shape(parts.task.inputs, one))
+    per_image = 3 * flops.forward_flops(parts.model, *model_inputs(parts))
     size = parts.layout.mesh.size
     return lambda rate: flops.mfu(per_image * rate, 1.0, size, device.device_kind)
+
+
+def model_inputs(parts: Parts) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of what the model gets for one training example."""
+    spec = pipeline.element_spec(parts.source, parts.transforms)
+    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    return jax.eval_shape(parts.task.inputs, one)
+
+
+def image_size(parts: Parts) -> tuple[int, int] | None:
+    """Height and width in pixels of the images that the model gets; None if it gets none."""
+    images = model_inputs(parts)[0]
+    return images.shape[1:3] if len(images.shape) == 4 else None
 
 
 def hardware(parts: Parts) -> str:
@@ -311,7 +378,8 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     before, now = json.loads(stored.read_text()), json.loads(config_lib.to_json(config))
     if before['model'].get('num_classes') and not now['model'].get('num_classes'):
         before['model']['num_classes'] = now['model'].get('num_classes')
-    if changed := [k for k in now if k not in FREE and now[k] != before.get(k)]:
+    keys = [*now, *before.keys() - now.keys()]
+    if changed := [k for k in keys if k not in FREE and now.get(k) != before.get(k)]:
         raise UserError(
             f'{folder} holds a run of another config (config.{changed[0]} differs): '
             'choose another --workdir'

@@ -1,4 +1,4 @@
-"""Draw where a trained run looks in an image: every layer, every head, rollout."""
+"""Draw where a trained model looks in an image: every layer, every head, rollout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._model import add_model_flags, open_model, parse_size
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -15,8 +16,7 @@ SIDE = 336  # pixels; smaller images are enlarged to be drawn
 def main(argv: Sequence[str]) -> int:
     """Writes one picture."""
     parser = Parser('attention', __doc__)
-    parser.add_argument('--workdir', required=True, help='the run folder')
-    parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
+    add_model_flags(parser)
     parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
     parser.add_argument('--layer', type=int, default=-1, help='whose heads to draw; -1 is the last')
     parser.add_argument(
@@ -26,22 +26,23 @@ def main(argv: Sequence[str]) -> int:
         help='who looks: the class token (the mean over all patches without one), or one patch',
     )
     parser.add_argument(
-        '--image-size', type=int, metavar='PIXELS', help="instead of the run's own transforms"
+        '--image-size',
+        metavar='PIXELS|HxW',
+        help="crop and resize to this instead of the model's own size",
     )
     parser.add_argument('image', help='a JPEG, PNG or WebP file')
     args = parser.parse_args(argv)
     query = parse_query(args.query)
-    if args.image_size is not None and args.image_size < 1:
-        raise UserError(f'--image-size {args.image_size}: must be at least 1')
-    from vit_jax import photos, runs, sharding
-    from vit_jax.nn.patches import patch_grid
+    size = parse_size(args.image_size, '--image-size')
     from vit_jax.viz import attention, figures
 
     figures.check_format(args.out, '--out')
-    run = runs.load_run(args.workdir, args.step)
+    run = open_model(parser, args, size)
+    from vit_jax import photos, sharding
+    from vit_jax.nn.patches import patch_grid
+
     if (stride := getattr(run.model, 'stride', None)) is None:
-        raise UserError(f'model {run.config.model.name!r} has no patches to draw attention over')
-    size = None if args.image_size is None else (args.image_size, args.image_size)
+        raise UserError(f'model {run.config.model.name!r} has no attention to draw')
     photo = photos.reader(run).read(args.image, size)
     sharding.use_compilation_cache()
     outputs, weights = look(run, photo.batch)

@@ -1,44 +1,92 @@
-"""Evaluate a run exactly: every example of the split counts once."""
+"""Evaluate a model exactly: every example of the split counts once."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from vit_jax.commands._evaluators import (
+    add_evaluator_flags,
+    data_keywords,
+    evaluator_entries,
+    parse_classes,
+)
+from vit_jax.commands._model import add_model_flags, check_model_flags, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints {name/metric: value} of a run folder, for its own evaluations or another split."""
+    """Prints {name/metric: value} of a run, for its own evaluations or other data."""
     parser = Parser('evaluate', __doc__)
-    parser.add_argument('--workdir', required=True, help='the run folder')
-    parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
+    add_model_flags(parser)
     parser.add_argument('--source', help="other data, as 'tfds:NAME' or 'folder:PATH'")
     parser.add_argument('--split', help='another split of it')
+    parser.add_argument(
+        '--classes', type=parse_classes, metavar='I,J,...', help='only these, numbered from 0 on'
+    )
+    add_evaluator_flags(parser)
     parser.add_argument('--batch-size', type=int)
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f'--batch-size {args.batch_size}: must be at least 1')
-    from vit_jax import evaluate, runs, sharding
+    check_model_flags(parser, args)
+    if args.checkpoint is not None and None in (args.source, args.split):
+        raise UserError('--checkpoint says nothing of data: give --source and --split')
+    entries = evaluator_entries(args.evaluator, args.fit)
+    from vit_jax import evaluate, sharding
 
     sharding.use_compilation_cache()
-    run = runs.load_run(args.workdir, args.step)
-    given = {'source': args.source, 'split': args.split, 'batch_size': args.batch_size}
-    with run.config.unlocked():
-        for section in run.config.evals.values():
-            section.update({k: v for k, v in given.items() if v is not None})
+    run = open_model(parser, args)
+    given = {k: getattr(args, k) for k in ('source', 'split', 'classes', 'batch_size')}
+    if entries:
+        choose_evaluators(run, entries)
+    choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout)
-    variables = layout.create(lambda: run.variables)
-    results = {
-        f'{name}/{k}': v
-        for name, evaluation in evaluate.open_evals(run.config, layout, steps).items()
-        for k, v in evaluation(variables).items()
-    }
+    evals = evaluate.open_evals(run.config, layout, steps)
+    variables = layout.create(lambda loaded: loaded, run.variables)
+    results = {f'{name}/{k}': v for name, one in evals.items() for k, v in one(variables).items()}
     if args.json:
         print(json.dumps({'step': run.step, **results}))
     else:
-        print(f'step {run.step}  ' + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
+        step = '' if run.step is None else f'step {run.step}  '
+        print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
     return 0
+
+
+def choose_evaluators(run: Any, entries: dict[str, dict[str, Any]]) -> None:
+    """Replaces the evaluations of a run by others of the same data."""
+    from vit_jax import photos
+
+    data = data_keywords(photos.eval_section(run.config))
+    with run.config.unlocked():
+        run.config.evals = {name: data | entry for name, entry in entries.items()}
+
+
+def choose_data(run: Any, given: dict[str, Any]) -> None:
+    """Puts the flags into the evaluations of a run, or makes one where there is none.
+
+    Raises:
+      UserError: if that one has other classes than the model.
+    """
+    with run.config.unlocked():
+        for section in run.config.evals.values():
+            section.update(given)
+        if not run.config.evals:
+            run.config.evals[given['split']] = {**run.config.data, **given}
+            require_classes(run, run.config.evals[given['split']])
+
+
+def require_classes(run: Any, section: Any) -> None:
+    """Raises UserError unless a model, of whose labels nothing is known, has those of the data."""
+    from vit_jax import evaluate
+
+    classes = evaluate.open_data(section)[0].info.num_classes
+    if (outputs := run.config.model.get('num_classes') or 0) != classes:
+        raise UserError(
+            f'{run.workdir} tells {outputs} classes apart, {section.source} has {classes}: '
+            'fine-tune it by config.init.from first'
+        )

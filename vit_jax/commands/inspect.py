@@ -36,32 +36,40 @@ def main(argv: Sequence[str]) -> int:
     """Prints the table of parameters, their sum, and FLOPs an image."""
     parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
-    parser.add_argument('--checkpoint', metavar='DIR', help="a run's checkpoints/ or checkpoints/N")
+    parser.add_argument(
+        '--checkpoint',
+        metavar='PATH',
+        help="a run's checkpoints/ or checkpoints/N, or the weights of another code base",
+    )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
     if sum(x is not None for x in (config, args.workdir, args.checkpoint)) != 1:
-        raise UserError('inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint DIR')
+        raise UserError(
+            'inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint PATH'
+        )
     if config is not None:
         subject = from_config(config, args.image_size, args.channels)
+    elif (found := locate(args.workdir, args.checkpoint)) is not None:
+        subject = from_checkpoint(*found, args.image_size, args.channels)
     else:
-        folder, step = locate(args.workdir, args.checkpoint)
-        subject = from_checkpoint(folder, step, args.image_size, args.channels)
+        subject = from_foreign(args.checkpoint, args.image_size)
     result = report(subject)
     print(json.dumps(result)) if args.json else print_tables(result)
     return 0
 
 
-def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None]:
-    """The folder of checkpoints, and the step if one is named."""
+def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None] | None:
+    """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
         from vit_jax import runs
 
         assert workdir is not None
         runs.read_config(workdir)
         return pathlib.Path(workdir) / 'checkpoints', None
-    path = pathlib.Path(checkpoint)
-    return (path.parent, int(path.name)) if path.name.isdecimal() else (path, None)
+    from vit_jax.interop import load
+
+    return load.locate(checkpoint)
 
 
 def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:
@@ -91,6 +99,18 @@ def from_checkpoint(
         return Subject(config, variables, example_spec(config, image_size, channels))
     except UserError as e:
         return Subject(config, variables, {}, note=str(e))
+
+
+def from_foreign(path: str, image_size: int | None) -> Subject:
+    """A checkpoint of another code base, for images of its own size or another."""
+    import jax
+    import numpy as np
+
+    from vit_jax import runs
+
+    run = runs.load_foreign(path, None if image_size is None else (image_size, image_size))
+    image = jax.ShapeDtypeStruct((*run.image['input'], run.image['channels']), np.uint8)
+    return Subject(run.config, run.variables, {'image': image})
 
 
 def report(subject: Subject) -> dict[str, Any]:

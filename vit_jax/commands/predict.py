@@ -1,4 +1,4 @@
-"""Classify image files with a trained run."""
+"""Classify image files with a trained model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._model import add_model_flags, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -13,17 +14,16 @@ from vit_jax.errors import UserError
 def main(argv: Sequence[str]) -> int:
     """Prints the most probable classes of each image."""
     parser = Parser('predict', __doc__)
-    parser.add_argument('--workdir', required=True, help='the run folder')
-    parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
+    add_model_flags(parser)
     parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to print')
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
     args = parser.parse_args(argv)
     if args.top < 1:
         raise UserError(f'--top {args.top}: must be at least 1')
-    from vit_jax import photos, runs, sharding
+    run = open_model(parser, args)
+    from vit_jax import photos, sharding
 
-    run = runs.load_run(args.workdir, args.step)
     read = photos.reader(run).read
     loaded = [read(path) for path in args.image]
     sharding.use_compilation_cache()
@@ -47,10 +47,13 @@ def classifier(run: Any) -> Any:
     """A compiled function from a batch of one image to its class probabilities [C].
 
     Raises:
-      UserError: if the run's task predicts no classes.
+      UserError: if the model has no head, or the run's task predicts no classes.
     """
     import jax
     import numpy as np
+
+    if not run.config.model.get('num_classes', True):
+        raise UserError(f'{run.workdir}: the model has no head, so that it predicts no classes')
 
     def probabilities(variables: Any, batch: Any) -> Any:
         def apply(*inputs: Any) -> Any:

@@ -1,0 +1,190 @@
+"""Parameters made to fit another head, image size, patch size, and scanned blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from vit_jax.errors import UserError
+from vit_jax.interop import adapt
+from vit_jax.models import vit
+
+FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
+
+
+def shapes(size=(16, 16), channels=3, **fields):
+    model = vit.Model(**FIELDS | fields)
+    images = jax.ShapeDtypeStruct((1, *size, channels), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
+def random(like, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), like)
+
+
+def flat(tree):
+    return traverse_util.flatten_dict(tree, sep='/')
+
+
+def assert_same(a, b, but=()):
+    a, b = flat(a), flat(b)
+    assert a.keys() - but == b.keys() - but
+    for name in a.keys() - but:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def logits(params, images, **fields):
+    model = vit.Model(**FIELDS | fields)
+    return np.asarray(jax.jit(model.apply)({'params': params}, images)['logits'])
+
+
+@pytest.fixture
+def params():
+    return random(shapes())
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(1).standard_normal((2, 16, 16, 3)).astype(np.float32)
+
+
+def test_what_fits_stays_as_it_is(params):
+    adapted, notes = adapt.adapt(params, shapes(), new_grid=(4, 4))
+    assert notes == []
+    assert_same(adapted, params)
+
+
+@pytest.mark.parametrize('scan', [(False, True), (True, False), (True, True)])
+def test_scanned_and_unrolled_blocks_compute_the_same(scan, images):
+    before, after = scan
+    params = random(shapes(scan=before))
+    adapted, notes = adapt.adapt(params, shapes(scan=after))
+    assert notes == []
+    assert jax.tree.map(np.shape, adapted) == jax.tree.map(np.shape, shapes(scan=after))
+    expected = logits(params, images, scan=before)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(logits(adapted, images, scan=after), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_unroll_is_the_inverse_of_stacking():
+    params = random(shapes(scan=True))
+    unrolled = adapt.unroll(params)
+    assert jax.tree.map(np.shape, unrolled) == jax.tree.map(np.shape, shapes())
+    stacked = params['encoder']['blocks']['mlp']['fc1']['kernel']
+    np.testing.assert_array_equal(
+        unrolled['encoder']['block_1']['mlp']['fc1']['kernel'], stacked[1]
+    )
+    assert_same(adapt.adapt(unrolled, params)[0], params)
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'note'),
+    [
+        (4, 7, 'head: 4 classes replaced by 7 that start anew'),
+        (None, 7, 'head: none to read, 7 classes start anew'),
+        (4, None, 'head: left out, the model has none'),
+    ],
+)
+def test_a_head_that_does_not_fit_starts_anew(old, new, note):
+    params = random(shapes(num_classes=old))
+    adapted, notes = adapt.adapt(params, shapes(num_classes=new))
+    assert notes == [note]
+    assert_same(adapted, params, but={'head/kernel', 'head/bias'})
+    assert 'head' not in adapted
+
+
+def test_no_head_on_either_side_is_no_news():
+    body = shapes(num_classes=None)
+    assert adapt.adapt(random(body), body)[1] == []
+
+
+def test_without_pre_logits_their_head_is_of_no_use():
+    params = random(shapes(representation_size=16))
+    adapted, notes = adapt.adapt(params, shapes())
+    assert notes == [
+        'pre_logits: left out, the model has none',
+        'head: its 4 classes start anew without pre_logits',
+    ]
+    assert {'head', 'pre_logits'}.isdisjoint(adapted)
+    adapted, notes = adapt.adapt(params, shapes(representation_size=16, num_classes=9))
+    assert len(notes) == 1
+    assert 'pre_logits' in adapted
+    with pytest.raises(UserError, match=r'pre_logits/bias \(16,\) is missing'):
+        adapt.adapt(random(shapes()), shapes(representation_size=16))
+
+
+def test_position_embeddings_of_a_linear_function_are_resized_exactly():
+    """Resizing linearly with fixed corners keeps what is linear in row and column."""
+    row, column = np.meshgrid(np.linspace(0, 1, 4), np.linspace(0, 1, 4), indexing='ij')
+    params = random(shapes())
+    plane = (2 * row - 3 * column + 1).reshape(1, 16, 1).repeat(16, axis=2).astype(np.float32)
+    params['pos_embed'][:, 1:] = plane
+    adapted, notes = adapt.adapt(params, shapes((12, 28)), new_grid=(3, 7))
+    assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bilinear)']
+    row, column = np.meshgrid(np.linspace(0, 1, 3), np.linspace(0, 1, 7), indexing='ij')
+    expected = (2 * row - 3 * column + 1).reshape(1, 21, 1).repeat(16, axis=2)
+    np.testing.assert_allclose(adapted['pos_embed'][:, 1:], expected, atol=1e-6)
+    np.testing.assert_array_equal(adapted['pos_embed'][:, :1], params['pos_embed'][:, :1])
+    assert_same(adapted, params, but={'pos_embed'})
+    bicubic, notes = adapt.adapt(params, shapes((12, 28)), new_grid=(3, 7), posemb='bicubic')
+    assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bicubic)']
+    assert np.abs(bicubic['pos_embed'] - adapted['pos_embed']).max() > 1e-3
+
+
+def test_grids_of_as_many_patches_are_not_the_same(params):
+    adapted, notes = adapt.adapt(params, shapes((8, 32)), new_grid=(2, 8))
+    assert notes == ['pos_embed: 4 x 4 patches resized to 2 x 8 (bilinear)']
+    back = adapt.adapt(adapted, shapes((8, 32)), old_grid=(2, 8), new_grid=(2, 8))
+    assert back[1] == []
+    assert_same(back[0], adapted)
+
+
+def test_a_grid_that_is_no_square_has_to_be_known():
+    params = random(shapes((8, 20)))
+    with pytest.raises(UserError, match=r'10 patches, which form no square.*4 x 4'):
+        adapt.adapt(params, shapes(), new_grid=(4, 4))
+    adapted, _ = adapt.adapt(params, shapes(), old_grid=(2, 5), new_grid=(4, 4))
+    assert adapted['pos_embed'].shape == (1, 17, 16)
+
+
+def test_patches_of_another_size_give_the_same_tokens():
+    """Twice the size: the tokens of an image enlarged by it are those of the image."""
+    params = random(shapes(num_classes=None, pool='gap'))
+    target = shapes((32, 32), num_classes=None, pool='gap', patch_size=8)
+    adapted, notes = adapt.adapt(params, target, new_grid=(4, 4))
+    assert notes == ['patch_embed: 4 x 4 resized to 8 x 8']
+    rng = np.random.default_rng(0)
+    coarse = rng.standard_normal((4, 4)).astype(np.float32)
+    fine = np.asarray(jax.image.resize(coarse, (8, 8), 'linear', precision='highest'))
+    small = np.einsum('yx,yxcd->cd', coarse, params['patch_embed']['kernel'])
+    large = np.einsum('yx,yxcd->cd', fine, adapted['patch_embed']['kernel'])
+    np.testing.assert_allclose(large, small, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        (dict(mlp_dim=20), r'block_0/mlp/fc1/kernel has shape \(16, 24\) instead of \(16, 20\)'),
+        (dict(num_heads=4), r'qkv/kernel has shape \(16, 3, 2, 8\) instead of \(16, 3, 4, 4\)'),
+        (dict(depth=2), r'encoder/block_2/\S+ \(.*\) is unknown.*and \d+ more'),
+        (dict(depth=4), r'encoder/block_3/\S+ \(.*\) is missing'),
+        (dict(depth=4, scan=True), r'encoder/block_3/\S+ \(.*\) is missing'),
+        (dict(pool='gap'), r'pos_embed has shape \(1, 17, 16\) instead of \(1, 16, 16\)'),
+        (dict(posemb='sincos2d'), r'pos_embed \(1, 17, 16\) is unknown'),
+        (dict(channels=1), r'patch_embed/kernel has shape \(4, 4, 3, 16\) instead of \(4, 4, 1'),
+        (dict(size=(20, 20)), r'pos_embed has shape \(1, 17, 16\) instead of \(1, 26, 16\)'),
+    ],
+)
+def test_every_other_difference_names_parameters_and_shapes(params, fields, message):
+    with pytest.raises(UserError, match=message):
+        adapt.adapt(params, shapes(**fields))
+
+
+def test_overlay_replaces_leaves_alone():
+    initial = {'a': {'b': 1, 'c': 2}, 'd': 3}
+    assert adapt.overlay(initial, {'a': {'c': 5}}) == {'a': {'b': 1, 'c': 5}, 'd': 3}
+    assert initial == {'a': {'b': 1, 'c': 2}, 'd': 3}
+    with pytest.raises(KeyError):
+        adapt.overlay(initial, {'e': {'f': 1}})

@@ -1,0 +1,144 @@
+"""`vit_jax.load`: one call from a file or a run folder to a model and its weights."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax import runs
+from vit_jax.errors import UserError
+from vit_jax.interop import bit, files, load, vision_transformer
+from vit_jax.models import bit_resnet, vit
+
+FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+
+
+def random_params(model, size=(16, 16)):
+    images = jax.ShapeDtypeStruct((1, *size, 3), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), shapes)
+
+
+def random_images(height, width):
+    return np.random.default_rng(1).uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
+
+
+def outputs(model, variables, images):
+    return jax.tree.map(np.asarray, jax.jit(model.apply)(variables, images))
+
+
+@pytest.fixture(scope='module')
+def npz(tmp_path_factory):
+    """A ViT in a file of vision_transformer, and its parameters."""
+    path = tmp_path_factory.mktemp('npz') / 'vit.npz'
+    params = random_params(vit.Model(**FIELDS))
+    files.write_npz(path, vision_transformer.write(params, {'name': 'vit', **FIELDS}))
+    return path, params
+
+
+def test_a_file_of_others(npz):
+    path, params = npz
+    model, variables = vit_jax.load(path)
+    assert isinstance(model, vit.Model)
+    images = random_images(16, 16)
+    expected = outputs(vit.Model(**FIELDS), {'params': params}, images)
+    np.testing.assert_array_equal(
+        outputs(model, variables, images)['logits'], expected['logits'], strict=True
+    )
+
+
+def test_another_size_is_that_of_the_resized_embedding(npz):
+    path, params = npz
+    model, variables = vit_jax.load(path, image_size=(24, 8))
+    assert variables['params']['pos_embed'].shape == (1, 13, 16)
+    np.testing.assert_array_equal(variables['params']['pos_embed'][:, 0], params['pos_embed'][:, 0])
+    assert outputs(model, variables, random_images(24, 8))['logits'].shape == (2, 4)
+    _, squared = vit_jax.load(path, image_size=32)
+    assert squared['params']['pos_embed'].shape == (1, 65, 16)
+
+
+def test_another_head_starts_at_zero_on_the_same_body(npz):
+    path, _ = npz
+    images = random_images(16, 16)
+    before = outputs(*vit_jax.load(path), images)
+    model, variables = vit_jax.load(path, num_classes=9)
+    after = outputs(model, variables, images)
+    assert after['logits'].shape == (2, 9)
+    assert not after['logits'].any()
+    np.testing.assert_array_equal(after['pre_logits'], before['pre_logits'])
+    assert isinstance(variables['params']['head']['kernel'], np.ndarray)
+    model, variables = vit_jax.load(path, num_classes=0)
+    assert 'head' not in variables['params']
+    assert 'logits' not in outputs(model, variables, images)
+
+
+def test_bit_takes_any_size(tmp_path):
+    model = bit_resnet.Model(num_classes=3, layers=(1,))
+    params = random_params(model)
+    files.write_npz(tmp_path / 'bit.npz', bit.write_npz(params, {}))
+    loaded, variables = vit_jax.load(tmp_path / 'bit.npz')
+    assert loaded == model
+    images = random_images(40, 24)
+    expected = outputs(model, {'params': params}, images)['logits']
+    np.testing.assert_array_equal(outputs(loaded, variables, images)['logits'], expected)
+    assert 'logits' in outputs(*vit_jax.load(tmp_path / 'bit.npz', (40, 24), 8), images)
+
+
+@pytest.mark.parametrize('suffix', ['', 'checkpoints', 'checkpoints/10'])
+def test_a_run_folder(smoke_run, suffix):
+    model, variables = vit_jax.load(smoke_run / suffix)
+    run = runs.load_run(smoke_run, 10 if suffix.endswith('10') else None)
+    assert model == run.model
+    image = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 1)).astype(np.float32)
+    np.testing.assert_array_equal(
+        outputs(model, variables, image)['logits'],
+        outputs(run.model, run.variables, image)['logits'],
+    )
+
+
+def test_keywords_of_a_run_are_complete(smoke_run):
+    foreign = load.read(smoke_run)
+    assert foreign.model['name'] == 'vit'
+    assert foreign.model['posemb'] == 'sincos2d'
+    assert foreign.model['norm_eps'] == 1e-6
+    assert foreign.image_size == (8, 8)
+    assert foreign.source == f'run {smoke_run}, step 20'
+
+
+def test_mistakes(npz, tmp_path):
+    path, _ = npz
+    with pytest.raises(UserError, match=r'no\.npz'):
+        vit_jax.load(tmp_path / 'no.npz')
+    with pytest.raises(UserError, match='18x16: their height'):
+        vit_jax.load(path, image_size=(18, 16))
+    params = random_params(vit.Model(**FIELDS), (8, 20))
+    flat = vision_transformer.write(params, {'name': 'vit', **FIELDS})
+    files.write_npz(tmp_path / 'wide.npz', flat)
+    with pytest.raises(UserError, match=r'11 rows.*give the image size'):
+        vit_jax.load(tmp_path / 'wide.npz')
+    (tmp_path / 'checkpoints' / '3').mkdir(parents=True)
+    with pytest.raises(UserError, match='no finished checkpoint'):
+        vit_jax.load(tmp_path)
+    assert not hasattr(vit_jax, 'loads')
+
+
+def test_a_foreign_file_as_a_run(npz, tmp_path):
+    from vit_jax import photos
+
+    path, params = npz
+    run = runs.load_foreign(path)
+    assert (run.step, run.class_names) == (None, ())
+    json.dumps(run.config.to_dict())
+    Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
+    photo = photos.reader(run).read(tmp_path / 'white.png')
+    assert photo.note == '50 x 30 pixels read as 16 x 16 RGB'
+    predict = jax.jit(lambda batch: run.model.apply(run.variables, *run.task.inputs(batch)))
+    logits = predict(photo.batch)['logits']
+    ones = np.ones((1, 16, 16, 3), np.float32)
+    expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert runs.load_foreign(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
