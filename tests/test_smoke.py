@@ -32,7 +32,9 @@ def check_run_folder(folder):
     losses = [row['train/loss'] for row in rows if 'train/loss' in row]
     assert losses and all(map(math.isfinite, losses))
     result = json.loads((folder / 'result.json').read_text())
-    assert {f'{name}/loss' for name in config['evals']} <= result.keys()
+    assert {key.partition('/')[0] for key in result} == set(config['evals'])
+    by_task = {k for k, section in config['evals'].items() if 'evaluator' not in section}
+    assert {f'{name}/loss' for name in by_task} <= result.keys()
     assert result.items() <= {k: v for row in rows for k, v in row.items()}.items()
     assert (folder / 'checkpoints' / str(total)).is_dir()
     assert (folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
