@@ -86,6 +86,7 @@ FORBIDDEN = {
     'viz': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
     'train': COMMANDS,
     'evaluate': (*ours('train'), *COMMANDS),
+    'interop': (*ours('tasks', 'step', 'train', 'evaluate', 'runs'), *COMMANDS),
     'runs': (*ours('train', 'evaluate'), *COMMANDS),
 }
 

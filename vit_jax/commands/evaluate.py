@@ -70,23 +70,35 @@ def choose_data(run: Any, given: dict[str, Any]) -> None:
     """Puts the flags into the evaluations of a run, or makes one where there is none.
 
     Raises:
-      UserError: if that one has other classes than the model.
+      UserError: if a checkpoint of another code base does not suit the data.
     """
     with run.config.unlocked():
+        if not run.config.evals:
+            run.config.evals[given['split']] = {**run.config.data}
         for section in run.config.evals.values():
             section.update(given)
-        if not run.config.evals:
-            run.config.evals[given['split']] = {**run.config.data, **given}
-            require_classes(run, run.config.evals[given['split']])
+    if run.step is None:
+        for section in run.config.evals.values():
+            require_fit(run, section)
 
 
-def require_classes(run: Any, section: Any) -> None:
-    """Raises UserError unless a model, of whose labels nothing is known, has those of the data."""
+def require_fit(run: Any, section: Any) -> None:
+    """Compares the data with a model of whose training data nothing is known.
+
+    Raises:
+      UserError: if the images have other colours, or the task needs other classes.
+    """
     from vit_jax import evaluate
 
-    classes = evaluate.open_data(section)[0].info.num_classes
-    if (outputs := run.config.model.get('num_classes') or 0) != classes:
+    source, _ = evaluate.open_data(section)
+    have, need = evaluate.image_format(source).get('channels'), run.image['channels']
+    if have != need:
+        raise UserError(
+            f'{run.workdir} takes images of {need} channels, {section.source} has {have}'
+        )
+    outputs, classes = run.config.model.get('num_classes') or 0, source.info.num_classes
+    if 'evaluator' not in section and outputs != classes:
         raise UserError(
             f'{run.workdir} tells {outputs} classes apart, {section.source} has {classes}: '
-            'fine-tune it by config.init.from first'
+            'fine-tune it with config.init.from, or give an --evaluator'
         )

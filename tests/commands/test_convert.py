@@ -1,0 +1,84 @@
+"""`convert`: between run folders and the files of other code bases."""
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import __main__ as cli
+from vit_jax.interop import bit, files, vision_transformer
+from vit_jax.models import bit_resnet, vit
+
+VIT = dict(num_classes=5, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+BIT = dict(num_classes=5, layers=(1, 1))
+
+
+def random_params(model):
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp('convert')
+    flat = vision_transformer.write(random_params(vit.Model(**VIT)), {'name': 'vit', **VIT})
+    files.write_npz(path / 'vit.npz', flat)
+    files.write_npz(path / 'bit.npz', bit.write_npz(random_params(bit_resnet.Model(**BIT)), BIT))
+    return path
+
+
+def convert(*words):
+    return cli.main(['convert', *map(str, words)])
+
+
+def logits(path, images):
+    model, variables = vit_jax.load(path)
+    return np.asarray(jax.jit(model.apply)(variables, images)['logits'])
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(1).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize('name', ['vit', 'bit'])
+@pytest.mark.parametrize('target', ['folder', 'weights.safetensors', 'other.npz'])
+def test_what_is_written_computes_the_same(folder, tmp_path, images, capsys, name, target):
+    source, written = folder / f'{name}.npz', tmp_path / target
+    assert convert(source, written) == 0
+    printed = capsys.readouterr().out
+    assert f'{source}: ' in printed
+    assert f'{written}: written\n' in printed
+    expected = logits(source, images)
+    assert np.abs(expected).max() > 0.1
+    # The readers of the other code base take another GELU only where the file can say so.
+    np.testing.assert_allclose(logits(written, images), expected, atol=1e-6)
+
+
+def test_a_run_becomes_a_file_and_back(smoke_run, tmp_path, capsys):
+    path = tmp_path / 'digits.npz'
+    assert convert(smoke_run, path) == 0
+    assert f'run {smoke_run}, step 20: vit for 8 x 8 images, ' in capsys.readouterr().out
+    flat, _ = files.read_arrays(path)
+    assert flat['embedding/kernel'].shape == (2, 2, 1, 32)
+    assert flat['head/kernel'].shape == (32, 10)
+
+
+def test_mistakes_are_one_line(folder, tmp_path, capsys):
+    (tmp_path / 'taken.npz').write_text('mine')
+    (tmp_path / 'config.json').write_text('{}')
+    for words, message in [
+        ([folder / 'no.npz', tmp_path / 'out.npz'], 'no.npz'),
+        ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz is already there'),
+        ([folder / 'vit.npz', tmp_path], 'config.json is already there'),
+        ([folder / 'vit.npz'], 'dst'),
+    ]:
+        assert convert(*words) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ''
+        assert captured.err.startswith('error: ')
+        assert captured.err.count('\n') == 1
+        assert message in captured.err
+    assert (tmp_path / 'taken.npz').read_text() == 'mine'

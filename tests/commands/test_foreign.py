@@ -1,0 +1,184 @@
+"""Commands on the weights of other code bases, in place of a run."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import runs
+from vit_jax.commands import attention
+from vit_jax.data.sources import open_source
+from vit_jax.interop import bit, files, vision_transformer
+from vit_jax.models import bit_resnet, hybrid, vit
+
+VIT = dict(num_classes=10, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+HYBRID = VIT | dict(patch_size=1, layers=(1,), width=32)
+BIT = dict(num_classes=10, layers=(1,))
+
+
+def random_params(model, size):
+    images = jax.ShapeDtypeStruct((1, *size), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A grey ViT for 8 x 8 digits, a hybrid and a BiT in colour, and a photo."""
+    path = tmp_path_factory.mktemp('foreign')
+    params = random_params(vit.Model(**VIT), (8, 8, 1))
+    files.write_npz(path / 'vit.npz', vision_transformer.write(params, {'name': 'vit', **VIT}))
+    params = random_params(hybrid.Model(**HYBRID), (16, 16, 3))
+    flat = vision_transformer.write(params, {'name': 'hybrid', **HYBRID})
+    files.write_npz(path / 'hybrid.npz', flat)
+    params = random_params(bit_resnet.Model(**BIT), (32, 32, 3))
+    files.write_npz(path / 'bit.npz', bit.write_npz(params, BIT))
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(image).save(path / 'photo.png')
+    return path
+
+
+def call(*words):
+    return cli.main([str(word) for word in words])
+
+
+def logits(path, images):
+    run = runs.load_foreign(path)
+    inputs = images.astype(np.float32) / 127.5 - 1
+    return np.asarray(jax.jit(run.model.apply)(run.variables, inputs)['logits'])
+
+
+def test_predict(folder, capsys):
+    digit = open_source('digits', 'test')[0]['image']
+    Image.fromarray(digit[..., 0]).save(folder / 'digit.png')
+    words = ['predict', '--checkpoint', folder / 'vit.npz', folder / 'digit.png', '--json']
+    assert call(*words) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output['step'] is None
+    result = output['images'][0]
+    assert result['read_as'] == '8 x 8 pixels read as 8 x 8 grey'
+    expected = np.asarray(jax.nn.softmax(logits(folder / 'vit.npz', digit[None])[0]))
+    best = int(expected.argmax())
+    assert (result['predictions'][0]['label'], result['predictions'][0]['class']) == (
+        best,
+        f'class {best}',
+    )
+    assert result['predictions'][0]['probability'] == pytest.approx(expected.max(), rel=1e-4)
+
+
+def test_evaluate(folder, capsys):
+    source = open_source('digits', 'test[:50]')
+    images = np.stack([source[i]['image'] for i in range(50)])
+    expected = (logits(folder / 'vit.npz', images).argmax(-1) == source.labels()).mean()
+    words = ['evaluate', '--checkpoint', folder / 'vit.npz', '--source', 'digits']
+    assert call(*words, '--split', 'test[:50]', '--json') == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output['step'] is None
+    assert output['test[:50]/accuracy'] == pytest.approx(expected)
+    assert call(*words, '--split', 'test[:50]') == 0
+    assert capsys.readouterr().out.startswith('test[:50]/')
+
+
+def test_inspect(folder, capsys):
+    assert call('inspect', '--checkpoint', folder / 'vit.npz', '--json') == 0
+    small = json.loads(capsys.readouterr().out)
+    run = runs.load_foreign(folder / 'vit.npz')
+    assert small['total'] == sum(x.size for x in jax.tree.leaves(run.variables))
+    assert small['inputs'] == [[8, 8, 1]]
+    words = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
+    assert call(*words) == 0
+    large = json.loads(capsys.readouterr().out)
+    assert large['inputs'] == [[16, 16, 1]]
+    assert large['total'] - small['total'] == 12 * 16  # rows of pos_embed
+    assert large['flops']['forward'] > 3 * small['flops']['forward']
+
+
+@pytest.mark.parametrize(
+    ('name', 'flags', 'grid', 'read_as'),
+    [
+        ('vit.npz', [], '2 x 2', '8 x 8 grey'),
+        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '4 x 6', '16 x 24 grey'),
+        ('hybrid.npz', [], '4 x 4', '16 x 16 RGB'),
+        ('hybrid.npz', ['--image-size', '8x20', '--query', '1,4'], '2 x 5', '8 x 20 RGB'),
+    ],
+)
+def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, grid, read_as):
+    out = tmp_path / 'out.png'
+    words = ['attention', '--checkpoint', folder / name, folder / 'photo.png', '--out', out]
+    assert call(*words, *flags) == 0
+    assert capsys.readouterr().out == (
+        f'{out}: 2 layers x 2 heads, {grid} patches; 40 x 60 pixels read as {read_as}\n'
+    )
+    with Image.open(out) as picture:
+        assert min(picture.size) > 300
+
+
+def test_attention_weights_are_those_of_the_resized_model(folder):
+    run = runs.load_foreign(folder / 'vit.npz', (12, 20))
+    batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
+    outputs, weights = attention.look(run, batch)
+    assert weights.shape == (2, 2, 16, 16)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    expected = jax.jit(run.model.apply)(run.variables, batch['image'] / np.float32(127.5) - 1)
+    np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['attention', '--checkpoint', 'bit.npz'], "model 'bit_resnet' has no attention to draw"),
+        (['attention', '--checkpoint', 'vit.npz', '--image-size', '10'], '10x10'),
+        (['attention', '--checkpoint', 'vit.npz', '--image-size', '8x'], 'HEIGHTxWIDTH'),
+        (
+            ['attention', '--checkpoint', 'vit.npz', '--query', '2,0'],
+            'outside of the grid of 2 x 2',
+        ),
+        (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
+        (['attention', '--checkpoint', 'vit.npz', '--step', '3'], '--step is of a run'),
+        (['predict', '--checkpoint', 'no.npz'], 'no.npz'),
+        (['evaluate', '--checkpoint', 'vit.npz'], 'give --source and --split'),
+        (
+            ['evaluate', '--checkpoint', 'bit.npz', '--source', 'digits', '--split', 'test'],
+            'takes images of 3 channels, digits has 1',
+        ),
+        (
+            ['evaluate', '--checkpoint', 'small.npz', '--source', 'digits', '--split', 'test'],
+            'tells 4 classes apart, digits has 10',
+        ),
+    ],
+)
+def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
+    if 'small.npz' in words:
+        fields = VIT | {'num_classes': 4}
+        params = random_params(vit.Model(**fields), (8, 8, 1))
+        flat = vision_transformer.write(params, {'name': 'vit', **fields})
+        files.write_npz(folder / 'small.npz', flat)
+    words = [folder / word if word.endswith('.npz') else word for word in words]
+    if words[0] != 'evaluate':
+        words.append(folder / 'photo.png')
+    if words[0] == 'attention':
+        words += ['--out', tmp_path / 'out.png']
+    assert call(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ''
+    assert captured.err.startswith('error: ')
+    assert captured.err.count('\n') == 1
+    assert message in captured.err
+    assert not (tmp_path / 'out.png').exists()
+
+
+def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, capsys):
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    flags = ['--config.total=1 steps', '--config.model.posemb=learn', '--config.model.pool=cls']
+    assert call('train', '--config', config, *flags, '--workdir', tmp_path / 'run') == 0
+    capsys.readouterr()
+    out = tmp_path / 'out.png'
+    words = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
+    assert call(*words, '--image-size', '6x10', '--query', '2,4') == 0
+    assert '3 x 5 patches; 40 x 60 pixels read as 6 x 10 grey' in capsys.readouterr().out
+    assert call(*words, '--image-size', '7') == 2
+    assert '7x7' in capsys.readouterr().err
