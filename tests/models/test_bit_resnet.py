@@ -168,7 +168,7 @@ def test_shapes_of_the_outputs():
 
 def test_a_pixel_of_features_per_stride_and_the_mean_before_the_head():
     model = Model(num_classes=5, **TINY)
-    outputs = model.apply({'params': perturbed(model)}, images_like(2, 32, 48, 3))
+    outputs = jax.jit(model.apply)({'params': perturbed(model)}, images_like(2, 32, 48, 3))
     assert outputs['features'].shape == (2, 4, 6, 512)
     assert float(outputs['features'].min()) >= 0.0
     np.testing.assert_allclose(
@@ -178,13 +178,12 @@ def test_a_pixel_of_features_per_stride_and_the_mean_before_the_head():
 
 def test_standardised_kernels():
     kernel = images_like(3, 3, 5, 8) * 0.1 + 3.0
-    out = np.asarray(standardize(kernel, var_eps=1e-10, std_eps=0.0))
+    out = standardize(kernel, var_eps=1e-10, std_eps=0.0)
     np.testing.assert_allclose(out.mean((0, 1, 2)), 0.0, atol=1e-5)
     np.testing.assert_allclose(out.std((0, 1, 2)), 1.0, rtol=1e-5)
-    # Each epsilon where it belongs: equal to the deviation, they divide by sqrt 2 and by 2.
-    deviation = np.asarray(kernel).std((0, 1, 2))
-    for eps, factor in (((deviation**2, 0.0), 2**0.5), ((0.0, deviation), 2.0)):
-        np.testing.assert_allclose(standardize(kernel, *eps), out / factor, rtol=1e-4, atol=1e-5)
+    # Each epsilon where it belongs: as large as the deviation, they divide by sqrt 2 and by 2.
+    for eps, factor in (((0.1**2, 0.0), 2**0.5), ((0.0, 0.1), 2.0)):
+        np.testing.assert_allclose(standardize(0.1 * out, *eps), out / factor, rtol=1e-4, atol=1e-5)
 
 
 def test_paddings_differ_on_even_images_with_stride_two():
@@ -206,8 +205,8 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     images = images_like(2, 32, 32, 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
     params = {'params': perturbed(full)}
-    expected = full.apply(params, images)['logits']
-    outputs = half.apply(params, images)
+    expected = jax.jit(full.apply)(params, images)['logits']
+    outputs = jax.jit(half.apply)(params, images)
     assert outputs['features'].dtype == jnp.bfloat16
     assert outputs['logits'].dtype == jnp.float32
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
@@ -240,8 +239,8 @@ def test_gradients_are_finite_and_reach_every_parameter():
 def test_the_head_starts_at_zero():
     model = Model(num_classes=5, layers=(1,))
     images = images_like(2, 16, 16, 3)
-    params = model.init(jax.random.key(0), images)
-    np.testing.assert_array_equal(model.apply(params, images)['logits'], np.zeros((2, 5)))
+    outputs, _ = jax.jit(model.init_with_output)(jax.random.key(0), images)
+    np.testing.assert_array_equal(outputs['logits'], np.zeros((2, 5)))
 
 
 def test_flops_are_those_of_the_convolutions_and_the_head():

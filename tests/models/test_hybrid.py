@@ -165,7 +165,7 @@ def test_a_bottleneck_by_hand(stride, channels, size):
     params = perturbed(block, x)
     assert ('proj' in params) == ('proj_norm' in params) == (channels == 64 or stride == 2)
     with jax.default_matmul_precision('highest'):
-        y = block.apply({'params': params}, x)
+        y = jax.jit(block.apply)({'params': params}, x)
     expected = np_block(np.asarray(x, np.float64), params, stride)
     np.testing.assert_allclose(y, expected, atol=2e-5)
 
@@ -178,7 +178,7 @@ def test_epsilons_show_where_kernels_and_features_are_small():
     for name in ('conv1', 'conv2', 'conv3', 'proj'):
         params[name]['kernel'] *= 1e-5 / np.std(params[name]['kernel'])
     with jax.default_matmul_precision('highest'):
-        y = block.apply({'params': params}, x)
+        y = jax.jit(block.apply)({'params': params}, x)
     expected = np_block(np.asarray(x, np.float64), params, 1)
     np.testing.assert_allclose(y, expected, atol=2e-5)
 
@@ -194,7 +194,7 @@ def test_the_root_by_hand():
         [y[:, i : i + 4 : 2, j : j + 6 : 2][:, :2, :3] for i in range(3) for j in range(3)]
     ).max(0)
     with jax.default_matmul_precision('highest'):
-        np.testing.assert_allclose(root.apply({'params': params}, x), pooled, atol=1e-5)
+        np.testing.assert_allclose(jax.jit(root.apply)({'params': params}, x), pooled, atol=1e-5)
 
 
 def test_the_encoder_sees_the_feature_map_row_by_row():
@@ -203,12 +203,12 @@ def test_the_encoder_sees_the_feature_map_row_by_row():
     images = images_like(2, 32, 48, 3)
     params = perturbed(model, images)
     rest = {k: v for k, v in params.items() if k != 'resnet'}
-    features = ResNet(TINY['layers']).apply({'params': params['resnet']}, images)
+    features = jax.jit(ResNet(TINY['layers']).apply)({'params': params['resnet']}, images)
     fields = {k: v for k, v in TINY.items() if k != 'layers'}
     plain = vit.Model(num_classes=5, patch_size=2, **fields)
     np.testing.assert_allclose(
-        model.apply({'params': params}, images)['logits'],
-        plain.apply({'params': rest}, features)['logits'],
+        jax.jit(model.apply)({'params': params}, images)['logits'],
+        jax.jit(plain.apply)({'params': rest}, features)['logits'],
         atol=1e-5,
     )
     assert features.shape == (2, 4, 6, 512)
@@ -219,7 +219,8 @@ def test_fixed_positions_and_other_pools_follow_the_stride():
     images = images_like(1, 24, 16, 3)
     params = perturbed(model, images)
     assert 'pos_embed' not in params
-    assert model.apply({'params': params}, images)['tokens'].shape == (1, 6, 16)
+    outputs = jax.eval_shape(model.apply, {'params': params}, images)
+    assert outputs['tokens'].shape == (1, 6, 16)
 
 
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
@@ -228,8 +229,8 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     images = images_like(2, 32, 32, 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
     params = {'params': perturbed(full, images)}
-    expected = full.apply(params, images)['logits']
-    outputs = half.apply(params, images)
+    expected = jax.jit(full.apply)(params, images)['logits']
+    outputs = jax.jit(half.apply)(params, images)
     assert outputs['tokens'].dtype == jnp.bfloat16
     assert outputs['logits'].dtype == jnp.float32
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
@@ -270,7 +271,7 @@ def test_a_constant_kernel_has_a_finite_gradient():
 
 def test_branches_start_at_zero():
     model = Model(num_classes=5, **TINY)
-    params = model.init(jax.random.key(0), images_like(1, 16, 16, 3))['params']
+    params = jax.jit(model.init)(jax.random.key(0), images_like(1, 16, 16, 3))['params']
     for stage in ('stage_0', 'stage_1'):
         block = params['resnet'][stage]['block_0']
         assert not np.asarray(block['norm3']['scale']).any()
