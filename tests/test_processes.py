@@ -29,6 +29,11 @@ def get_config(arg=None):
     config.parallel = dict(strategy='jit', fsdp=1, small=64)
     if int(arg) > 6:  # What is stopped on the way needs little to compile.
         config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
+    else:
+        config.evals.few = dict(
+            evaluator='fewshot', source='digits', split='test', fit='train[:301]', seeds=2
+        )
+        config.evals.few.batch_size = 120
     return config
 """
 ENDLESS = '1000000'
@@ -112,7 +117,7 @@ def alone(repo, tmp_path_factory):
 def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, 6, flag) as processes:
-        results = [finish(process) for process in processes]
+        results = [finish(process, timeout=200) for process in processes]
     assert [code for code, _ in results] == [0, 0], results
 
     step, ours, _ = load_variables(folder / 'checkpoints')
@@ -125,6 +130,10 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
         assert line.keys() == reference.keys()
         for name in {'step', 'train/loss', 'test/loss', 'test/accuracy'} & line.keys():
             assert line[name] == pytest.approx(reference[name], rel=1e-5), name
+        for name in {'few/1_shot', 'few/25_shot'} & line.keys():
+            # What two processes learn from is the same; rounding may turn single answers.
+            assert line[name] == pytest.approx(reference[name], abs=2 / 360), name
+    assert 'few/25_shot' in metrics(folder)[-1]
 
     (_, spoken), (_, silent) = results
     assert 'step 6/6' in spoken
