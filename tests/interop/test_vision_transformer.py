@@ -400,13 +400,16 @@ MISTAKES = {
     'absent norm': (without('Transformer/encoder_norm/scale'), 'encoder_norm/scale not in'),
     'shape': (
         with_shape(f'{BLOCK}/MlpBlock_0/Dense_0/kernel', 16, 25),
-        rf'{BLOCK}/MlpBlock_0/Dense_0/kernel has shape \(16, 25\); .* asks for \(16, 24\)',
+        rf'{BLOCK}/MlpBlock_0/Dense_0/kernel is \(16, 25\) in our layout; .* asks for \(16, 24\)',
     ),
-    'rank': (with_shape('embedding/kernel', 4, 16), r'embedding/kernel has shape \(4, 16\)'),
+    'rank': (
+        with_shape('embedding/kernel', 4, 16),
+        r'embedding/kernel cannot have shape \(4, 16\)',
+    ),
     'patches': (with_shape('embedding/kernel', 4, 5, 3, 16), 'patches of 4x5 pixels'),
     'positions': (
         with_shape('Transformer/posembed_input/pos_embedding', 1, 5, 17),
-        r'pos_embedding has shape \(1, 5, 17\)',
+        r'pos_embedding is \(1, 5, 17\)',
     ),
     'two class tokens': (
         with_shape('MAPHead_0/probe', 1, 1, 16),

@@ -270,7 +270,8 @@ def _replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({_line(error)})') from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _is_url(path: str) -> bool:

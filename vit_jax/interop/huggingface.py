@@ -95,7 +95,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
         {name: used[theirs].shape for name, theirs in in_file.items()}, source
     )
     stripped = {name.removeprefix(_PREFIX): array for name, array in used.items()}
-    return shapes.foreign(
+    foreign = shapes.foreign(
         torch_layout.read(stripped, TABLE, heads, source),
         source,
         label,
@@ -103,6 +103,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
         norm_eps=float(extra.get('layer_norm_eps', _NORM_EPS)),
         image_size=_image_size(extra),
     )
+    _require_config(foreign, extra)
+    return foreign
 
 
 def write(
@@ -162,6 +164,25 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return int(height), int(width)
+
+
+def _require_config(foreign: Foreign, config: Mapping[str, Any]) -> None:
+    """Finds a config.json that belongs to another file."""
+    model = foreign.model
+    for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
+        if config.get(key, model[field]) != model[field]:
+            raise UserError(
+                f'{foreign.source}: {key} is {config[key]}, the file has {model[field]}; '
+                'config.json is of another model'
+            )
+    if foreign.image_size is not None:
+        height, width = foreign.image_size
+        rows = foreign.params['pos_embed'].shape[1] - 1
+        if (height // model['patch_size']) * (width // model['patch_size']) != rows:
+            raise UserError(
+                f'{foreign.source}: image_size is {height}x{width}, '
+                f'but pos_embed has rows for {rows} patches'
+            )
 
 
 def _require_class(model: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         if name not in flat:
             raise UserError(f'{source}: {label(name)} is not in the file')
         if flat[name].ndim != ndim:
-            raise UserError(f'{source}: {label(name)} has shape {flat[name].shape}')
+            raise UserError(f'{source}: {label(name)} cannot have shape {flat[name].shape}')
         return flat[name].shape
 
     rows, columns, _, width = shape('patch_embed/kernel', 4)
@@ -152,7 +152,7 @@ def _require_fit(flat: Flat, module: Any, source: str, label: Label) -> None:
     for name, shape in expected.items():
         if flat[name].shape != shape:
             raise UserError(
-                f'{source}: {label(name)} has shape {flat[name].shape}; '
+                f'{source}: {label(name)} is {flat[name].shape} in our layout; '
                 f'the rest of the model asks for {shape}'
             )
 

@@ -1,0 +1,178 @@
+"""Checkpoint files: forms, parts, precision; whatever is damaged or pickled is one line."""
+
+import json
+
+import fsspec
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.interop import files
+
+ARRAYS = {'b/kernel': np.arange(6.0).reshape(2, 3), 'file': np.ones(4), 'a': np.float32(2)}
+
+
+def assert_same(flat, expected):
+    assert flat.keys() == expected.keys()
+    for name, array in expected.items():
+        assert flat[name].dtype == np.float32
+        np.testing.assert_array_equal(flat[name], array)
+
+
+def assert_one_line(path, *words):
+    with pytest.raises(UserError) as error:
+        files.read_arrays(path)
+    message = str(error.value)
+    assert '\n' not in message and str(path).split(':')[0] in message
+    for word in words:
+        assert word in message
+
+
+def test_npz_comes_back_and_leaves_nothing_else(tmp_path):
+    files.write_npz(tmp_path / 'new' / 'a.npz', ARRAYS)
+    flat, extra = files.read_arrays(tmp_path / 'new' / 'a.npz')
+    assert_same(flat, ARRAYS)
+    assert extra == {}
+    assert [p.name for p in (tmp_path / 'new').iterdir()] == ['a.npz']
+    with np.load(tmp_path / 'new' / 'a.npz') as plain:
+        assert set(plain.files) == set(ARRAYS)
+
+
+@pytest.mark.parametrize('name', ['folder', 'folder/weights.safetensors'])
+def test_safetensors_come_back_with_the_config(name, tmp_path):
+    # A transposed view has to be stored as what it shows.
+    arrays = {'x.weight': np.arange(6.0, dtype=np.float32).reshape(2, 3).T, 'y': np.ones(2)}
+    files.write_safetensors(tmp_path / name, arrays, {'model_type': 'vit'})
+    flat, extra = files.read_arrays(str(tmp_path / name))
+    assert_same(flat, arrays)
+    assert extra == {'model_type': 'vit'}
+    assert len(list((tmp_path / 'folder').iterdir())) == 2
+
+
+def test_half_precision_tensors(tmp_path):
+    torch = pytest.importorskip('torch')
+    package = pytest.importorskip('safetensors.torch')
+    tensors = {'a': torch.tensor([1.5, -2.0]).bfloat16(), 'b': torch.tensor([0.25]).half()}
+    package.save_file(tensors, tmp_path / 'a.safetensors')
+    flat, extra = files.read_arrays(tmp_path / 'a.safetensors')
+    assert_same(flat, {'a': np.array([1.5, -2.0]), 'b': np.array([0.25])})
+    assert extra == {}
+
+
+def test_shards(tmp_path):
+    files.write_safetensors(tmp_path / '1.safetensors', {'a': np.ones(2)})
+    files.write_safetensors(tmp_path / '2.safetensors', {'b': np.zeros(3)})
+    index = {'weight_map': {'a': '1.safetensors', 'b': '2.safetensors'}}
+    (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+    assert_same(files.read_arrays(tmp_path)[0], {'a': np.ones(2), 'b': np.zeros(3)})
+    index['weight_map']['c'] = '2.safetensors'
+    (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+    assert_one_line(tmp_path, 'c is listed')
+    (tmp_path / 'model.safetensors.index.json').write_text('{}')
+    assert_one_line(tmp_path, 'no weight_map')
+
+
+def test_urls(tmp_path):
+    remote = fsspec.filesystem('memory')
+    files.write_npz(tmp_path / 'a.npz', {'img/a': np.ones(2), 'txt/b': np.zeros(1)})
+    files.write_safetensors(tmp_path / 'folder', {'x': np.ones(3)}, {'k': 1})
+    remote.put(str(tmp_path / 'a.npz'), '/models/a.npz')
+    remote.put(str(tmp_path / 'folder'), '/models/folder', recursive=True)
+    assert_same(files.read_arrays('memory://models/a.npz:img')[0], {'a': np.ones(2)})
+    for name in ('folder', 'folder/model.safetensors'):
+        flat, extra = files.read_arrays(f'memory://models/{name}')
+        assert_same(flat, {'x': np.ones(3)})
+        assert extra == {'k': 1}
+    assert_one_line('memory://models/none.npz', 'there is no such file')
+    assert_one_line('memory://models/none', 'there is no such file')
+
+
+def test_a_protocol_without_its_package(monkeypatch):
+    def missing(*args, **kwargs):
+        raise ImportError('Please install gcsfs\nto access Google Storage')
+
+    monkeypatch.setattr(fsspec, 'open', missing)
+    assert_one_line('gs://bucket/a.npz', 'Please install gcsfs to access')
+    assert_one_line('gs://bucket/folder', 'Please install gcsfs to access')
+
+
+def test_parameters_of_a_training_state(tmp_path):
+    for prefix in ('params', 'opt/target', 'optimizer/target'):
+        arrays = {f'{prefix}/a/b': np.ones(2), 'opt/state/step': np.zeros(1), 'chrono': np.ones(1)}
+        files.write_npz(tmp_path / 'a.npz', arrays)
+        assert_same(files.read_arrays(tmp_path / 'a.npz')[0], {'a/b': np.ones(2)})
+
+
+class Harmful:
+    """Would run code if it were unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ('it was unpickled',))
+
+
+def test_pickles_are_refused(tmp_path):
+    objects = np.array([Harmful()], dtype=object)
+    np.savez(tmp_path / 'objects.npz', a=np.ones(1), b=objects)
+    assert_one_line(tmp_path / 'objects.npz', 'pickled objects', 'not read')
+    np.save(tmp_path / 'a.npy', objects)
+    (tmp_path / 'a.npy').rename(tmp_path / 'pickle.npz')
+    assert_one_line(tmp_path / 'pickle.npz', 'not an .npz file')
+    for suffix in ('bin', 'pt', 'pth', 'pkl', 'ckpt'):
+        assert_one_line(tmp_path / f'a.{suffix}', 'pickled weights can run code')
+
+
+@pytest.mark.parametrize('keep', [0, 10, 0.5, -1])
+def test_files_cut_short(keep, tmp_path):
+    rng = np.random.default_rng(0)
+    files.write_npz(tmp_path / 'a.npz', {'a': rng.normal(size=1000), 'b': np.ones(9)})
+    files.write_safetensors(tmp_path / 'a.safetensors', {'a': rng.normal(size=1000)})
+    for path in (tmp_path / 'a.npz', tmp_path / 'a.safetensors'):
+        content = path.read_bytes()
+        path.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else keep])
+        assert_one_line(path, 'get it again')
+
+
+def test_damage_within_a_file(tmp_path):
+    files.write_npz(tmp_path / 'a.npz', {'a': np.random.default_rng(0).normal(size=1000)})
+    content = bytearray((tmp_path / 'a.npz').read_bytes())
+    content[4000] ^= 255
+    (tmp_path / 'a.npz').write_bytes(content)
+    assert_one_line(tmp_path / 'a.npz', 'get it again')
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    (tmp_path / 'notes.txt').write_text('hello')
+    np.savez(tmp_path / 'words.npz', a=np.array(['word']))
+    assert_one_line(tmp_path / 'notes.txt', 'not a checkpoint')
+    assert_one_line(tmp_path / 'words.npz', 'a holds <U4, not numbers')
+    assert_one_line(tmp_path / 'none.npz', 'there is no such file')
+    assert_one_line(tmp_path / 'none.safetensors', 'there is no such file')
+    assert_one_line(tmp_path / 'none', 'there is no such file or folder')
+    assert_one_line(tmp_path, 'neither model.safetensors nor')
+
+
+def test_a_config_that_is_no_json(tmp_path):
+    files.write_safetensors(tmp_path, {'a': np.ones(1)})
+    (tmp_path / 'config.json').write_text('{')
+    with pytest.raises(UserError, match=r'config\.json: not valid JSON'):
+        files.read_arrays(tmp_path)
+    (tmp_path / 'config.json').write_text('[]')
+    with pytest.raises(UserError, match='holds no JSON object'):
+        files.read_arrays(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
+    files.write_npz(tmp_path / 'a.npz', ARRAYS)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='cannot be written'):
+        files.write_npz(tmp_path / 'file' / 'a.npz', ARRAYS)
+
+    def full(*args, **kwargs):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(np.lib.format, 'write_array', full)
+    with pytest.raises(UserError, match='No space left on device'):
+        files.write_npz(tmp_path / 'a.npz', {'x': np.ones(1)})
+    monkeypatch.undo()
+    assert_same(files.read_arrays(tmp_path / 'a.npz')[0], ARRAYS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['a.npz', 'file']

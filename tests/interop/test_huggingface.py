@@ -1,0 +1,252 @@
+"""ViTs of transformers, there and back: the logits of both sides agree."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import interop
+from vit_jax.errors import UserError
+from vit_jax.interop import files, huggingface
+from vit_jax.models.vit import Model
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+pytest.importorskip('safetensors')
+
+SHAPE = {
+    'hidden_size': 16,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'intermediate_size': 24,
+    'patch_size': 4,
+    'image_size': 12,
+    'num_labels': 5,
+}
+OURS = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 4}
+
+
+def reference(cls='ViTForImageClassification', **fields):
+    model = getattr(transformers, cls)(transformers.ViTConfig(**{**SHAPE, **fields})).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
+            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def theirs(model, images):
+    with torch.no_grad():
+        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
+
+
+def apply(model, params, images):
+    with jax.default_matmul_precision('highest'):
+        return jax.jit(model.apply)({'params': params}, images)
+
+
+def ours(foreign, images):
+    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
+    return apply(model, foreign.params, images)
+
+
+# As version 5 renames when it reads files of version 4.
+NAMES_4 = [
+    (r'\.layers\.', '.encoder.layer.'),
+    (r'^layers\.', 'encoder.layer.'),
+    (r'attention\.q_proj', 'attention.attention.query'),
+    (r'attention\.k_proj', 'attention.attention.key'),
+    (r'attention\.v_proj', 'attention.attention.value'),
+    (r'attention\.o_proj', 'attention.output.dense'),
+    (r'mlp\.fc1', 'intermediate.dense'),
+    (r'mlp\.fc2', 'output.dense'),
+]
+
+
+def state(model, version):
+    """Arrays under the names of a version of transformers."""
+
+    def name(key):
+        for new, old in NAMES_4 if version == 4 else ():
+            key = re.sub(new, old, key)
+        return key
+
+    arrays = {name(key): tensor.numpy() for key, tensor in model.state_dict().items()}
+    assert any('q_proj' in n for n in arrays) == (version == 5)
+    assert any('encoder.layer.0.attention.attention.query' in n for n in arrays) == (version == 4)
+    return arrays
+
+
+@pytest.mark.parametrize('version', [4, 5])
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {},
+        {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-3},
+        {'image_size': (8, 20), 'qkv_bias': False},
+    ],
+    ids=['plain', 'config', 'not square'],
+)
+def test_logits_of_what_is_read(fields, version, tmp_path, images):
+    model = reference(**fields)
+    size = fields.get('image_size', (12, 12))
+    files.write_safetensors(tmp_path, state(model, version), model.config.to_dict())
+    foreign = interop.read(tmp_path)
+    batch = images(2, *size, 3)
+    np.testing.assert_allclose(
+        ours(foreign, batch)['logits'], theirs(model, batch).logits, atol=1e-5
+    )
+    assert foreign.image_size == size and foreign.family == 'vit'
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+def test_what_save_pretrained_writes(sharded, tmp_path, images):
+    model, batch = reference(), images(2, 12, 12, 3)
+    model.save_pretrained(tmp_path, max_shard_size='10KB' if sharded else '1GB')
+    assert (tmp_path / 'model.safetensors').exists() != sharded
+    logits = ours(interop.read(tmp_path), batch)['logits']
+    np.testing.assert_allclose(logits, theirs(model, batch).logits, atol=1e-5)
+
+
+def test_a_pooler_is_a_representation(tmp_path, images):
+    model, batch = reference('ViTModel', pooler_output_size=8), images(2, 12, 12, 3)
+    model.save_pretrained(tmp_path)
+    foreign = interop.read(tmp_path)
+    assert foreign.model['representation_size'] == 8 and foreign.model['num_classes'] is None
+    np.testing.assert_allclose(
+        ours(foreign, batch)['pre_logits'], theirs(model, batch).pooler_output, atol=1e-5
+    )
+
+
+def test_a_classifier_looks_past_the_pooler(tmp_path, images):
+    model, batch = reference(), images(2, 12, 12, 3)
+    unused = {
+        'vit.pooler.dense.weight': np.ones((16, 16)),
+        'vit.pooler.dense.bias': np.ones(16),
+        'vit.embeddings.mask_token': np.ones((1, 1, 16)),
+    }
+    files.write_safetensors(tmp_path, state(model, 4) | unused, model.config.to_dict())
+    logits = ours(interop.read(tmp_path), batch)['logits']
+    np.testing.assert_allclose(logits, theirs(model, batch).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'gelu': 'erf', 'norm_eps': 1e-12},
+        {},  # tanh, 1e-6
+        {'scan': True, 'posemb': 'sincos2d'},
+    ],
+    ids=['as theirs', 'as ours', 'scanned, fixed positions'],
+)
+@pytest.mark.parametrize('size', [(8, 8), (12, 8)])
+def test_logits_of_what_is_written(fields, size, tmp_path, images, perturbed):
+    fields = {'num_classes': 3, 'posemb': 'learn', **OURS, **fields}
+    model, batch = Model(**fields), images(2, *size, 3)
+    params = perturbed(model, batch)
+    keywords = {name: getattr(model, name) for name in ('gelu', 'norm_eps', 'pool')}
+    keywords |= {'name': 'vit', 'representation_size': None, **fields}
+    flat, config = huggingface.write(params, keywords, size, ('cat', 'dog', 'horse'))
+    files.write_safetensors(tmp_path, flat, config)
+    expected = apply(model, params, batch)['logits']
+
+    loaded, report = transformers.ViTForImageClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    for fault in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
+        assert not report[fault]
+    assert loaded.config.id2label == {0: 'cat', 1: 'dog', 2: 'horse'}
+    np.testing.assert_allclose(theirs(loaded.eval(), batch).logits, expected, atol=1e-5)
+    again = interop.read(tmp_path)
+    np.testing.assert_allclose(ours(again, batch)['logits'], expected, atol=1e-5)
+    assert again.image_size == size
+
+
+def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, perturbed):
+    model, batch = Model(representation_size=8, gelu='erf', **OURS), images(2, 8, 8, 3)
+    params = perturbed(model, batch)
+    fields = {'pool': 'cls', 'posemb': 'learn', 'num_classes': None, 'norm_eps': 1e-6}
+    keywords = {'name': 'vit', 'gelu': 'erf', 'representation_size': 8, **fields, **OURS}
+    files.write_safetensors(tmp_path, *huggingface.write(params, keywords))
+    loaded = transformers.ViTModel.from_pretrained(tmp_path).eval()
+    expected = apply(model, params, batch)['pre_logits']
+    np.testing.assert_allclose(theirs(loaded, batch).pooler_output, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'words'),
+    [
+        ({'pool': 'gap'}, "no ViT with pool 'gap'"),
+        ({'name': 'hybrid'}, 'no ViT with a hybrid'),
+        ({'representation_size': 8}, 'both a head and a representation_size'),
+        ({}, 'image size does not follow'),
+    ],
+)
+def test_models_that_transformers_lacks(fields, words, images, perturbed):
+    params = perturbed(Model(num_classes=3, **OURS), images(1, 8, 12, 3))
+    keywords = {'name': 'vit', 'pool': 'cls', 'num_classes': 3, 'representation_size': None}
+    with pytest.raises(UserError, match=words):
+        huggingface.write(params, {**keywords, 'posemb': 'learn', **OURS, **fields})
+
+
+def saved(tmp_path, flat, config):
+    files.write_safetensors(tmp_path, flat, config)
+    return tmp_path
+
+
+def test_without_a_config_the_size_tells_the_heads(tmp_path):
+    """The smallest of big_vision has 2; a model of no known size has to say."""
+    fields = {'num_hidden_layers': 1, 'num_attention_heads': 2, 'intermediate_size': 128}
+    arrays = state(reference(hidden_size=32, **fields), 4)
+    files.write_safetensors(tmp_path / 'a.safetensors', arrays)
+    model = interop.read(tmp_path / 'a.safetensors').model
+    assert (model['num_heads'], model['gelu'], model['norm_eps']) == (2, 'erf', 1e-12)
+    files.write_safetensors(tmp_path / 'a.safetensors', state(reference(), 4))
+    with pytest.raises(UserError, match=r'width 16, depth 2 and mlp_dim 24; put its config\.json'):
+        interop.read(tmp_path / 'a.safetensors')
+
+
+LAYER = 'vit.encoder.layer.1'
+MISTAKES = {
+    'unknown': ({f'{LAYER}.gamma': np.ones(3)}, {}, f'no part called {LAYER}.gamma'),
+    'absent': ({f'{LAYER}.output.dense.bias': None}, {}, r'layer\.1\.output\.dense\.bias not in'),
+    'absent query bias': (
+        {f'{LAYER}.attention.attention.query.bias': None},
+        {},
+        r'encoder\.layer\.1\.attention\.attention\.query\.bias not in',
+    ),
+    'shape': (
+        {f'{LAYER}.intermediate.dense.weight': np.ones((23, 16))},
+        {},
+        rf'{LAYER}.intermediate.dense.weight is \(16, 23\) in our layout; .* asks for \(16, 24\)',
+    ),
+    'rank': ({f'{LAYER}.output.dense.weight': np.ones(3)}, {}, r'cannot have shape \(3,\)'),
+    'heads': ({}, {'num_attention_heads': 5}, r'cannot have shape \(16,\) \(5 heads\)'),
+    'activation': ({}, {'hidden_act': 'relu'}, "hidden_act 'relu' is not supported"),
+    'pooler': ({}, {'pooler_act': 'relu'}, "pooler_act 'relu'"),
+    'another model': ({}, {'model_type': 'deit'}, "of a 'deit', not of a vit"),
+    'depth': ({}, {'num_hidden_layers': 3}, 'num_hidden_layers is 3, the file has 2'),
+    'image': ({}, {'image_size': 16}, 'image_size is 16x16, but pos_embed has rows for 9 patches'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_mistakes_name_the_parameter_of_the_file(mistake, tmp_path):
+    arrays, config, words = MISTAKES[mistake]
+    model = reference()
+    flat = {k: v for k, v in (state(model, 4) | arrays).items() if v is not None}
+    with pytest.raises(UserError, match=words) as error:
+        interop.read(saved(tmp_path, flat, model.config.to_dict() | config))
+    assert '\n' not in str(error.value)
+
+
+def test_the_config_is_plain_json(tmp_path):
+    reference().save_pretrained(tmp_path)
+    foreign = interop.read(tmp_path)
+    flat, config = huggingface.write(foreign.params, foreign.model, foreign.image_size)
+    assert json.loads(json.dumps(config)) == config
+    assert config['id2label']['4'] == 'LABEL_4'
+    assert all(array.flags['C_CONTIGUOUS'] for array in flat.values())

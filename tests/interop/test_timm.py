@@ -1,0 +1,244 @@
+"""ViTs of timm: its names on top of transformers' computation, and its attention pooling."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import interop
+from vit_jax.errors import UserError
+from vit_jax.interop import files, timm
+from vit_jax.models.vit import Model
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+pytest.importorskip('safetensors')
+
+WIDTH, HEADS, DEPTH, CLASSES = 16, 4, 2, 5
+CONFIG = {'architecture': 'vit_small', 'model_args': {'num_heads': HEADS}}
+# transformers' names, version 5, and timm's.
+NAMES = {
+    r'vit\.embeddings\.cls_token': 'cls_token',
+    r'vit\.embeddings\.position_embeddings': 'pos_embed',
+    r'vit\.embeddings\.patch_embeddings\.projection': 'patch_embed.proj',
+    r'vit\.layers\.(\d+)\.layernorm_before': r'blocks.\1.norm1',
+    r'vit\.layers\.(\d+)\.attention\.o_proj': r'blocks.\1.attn.proj',
+    r'vit\.layers\.(\d+)\.attention\.(q|k|v)_proj': r'blocks.\1.attn.\2',
+    r'vit\.layers\.(\d+)\.layernorm_after': r'blocks.\1.norm2',
+    r'vit\.layers\.(\d+)\.mlp': r'blocks.\1.mlp',
+    r'vit\.layernorm': 'norm',
+    r'classifier': 'head',
+}
+
+
+def reference(**fields):
+    config = transformers.ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=HEADS,
+        intermediate_size=24,
+        patch_size=4,
+        image_size=12,
+        num_labels=CLASSES,
+        **{'layer_norm_eps': 1e-6, **fields},
+    )
+    model = transformers.ViTForImageClassification(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
+            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def timm_state(model):
+    """Arrays by timm's names, with queries, keys and values in one projection."""
+    flat = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in NAMES.items():
+            name = re.sub(f'^{old}', new, name)
+        flat[name] = tensor.numpy()
+    for i in range(DEPTH):
+        for leaf in ('weight', 'bias'):
+            parts = [flat.pop(f'blocks.{i}.attn.{part}.{leaf}', None) for part in 'qkv']
+            if parts[0] is not None:
+                flat[f'blocks.{i}.attn.qkv.{leaf}'] = np.concatenate(parts)
+    return flat
+
+
+def theirs(model, images):
+    with torch.no_grad():
+        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
+
+
+def ours(foreign, images):
+    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
+    with jax.default_matmul_precision('highest'):
+        return jax.jit(model.apply)({'params': foreign.params}, images)
+
+
+def read(tmp_path, flat, config=CONFIG):
+    files.write_safetensors(tmp_path, flat, config)
+    return interop.read(tmp_path)
+
+
+@pytest.mark.parametrize('qkv_bias', [True, False])
+def test_logits(qkv_bias, tmp_path, images):
+    model, batch = reference(qkv_bias=qkv_bias), images(2, 12, 12, 3)
+    flat = timm_state(model)
+    assert ('blocks.1.attn.qkv.bias' in flat) == qkv_bias
+    foreign = read(tmp_path, flat)
+    np.testing.assert_allclose(
+        ours(foreign, batch)['logits'], theirs(model, batch).logits, atol=1e-5
+    )
+    assert foreign.image_size == (12, 12)
+    assert (foreign.source, foreign.model['gelu'], foreign.model['norm_eps']) == (
+        'timm ViT',
+        'erf',
+        1e-6,
+    )
+
+
+def test_layer_scale_is_folded(tmp_path, images):
+    model, batch = reference(), images(2, 12, 12, 3)
+    flat, gammas = timm_state(model), np.random.default_rng(0).normal(size=(DEPTH, 2, WIDTH))
+    scaled = {}
+    for i in range(DEPTH):
+        for scale, layer in enumerate((f'blocks.{i}.attn.proj', f'blocks.{i}.mlp.fc2')):
+            gamma = gammas[i, scale].astype(np.float32)
+            scaled[f'blocks.{i}.ls{scale + 1}.gamma'] = gamma
+            # The same function with the scale apart.
+            for leaf in ('weight', 'bias'):
+                scaled[f'{layer}.{leaf}'] = (flat[f'{layer}.{leaf}'].T / gamma).T
+    foreign = read(tmp_path, flat | scaled)
+    np.testing.assert_allclose(
+        ours(foreign, batch)['logits'], theirs(model, batch).logits, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize('said', [True, False])
+def test_a_class_token_without_a_position(said, tmp_path, images):
+    model, batch = reference(), images(2, 12, 12, 3)
+    with torch.no_grad():
+        model.vit.embeddings.position_embeddings[:, 0] = 0
+    flat = timm_state(model)
+    flat['pos_embed'] = flat['pos_embed'][:, 1:]
+    arguments = {'num_heads': HEADS} | ({'no_embed_class': True} if said else {})
+    foreign = read(tmp_path, flat, {'model_args': arguments})
+    np.testing.assert_allclose(
+        ours(foreign, batch)['logits'], theirs(model, batch).logits, atol=1e-5
+    )
+
+
+def test_images_are_in_the_range_of_all_models(tmp_path, images):
+    """x in [-1, 1] here is (x + 1) / 2 in [0, 1], of which timm subtracts the mean of ImageNet."""
+    model, batch = reference(), images(2, 12, 12, 3)
+    colours = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
+    foreign = read(tmp_path, timm_state(model), CONFIG | {'pretrained_cfg': colours})
+    normalised = ((batch + 1) / 2 - np.array(colours['mean'])) / np.array(colours['std'])
+    expected = theirs(model, np.asarray(normalised, np.float32)).logits
+    np.testing.assert_allclose(ours(foreign, batch)['logits'], expected, atol=5e-5)
+
+
+def test_mean_over_tokens(tmp_path, images, perturbed):
+    """A model without a class token and with its norm before the mean."""
+    flat = timm_state(reference())
+    del flat['cls_token']
+    flat['pos_embed'] = flat['pos_embed'][:, 1:]
+    foreign = read(tmp_path, flat)
+    outputs = ours(foreign, images(2, 12, 12, 3))
+    assert foreign.model['pool'] == 'gap'
+    mean = outputs['tokens'].mean(1) @ flat['head.weight'].T + flat['head.bias']
+    np.testing.assert_allclose(outputs['logits'], mean, atol=1e-5)
+
+
+def test_attention_pooling(tmp_path, images):
+    flat = timm_state(reference())
+    rng = np.random.default_rng(0)
+    shapes = {
+        'latent': (1, 1, WIDTH),
+        'q.weight': (WIDTH, WIDTH),
+        'q.bias': (WIDTH,),
+        'kv.weight': (2 * WIDTH, WIDTH),
+        'kv.bias': (2 * WIDTH,),
+        'proj.weight': (WIDTH, WIDTH),
+        'proj.bias': (WIDTH,),
+        'norm.weight': (WIDTH,),
+        'norm.bias': (WIDTH,),
+        'mlp.fc1.weight': (24, WIDTH),
+        'mlp.fc1.bias': (24,),
+        'mlp.fc2.weight': (WIDTH, 24),
+        'mlp.fc2.bias': (WIDTH,),
+    }
+    pool = {name: 0.3 * rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    del flat['cls_token']
+    flat['pos_embed'] = flat['pos_embed'][:, 1:]
+    foreign = read(tmp_path, flat | {f'attn_pool.{name}': array for name, array in pool.items()})
+    assert foreign.model['pool'] == 'map'
+    outputs = ours(foreign, images(2, 12, 12, 3))
+
+    p = {name: torch.from_numpy(array) for name, array in pool.items()}
+    tokens = torch.from_numpy(np.array(outputs['tokens'])).transpose(0, 1)
+    x, _ = torch.nn.functional.multi_head_attention_forward(
+        p['latent'].expand(1, 2, -1),
+        tokens,
+        tokens,
+        WIDTH,
+        HEADS,
+        torch.cat([p['q.weight'], p['kv.weight']]),
+        torch.cat([p['q.bias'], p['kv.bias']]),
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=p['proj.weight'],
+        out_proj_bias=p['proj.bias'],
+    )
+    y = torch.nn.functional.layer_norm(x, (WIDTH,), p['norm.weight'], p['norm.bias'], 1e-6)
+    y = torch.nn.functional.gelu(y @ p['mlp.fc1.weight'].T + p['mlp.fc1.bias'])
+    x = (x + y @ p['mlp.fc2.weight'].T + p['mlp.fc2.bias'])[0]
+    np.testing.assert_allclose(outputs['pre_logits'], x, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('config', 'gelu'),
+    [
+        ({}, 'erf'),
+        ({'architecture': 'vit_base_patch16_siglip_224'}, 'tanh'),
+        ({'model_args': {'num_heads': HEADS, 'act_layer': 'gelu_tanh'}}, 'tanh'),
+    ],
+)
+def test_which_gelu(config, gelu):
+    flat = timm_state(reference())
+    assert timm.read(flat, CONFIG | config).model['gelu'] == gelu
+
+
+MISTAKES = {
+    'norm after the mean': ({'fc_norm.weight': np.ones(WIDTH)}, {}, 'final norm comes after the'),
+    'registers': ({'reg_token': np.ones((1, 4, WIDTH))}, {}, 'register tokens'),
+    'norm before': ({'norm_pre.weight': np.ones(WIDTH)}, {}, 'a norm before the first block'),
+    'unknown': ({'blocks.0.attn.q_norm.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
+    'absent': ({'blocks.1.mlp.fc1.bias': None}, {}, r'blocks\.1\.mlp\.fc1\.bias not in the file'),
+    'thirds': (
+        {'blocks.1.attn.qkv.weight': np.ones((47, 16))},
+        {},
+        r'cannot have shape \(47, 16\)',
+    ),
+    'scale': ({'blocks.1.ls1.gamma': np.ones(3)}, {}, r'ls1\.gamma scales .* does not fit'),
+    'activation': (
+        {},
+        {'model_args': {'num_heads': HEADS, 'act_layer': 'quick_gelu'}},
+        "act_layer 'quick_gelu'",
+    ),
+    'heads': ({}, {'model_args': {}}, r'number of attention heads .* config\.json'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_mistakes(mistake, tmp_path):
+    arrays, config, words = MISTAKES[mistake]
+    flat = {k: v for k, v in (timm_state(reference()) | arrays).items() if v is not None}
+    with pytest.raises(UserError, match=words) as error:
+        read(tmp_path, flat, CONFIG | config)
+    assert '\n' not in str(error.value)
