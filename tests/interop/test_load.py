@@ -136,8 +136,8 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
     photo = photos.reader(run).read(tmp_path / 'white.png')
     assert photo.note == '50 x 30 pixels read as 16 x 16 RGB'
-    predict = jax.jit(lambda batch: run.model.apply(run.variables, *run.task.inputs(batch)))
-    logits = predict(photo.batch)['logits']
+    predict = jax.jit(lambda variables, batch: run.model.apply(variables, *run.task.inputs(batch)))
+    logits = predict(run.variables, photo.batch)['logits']
     ones = np.ones((1, 16, 16, 3), np.float32)
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
