@@ -87,6 +87,7 @@ FORBIDDEN = {
     'train': COMMANDS,
     'evaluate': (*ours('train'), *COMMANDS),
     'interop': (*ours('tasks', 'step', 'train', 'evaluate', 'runs'), *COMMANDS),
+    'evaluators': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'jax', 'flax'),
     'runs': (*ours('train', 'evaluate'), *COMMANDS),
 }
 

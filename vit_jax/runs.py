@@ -84,7 +84,7 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
     """The classifier that a checkpoint holds, as if it were a run without data.
 
     Images are resized and cropped to the size that it was made for, and their bytes become
-    [-1, 1]. Nothing tells the names of its classes.
+    [-1, 1]. The names of its classes are those that the checkpoint tells.
 
     Args:
       path: as for `interop.load.load`.
@@ -109,4 +109,5 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
     channels = load_lib.channels(variables['params'])
     image = {'channels': channels, 'size': None, 'input': (height, width)}
     task = config_lib.task_class(config)()
-    return Run(pathlib.Path(path), config, model, task, variables, None, (), image)
+    names = foreign.class_names
+    return Run(pathlib.Path(path), config, model, task, variables, None, names, image)

@@ -1,12 +1,16 @@
 """`convert`: between run folders and the files of other code bases."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax.interop import bit, files, vision_transformer
+from vit_jax import runs
+from vit_jax.commands.convert import write_transformers
+from vit_jax.interop import bit, files, load, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
 VIT = dict(num_classes=5, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
@@ -82,3 +86,16 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
         assert captured.err.count('\n') == 1
         assert message in captured.err
     assert (tmp_path / 'taken.npz').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('name', ['vit', 'bit'])
+def test_names_of_classes_come_along(folder, tmp_path, name):
+    names = ('ant', 'bee', 'cat', 'dog', 'emu')
+    foreign = dataclasses.replace(load.read(folder / f'{name}.npz'), class_names=names)
+    assert load.read(folder / f'{name}.npz').class_names == ()
+    write_transformers(foreign, tmp_path / 'folder')
+    assert runs.load_foreign(tmp_path / 'folder').class_names == names
+
+
+def test_a_run_knows_its_classes(smoke_run):
+    assert load.read(smoke_run).class_names == tuple('0123456789')

@@ -70,8 +70,9 @@ def write_transformers(foreign: Any, dst: pathlib.Path) -> list[str]:
     from vit_jax.interop import bit, files, huggingface
 
     if foreign.family == 'bit_resnet':
-        written = bit.write_huggingface(foreign.params, foreign.model)
+        written = bit.write_huggingface(foreign.params, foreign.model, foreign.class_names)
     else:
-        written = huggingface.write(foreign.params, foreign.model, foreign.image_size)
+        size, names = foreign.image_size, foreign.class_names
+        written = huggingface.write(foreign.params, foreign.model, size, names)
     files.write_safetensors(dst, *written)
     return []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from vit_jax.errors import UserError
-from vit_jax.interop import bit, files, huggingface, names, timm, vision_transformer
+from vit_jax.interop import bit, files, huggingface, labels, names, timm, vision_transformer
 from vit_jax.interop.files import Foreign
 
 # Each has `matches(flat)` and `read(flat, extra)`; the first that matches reads.
@@ -25,7 +26,8 @@ def read(path: str | os.PathLike[str]) -> Foreign:
     for reader in READERS:
         if reader.matches(flat):
             try:
-                return reader.read(flat, extra)
+                foreign = reader.read(flat, extra)
+                return dataclasses.replace(foreign, class_names=labels.read(extra))
             except UserError as error:
                 raise UserError(f'{os.fspath(path)}: {error}') from None
     held = names.listed(sorted(flat)) or 'nothing'

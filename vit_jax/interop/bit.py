@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names
+from vit_jax.interop import labels, names
 from vit_jax.interop.files import Flat, Foreign
 
 _UNIT, _BLOCK = 'block{1}/unit{1}', 'stage_{0}/block_{0}'
@@ -124,20 +124,20 @@ def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
 
 
 def write_huggingface(
-    params: Mapping[str, Any], model: Mapping[str, Any]
+    params: Mapping[str, Any], model: Mapping[str, Any], class_names: Sequence[str] = ()
 ) -> tuple[Flat, dict[str, Any]]:
     """The arrays and the config that `BitForImageClassification.from_pretrained` reads.
 
     Args:
       params: nested parameters of `models.bit_resnet`.
       model: its keywords.
+      class_names: one for each output of the head, if known.
     """
     flat = {
         name: _permuted(array, (3, 2, 0, 1))
         for name, array in _written(params, _HUGGING_FACE).items()
     }
     width, layers = model.get('width_factor', 1), model['layers']
-    labels = {i: f'LABEL_{i}' for i in range(model.get('num_classes') or 0)}
     config = {
         'model_type': 'bit',
         'architectures': ['BitForImageClassification'],
@@ -148,8 +148,7 @@ def write_huggingface(
         'embedding_size': 64 * width,
         'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
         'depths': list(layers),
-        'id2label': {str(i): label for i, label in labels.items()},
-        'label2id': {label: i for i, label in labels.items()},
+        **labels.write(class_names, model.get('num_classes')),
     }
     return flat, config
 

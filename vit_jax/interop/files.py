@@ -47,6 +47,7 @@ class Foreign:
       image_size: height and width that the position embedding was made for; None where its rows
         form no square, or the model has none.
       source: where it comes from, a phrase for people.
+      class_names: one for each output of the head; empty where nothing tells them.
     """
 
     family: str
@@ -54,6 +55,7 @@ class Foreign:
     model: dict[str, Any]
     image_size: tuple[int, int] | None
     source: str
+    class_names: tuple[str, ...] = ()
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:

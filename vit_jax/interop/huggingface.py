@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, shapes, torch_layout
+from vit_jax.interop import labels, names, shapes, torch_layout
 from vit_jax.interop.files import Flat, Foreign
 from vit_jax.nn.positions import sincos2d
 
@@ -229,7 +229,5 @@ def _config(
     if model['representation_size']:
         config |= {'pooler_output_size': model['representation_size'], 'pooler_act': 'tanh'}
     if model['num_classes']:
-        labels = class_names or [f'LABEL_{i}' for i in range(model['num_classes'])]
-        config['id2label'] = {str(i): name for i, name in enumerate(labels)}
-        config['label2id'] = {name: i for i, name in enumerate(labels)}
+        config |= labels.write(class_names, model['num_classes'])
     return config

@@ -193,6 +193,7 @@ def _read_run(folder: Path, step: int | None) -> Foreign:
         model={'name': name, **fields(build(meta['config']['model']))},
         image_size=tuple(size) if size else None,
         source=f'run {folder.parent}, step {step}',
+        class_names=tuple(meta.get('class_names', ())),
     )
 
 
