@@ -12,6 +12,7 @@ from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
+from vit_jax.interop.files import Foreign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +77,22 @@ def load_run(
     return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
 
 
-# Of a checkpoint without a position embedding, which any image size fits.
-IMAGE_SIZE = (224, 224)
+RESNET_SIZE = (224, 224)
+
+
+def usual_size(foreign: Foreign, model: Any) -> load_lib.Size | None:
+    """Height and width of the images that a checkpoint was made for; None if nothing tells.
+
+    A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
+    tell their number, and at a wrong one memory may run out.
+    """
+    return foreign.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
+
+
+def crop(size: load_lib.Size) -> str:
+    """The transforms that make images of any size ones of this height and width."""
+    height, width = size
+    return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
 
 def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = None) -> Run:
@@ -91,23 +106,24 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
       image_size: height and width to use it with instead.
 
     Raises:
-      UserError: as `interop.load.load`.
+      UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
     foreign = load_lib.read(path)
-    height, width = image_size or foreign.image_size or IMAGE_SIZE
     model, variables = load_lib.from_foreign(foreign, image_size)
-    crop = f'resize_small({max(height, width)})|central_crop(({height}, {width}))'
+    size = image_size or usual_size(foreign, model)
+    if size is None:
+        raise UserError(f'{path} does not tell the size of its images: give --image-size')
     config = ConfigDict(
         {
             'batch_size': 64,
             'model': foreign.model,
             'task': {'name': 'classify'},
-            'data': {'source': '', 'split': '', 'transforms': crop},
+            'data': {'source': '', 'split': '', 'transforms': crop(size)},
             'evals': {},
         }
     )
     channels = load_lib.channels(variables['params'])
-    image = {'channels': channels, 'size': None, 'input': (height, width)}
+    image = {'channels': channels, 'size': None}
     task = config_lib.task_class(config)()
     names = foreign.class_names
     return Run(pathlib.Path(path), config, model, task, variables, None, names, image)

@@ -30,6 +30,11 @@ def random_params(model, size):
 def folder(tmp_path_factory):
     """A grey ViT for 8 x 8 digits, a hybrid and a BiT in colour, and a photo."""
     path = tmp_path_factory.mktemp('foreign')
+    fixed = VIT | {'posemb': 'sincos2d'}
+    flat = vision_transformer.write(
+        random_params(vit.Model(**fixed), (8, 8, 1)), {'name': 'vit', **fixed}
+    )
+    files.write_npz(path / 'fixed.npz', flat)
     params = random_params(vit.Model(**VIT), (8, 8, 1))
     files.write_npz(path / 'vit.npz', vision_transformer.write(params, {'name': 'vit', **VIT}))
     params = random_params(hybrid.Model(**HYBRID), (16, 16, 3))
@@ -97,6 +102,19 @@ def test_inspect(folder, capsys):
     assert large['flops']['forward'] > 3 * small['flops']['forward']
 
 
+def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
+    words = ['--checkpoint', folder / 'fixed.npz']
+    assert call('inspect', *words) == 0
+    assert 'give --image-size' in capsys.readouterr().out
+    assert call('predict', *words, '--image-size', 8, folder / 'photo.png') == 0
+    assert '8 x 8 grey' in capsys.readouterr().out
+    data = ['--source', 'digits', '--split', 'test', '--json']
+    assert call('evaluate', *words, *data, '--image-size', 8) == 0
+    at_8 = json.loads(capsys.readouterr().out)
+    assert call('evaluate', *words, *data, '--image-size', 12) == 0
+    assert json.loads(capsys.readouterr().out)['test/loss'] != at_8['test/loss']
+
+
 @pytest.mark.parametrize(
     ('name', 'flags', 'grid', 'read_as'),
     [
@@ -140,6 +158,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
         (['attention', '--checkpoint', 'vit.npz', '--step', '3'], '--step is of a run'),
         (['predict', '--checkpoint', 'no.npz'], 'no.npz'),
+        (['predict', '--checkpoint', 'fixed.npz'], 'give --image-size'),
         (['evaluate', '--checkpoint', 'vit.npz'], 'give --source and --split'),
         (
             ['evaluate', '--checkpoint', 'bit.npz', '--source', 'digits', '--split', 'test'],

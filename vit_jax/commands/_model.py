@@ -18,29 +18,30 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar='FILE',
         help='instead of a run the weights of another code base: .npz, .safetensors, or a folder',
     )
+    parser.add_argument(
+        '--image-size',
+        metavar='PIXELS|HxW',
+        help="crop and resize to this instead of the model's own size",
+    )
 
 
-def open_model(
-    parser: argparse.ArgumentParser,
-    args: argparse.Namespace,
-    image_size: tuple[int, int] | None = None,
-) -> Any:
+def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
     """The `runs.Run` of the flags.
 
     Args:
       parser: for its name.
       args: with the flags of `add_model_flags`.
-      image_size: height and width of the images to come, if they are not the usual ones.
 
     Raises:
       UserError: if not exactly one model is named, or it cannot be read.
     """
     check_model_flags(parser, args)
+    size = image_size(args)
     from vit_jax import runs
 
     if args.checkpoint is not None:
-        return runs.load_foreign(args.checkpoint, image_size)
-    return runs.load_run(args.workdir, args.step, image_size)
+        return runs.load_foreign(args.checkpoint, size)
+    return runs.load_run(args.workdir, args.step, size)
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -51,11 +52,17 @@ def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
         parser.error('--step is of a run: give it with --workdir')
 
 
-def parse_size(text: str | None, flag: str) -> tuple[int, int] | None:
-    """`224` -> (224, 224), `224x320` -> (224, 320), None -> None; UserError for anything else."""
-    if text is None:
+def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
+    """Height and width: `224` -> (224, 224), `224x320` -> (224, 320), None without the flag.
+
+    Raises:
+      UserError: for anything else.
+    """
+    if (text := args.image_size) is None:
         return None
     match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
     if match is None:
-        raise UserError(f'{flag} {text}: write the side in pixels, or HEIGHTxWIDTH, as in 224x320')
+        raise UserError(
+            f'--image-size {text}: write the side in pixels, or HEIGHTxWIDTH, as in 224x320'
+        )
     return int(match[1]), int(match[2] or match[1])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, open_model, parse_size
+from vit_jax.commands._model import add_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -25,19 +25,14 @@ def main(argv: Sequence[str]) -> int:
         metavar='cls|ROW,COL',
         help='who looks: the class token (the mean over all patches without one), or one patch',
     )
-    parser.add_argument(
-        '--image-size',
-        metavar='PIXELS|HxW',
-        help="crop and resize to this instead of the model's own size",
-    )
     parser.add_argument('image', help='a JPEG, PNG or WebP file')
     args = parser.parse_args(argv)
     query = parse_query(args.query)
-    size = parse_size(args.image_size, '--image-size')
+    size = image_size(args)
     from vit_jax.viz import attention, figures
 
     figures.check_format(args.out, '--out')
-    run = open_model(parser, args, size)
+    run = open_model(parser, args)
     from vit_jax import photos, sharding
     from vit_jax.nn.patches import patch_grid
 

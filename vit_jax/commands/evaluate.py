@@ -12,7 +12,7 @@ from vit_jax.commands._evaluators import (
     evaluator_entries,
     parse_classes,
 )
-from vit_jax.commands._model import add_model_flags, check_model_flags, open_model
+from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -36,13 +36,15 @@ def main(argv: Sequence[str]) -> int:
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint says nothing of data: give --source and --split')
     entries = evaluator_entries(args.evaluator, args.fit)
-    from vit_jax import evaluate, sharding
+    from vit_jax import evaluate, runs, sharding
 
     sharding.use_compilation_cache()
     run = open_model(parser, args)
     given = {k: getattr(args, k) for k in ('source', 'split', 'classes', 'batch_size')}
     if entries:
         choose_evaluators(run, entries)
+    if (size := image_size(args)) is not None:
+        given['transforms'] = runs.crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout)

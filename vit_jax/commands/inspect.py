@@ -105,12 +105,19 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     """A checkpoint of another code base, for images of its own size or another."""
     import jax
     import numpy as np
+    from ml_collections import ConfigDict
 
     from vit_jax import runs
+    from vit_jax.interop import load
 
-    run = runs.load_foreign(path, None if image_size is None else (image_size, image_size))
-    image = jax.ShapeDtypeStruct((*run.image['input'], run.image['channels']), np.uint8)
-    return Subject(run.config, run.variables, {'image': image})
+    foreign = load.read(path)
+    model, variables = load.from_foreign(foreign, image_size)
+    config = ConfigDict({'model': foreign.model, 'task': {'name': 'classify'}})
+    size = (image_size, image_size) if image_size else runs.usual_size(foreign, model)
+    if size is None:
+        return Subject(config, variables, {}, note='give --image-size')
+    image = jax.ShapeDtypeStruct((*size, load.channels(variables['params'])), np.uint8)
+    return Subject(config, variables, {'image': image})
 
 
 def report(subject: Subject) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, open_model
+from vit_jax.commands._model import add_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax import photos, sharding
 
     read = photos.reader(run).read
-    loaded = [read(path) for path in args.image]
+    loaded = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
     predict = classifier(run)
     results = [
