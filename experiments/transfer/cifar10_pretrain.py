@@ -10,8 +10,9 @@ Airplane to frog, 95 % of their training images; horse, ship and truck are seen 
 class. The models are a ViT of patch 4 and a BiT-ResNet of six blocks, of like cost: 76.3 and 71.4
 MFLOPs an image forward (matrix products and convolutions), 537,351 and 3,447,623 parameters.
 
-Expected: test accuracy on the seven classes >= 0.60 for either, in under 45 minutes on 2 CPU
-cores. Not measured by this project yet. `cifar10_heldout.py` takes it from here.
+Expected: test accuracy on the seven classes >= 0.60 for either. Measured on 2 CPU cores beside
+other work: 0.620 in 12 minutes (ViT), 0.727 in 19 (BiT); experiments/README.md has the features'
+numbers. `cifar10_heldout.py` takes it from here.
 """
 
 from ml_collections import ConfigDict
