@@ -6,10 +6,13 @@ import pathlib
 import re
 import shlex
 
+import jax
 import pytest
 
 from vit_jax import __main__, meter, workdir
 from vit_jax import config as config_lib
+from vit_jax.interop import files, vision_transformer
+from vit_jax.models import vit
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / 'README.md').read_text()
@@ -65,8 +68,26 @@ def test_exit_codes_are_those_of_the_code():
     assert set(table) == {'0', '2', str(meter.Diverged.exit_code), str(workdir.EXIT_PREEMPTED)}
 
 
-def test_code_in_the_readme_runs():
-    (code,) = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+@pytest.fixture
+def released(tmp_path, monkeypatch):
+    """A small stand-in for the released file that the README loads."""
+    model = dict(num_classes=1000, **vit.variant('mu/16'))
+    images = jax.numpy.zeros((1, 32, 32, 3))
+    params = vit.Model(**model).init(jax.random.key(0), images)['params']
+    flat = vision_transformer.write(params, {'name': 'vit', **model})
+    files.write_npz(tmp_path / 'ViT-B_16.npz', flat)
+    monkeypatch.chdir(tmp_path)
+
+
+CODE = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+
+
+@pytest.mark.parametrize('code', CODE)
+def test_code_in_the_readme_runs(code, released):
     names: dict = {}
     exec(code.replace("'B/16'", "'mu/16'"), names)
     assert names['logits'].shape == (1, 1000)
+
+
+def test_the_readme_has_code():
+    assert len(CODE) == 2

@@ -48,9 +48,9 @@ def test_classes_are_taken_of_what_the_split_selects():
 
 
 def test_a_section_of_the_config_names_its_classes():
-    section = dict(source='digits', split='test', classes=(8, 9), batch_size=16)
+    section = dict(source='digits', split='test', classes=(8, 9))
     source, transforms = evaluate.open_data(ConfigDict(section))
-    batches = list(pipeline.eval_batches(source, transforms, **evaluate.loading(section)))
+    batches = list(pipeline.eval_batches(source, transforms, batch_size=16))
     labels = np.concatenate([b['label'][b['mask'] > 0] for b in batches])
     np.testing.assert_array_equal(labels, source.labels())
     assert set(labels.tolist()) == {0, 1}
