@@ -27,6 +27,6 @@ def keep_freed_memory() -> None:
     of its own is left alone (`GLIBC_TUNABLES= python -m vit_jax ...` has none), and other systems
     have none to set.
     """
-    if sys.platform == 'linux' and VARIABLE not in os.environ:
+    if sys.platform == 'linux' and sys.executable and VARIABLE not in os.environ:
         os.environ[VARIABLE] = TUNABLES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -28,6 +28,19 @@ class Features:
         return np.concatenate(features).astype(np.float64), np.concatenate(labels)
 
 
+class FeatureEvaluator:
+    """Gathers the features of both splits; what a subclass adds is the `result`."""
+
+    def __init__(self) -> None:
+        self._train, self._test = Features(), Features()
+
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:
+        self._train.add(predictions, batch)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        self._test.add(predictions, batch)
+
+
 def members(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """For every class that occurs among `labels` [N], its examples in random order."""
     return [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]

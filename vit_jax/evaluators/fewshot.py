@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators._features import Arrays, Features, at_least, members
+from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
 
 EPS = 1e-5
 BIAS = 100.0  # so large that the penalty hardly touches what multiplies it
 
 
-class Evaluator:
+class Evaluator(FeatureEvaluator):
     """`K_shot` for every K: the accuracy on all of the split, mean over the seeds.
 
     Args:
@@ -30,24 +30,18 @@ class Evaluator:
     """
 
     def __init__(self, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3, l2: float = 2.0**10):
+        super().__init__()
         if not shots:
             raise UserError('shots=(): name one or more numbers of examples a class')
         at_least(1, shots=min(shots), seeds=seeds)
         at_least(0, l2=l2)
         self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2
-        self._train, self._test = Features(), Features()
 
     def check(self, size: int, num_classes: int) -> None:
         if size < max(self.shots) * num_classes:
             raise UserError(
                 f'shots={max(self.shots)} of {num_classes} classes, but there are {size} examples'
             )
-
-    def fit(self, predictions: Arrays, batch: Arrays) -> None:
-        self._train.add(predictions, batch)
-
-    def update(self, predictions: Arrays, batch: Arrays) -> None:
-        self._test.add(predictions, batch)
 
     def result(self) -> dict[str, float]:
         features, labels = self._train.arrays()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators._features import Arrays, Features, at_least
+from vit_jax.evaluators._features import FeatureEvaluator, at_least
 
 ROWS = 1024  # examples classified at once: bounds the memory for their similarities
 
 
-class Evaluator:
+class Evaluator(FeatureEvaluator):
     """`knn_accuracy`.
 
     Args:
@@ -23,22 +23,16 @@ class Evaluator:
     """
 
     def __init__(self, k: int = 20, temperature: float = 0.07):
+        super().__init__()
         at_least(1, k=k)
         if temperature <= 0:
             raise UserError(f'temperature={temperature}: must be positive')
         self.k, self.temperature = k, temperature
-        self._train, self._test = Features(), Features()
 
     def check(self, size: int, num_classes: int) -> None:
         del num_classes
         if size < self.k:
             raise UserError(f'k={self.k} neighbours, but there are {size} examples')
-
-    def fit(self, predictions: Arrays, batch: Arrays) -> None:
-        self._train.add(predictions, batch)
-
-    def update(self, predictions: Arrays, batch: Arrays) -> None:
-        self._test.add(predictions, batch)
 
     def result(self) -> dict[str, float]:
         features, labels = self._train.arrays()

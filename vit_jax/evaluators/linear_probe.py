@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators._features import Arrays, Features, at_least, members
+from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
 
 EPS = 1e-5
 FOLDS = 5
 
 
-class Evaluator:
+class Evaluator(FeatureEvaluator):
     """`linear_probe_accuracy`, and `linear_probe_c`, the penalty that it was reached with.
 
     Args:
@@ -35,11 +35,11 @@ class Evaluator:
         max_iter: int = 1000,
         seed: int = 0,
     ):
+        super().__init__()
         if not c or min(c) <= 0:
             raise UserError(f'c={tuple(c)}: name one or more positive numbers')
         at_least(1, max_iter=max_iter)
         self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
-        self._train, self._test = Features(), Features()
 
     def check(self, size: int, num_classes: int) -> None:
         if num_classes < 2 or size < FOLDS * num_classes:
@@ -47,12 +47,6 @@ class Evaluator:
                 f'two classes and {FOLDS} examples of each are needed; there are {num_classes} '
                 f'classes and {size} examples'
             )
-
-    def fit(self, predictions: Arrays, batch: Arrays) -> None:
-        self._train.add(predictions, batch)
-
-    def update(self, predictions: Arrays, batch: Arrays) -> None:
-        self._test.add(predictions, batch)
 
     def result(self) -> dict[str, float]:
         features, labels = self._train.arrays()

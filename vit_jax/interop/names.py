@@ -24,7 +24,6 @@ Table = tuple[tuple[str, str], ...]
 # Our fused parameters, each made of these.
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
-_BLOCKS = 'encoder/blocks/'
 _LISTED = 3
 
 
@@ -99,15 +98,19 @@ def join(flat: Mapping[str, np.ndarray]) -> Flat:
     return joined
 
 
-def unroll(flat: Mapping[str, np.ndarray]) -> Flat:
-    """Takes scanned blocks apart: `encoder/blocks/...` to `encoder/block_0/...` and so on."""
+def unroll(
+    flat: Mapping[str, np.ndarray], scanned: str = 'encoder/blocks/', block: str = 'encoder/block_'
+) -> Flat:
+    """Takes scanned blocks apart, stacked on axis 0: `encoder/blocks/...` to `encoder/block_0/...`
+    and so on.
+    """
     unrolled: Flat = {}
     for name, array in flat.items():
-        if not name.startswith(_BLOCKS):
+        if not name.startswith(scanned):
             unrolled[name] = array
             continue
         for i, layer in enumerate(array):
-            unrolled[f'encoder/block_{i}/{name.removeprefix(_BLOCKS)}'] = layer
+            unrolled[f'{block}{i}/{name.removeprefix(scanned)}'] = layer
     return unrolled
 
 

@@ -19,6 +19,7 @@ from vit_jax.interop.files import Flat, Foreign
 
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
+_SCANNED = ('Transformer/encoderblock/', 'Transformer/encoderblock_')
 _ATTENTION, _MLP = 'MultiHeadDotProductAttention_*', 'MlpBlock_*'
 
 
@@ -81,7 +82,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
     """
     del extra  # an .npz file says everything by its shapes
     source = _source(flat)
-    unrolled = _unrolled(flat)
+    unrolled = names.unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     params = shapes.with_class_row(params, has_row=_has_class_row(flat))
@@ -126,20 +127,6 @@ def _source(flat: Flat) -> str:
     if 'Transformer/posembed_input/pos_embedding' in flat:
         return 'vision_transformer npz'
     return 'big_vision npz'
-
-
-def _unrolled(flat: Flat) -> Flat:
-    """Takes scanned blocks apart, whose arrays are stacked on axis 0."""
-    scanned = 'Transformer/encoderblock/'
-    unrolled: Flat = {}
-    for name, array in flat.items():
-        if not name.startswith(scanned):
-            unrolled[name] = array
-            continue
-        for i, layer in enumerate(array):
-            rest = name.removeprefix(scanned)
-            unrolled[f'Transformer/encoderblock_{i}/{rest}'] = layer
-    return unrolled
 
 
 def _vector(name: str, array: np.ndarray) -> np.ndarray:
