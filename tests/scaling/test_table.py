@@ -56,6 +56,12 @@ def test_accuracies_become_errors():
     assert found.fit.params == pytest.approx(expected.fit.params, rel=1e-3)
 
 
+def test_curves_stand_in_the_order_of_their_numbers():
+    made = [row | {'model': {'S': '128', 'B': '64'}[row['model']]} for row in rows()]
+    curves = table.fit_curves(made, ask(form='power'))
+    assert [curve.label for curve in curves] == ['64', '128']
+
+
 def test_rows_with_gaps_are_left_out_and_short_curves_named():
     made = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
     made.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})

@@ -141,13 +141,20 @@ def add_question_flags(
     """Flags of what is fitted; x and y are required where they have no default."""
     add = parser.add_argument
     default = ' (default: %(default)s)'
-    add('--x', metavar='COL', required=x is None, default=x, help=f'{(x and default) or ""}')
+    shown = '' if x is None else default
+    add(
+        '--x',
+        metavar='COL',
+        required=x is None,
+        default=x,
+        help=f'what grows: examples, FLOPs; two columns N,D for the form joint{shown}',
+    )
     add(
         '--y',
         metavar='COL',
         required=y is None,
         default=y,
-        help=f'an error or a loss; 1-COL for one minus an accuracy{(y and default) or ""}',
+        help=f'an error or a loss; 1-COL for one minus an accuracy{shown}',
     )
     add('--by', metavar='COL,COL', default='', help='columns that tell the curves apart')
     held = parser.add_mutually_exclusive_group()

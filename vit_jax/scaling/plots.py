@@ -124,7 +124,7 @@ def _legend(curve: Curve) -> str:
     if curve.fit is None:
         return f'{curve.label}: too few points'
     words = [f'{name} {value:.3g}' for name, value in curve.fit.params.items()]
-    error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.3f}'
+    error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     return f'{curve.label}: {", ".join(words)}{error}'
 
 

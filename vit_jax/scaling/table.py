@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
 
 
 def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
-    """One curve a group, in the order in which the groups appear.
+    """One curve a group, in the order of their values, if these are numbers, or of appearance.
 
     Rows without a value of x or y are left out.
 
@@ -111,12 +111,19 @@ def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
     if not groups:
         raise UserError(f'no row has values of {", ".join((*question.x, question.y))}')
     curves = [
-        _curve(dict(zip(question.by, key, strict=True)), group, question, form, others)
-        for key, group in groups.items()
+        _curve(dict(zip(question.by, key, strict=True)), groups[key], question, form, others)
+        for key in _ordered(groups)
     ]
     if all(curve.fit is None for curve in curves):
         raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
     return curves
+
+
+def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    try:
+        return sorted(keys, key=lambda key: [float(value) for value in key])
+    except ValueError:
+        return list(keys)
 
 
 def _needed(question: Question) -> list[tuple[str, str]]:
