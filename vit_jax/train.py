@@ -313,6 +313,7 @@ def save(
         'class_names': list(parts.source.info.class_names),
         'image': evaluate_lib.image_format(parts.source),
         'input_size': image_size(parts),
+        'num_examples': len(parts.source),
     }
     checkpointer.save(step, parts.layout.to_global(state), meta)
 

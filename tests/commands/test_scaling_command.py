@@ -1,0 +1,119 @@
+"""`scaling`: a table of runs, fits as JSON and text, pictures, and a report of it all."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax import __main__ as cli
+from vit_jax.commands import scaling
+from vit_jax.errors import UserError
+
+QUESTION = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
+
+
+@pytest.fixture
+def points(tmp_path):
+    """Two curves of 16 points."""
+    lines = ['model,seen,loss']
+    for name, floor in (('S', 0.3), ('B', 0.2)):
+        x = np.geomspace(1e6, 1e9, 16)
+        lines += [f'{name},{a},{b}' for a, b in zip(x, 400 * x**-0.45 + floor, strict=True)]
+    path = tmp_path / 'points.csv'
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+def run(capsys, *words):
+    assert cli.main(['scaling', *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_fit_as_json(points, capsys):
+    result = json.loads(run(capsys, 'fit', '--csv', points, *QUESTION, '--by', 'model', '--json'))
+    assert [curve['by'] for curve in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
+    first = result['curves'][0]
+    assert first['params']['c'] == pytest.approx(0.3, rel=0.01)
+    assert set(first['bands']) == set('abcd')
+    assert first['holdout_rmse'] < 0.01
+    assert result['median_holdout_rmse'] < 0.01
+
+
+def test_fit_as_a_table(points, tmp_path, capsys):
+    file = tmp_path / 'new' / 'fit.json'
+    words = ['--csv', points, *QUESTION, '--by', 'model', '--against', 'm2,power', '--json', file]
+    lines = run(capsys, 'fit', *words).splitlines()
+    assert lines[0] == 'shifted: a (x + d)^-b + c'
+    assert ' '.join(lines[1].split()) == 'model points a b c d held out m2 power'
+    assert [line.split()[0] for line in lines[2:4]] == ['S', 'B']
+    assert 'power: ' in lines[-1] and 'better on 2 of 2 curves (100%)' in lines[-1]
+    assert json.loads(file.read_text())['against']['power']['better_on'] == 2
+
+
+@pytest.mark.parametrize('suffix', ['png', 'svg'])
+def test_plot(points, tmp_path, capsys, suffix):
+    path = tmp_path / f'curves.{suffix}'
+    run(capsys, 'plot', '--csv', points, *QUESTION, '--by', 'model', '--output', path)
+    assert path.read_bytes()[:5] in (b'\x89PNG\r', b'<?xml')
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['fitt'], "unknown subcommand 'fitt'; did you mean 'fit'"),
+        (['fit', '--csv', 'nowhere.csv', *QUESTION], "--csv 'nowhere.csv' cannot be read"),
+        (['fit', '--x', 'seen', '--y', 'loss'], 'required: --csv'),
+        (['fit', '--csv', 'POINTS', *QUESTION, '--holdout', '1'], '--holdout 1.0: must be'),
+        (['fit', '--csv', 'POINTS', *QUESTION, '--against', 'm5'], "unknown form 'm5'"),
+        (['fit', '--csv', 'POINTS', *QUESTION, '--by', 'modl'], "did you mean 'model'"),
+        (['plot', '--csv', 'POINTS', *QUESTION, '--output', 'a.txt'], '--output'),
+        (['collect', 'nowhere'], "'nowhere' holds no run"),
+    ],
+)
+def test_mistakes_are_one_line(points, words, message):
+    with pytest.raises(UserError) as caught:
+        scaling.main([str(points) if word == 'POINTS' else word for word in words])
+    assert message in str(caught.value)
+    assert '\n' not in str(caught.value)
+
+
+def test_the_list_of_subcommands(capsys):
+    for name in ('collect', 'fit', 'plot', 'report'):
+        assert f'  {name}' in run(capsys)
+
+
+def test_collect_reads_a_real_run(smoke_run, capsys):
+    (row,) = csv.DictReader(io.StringIO(run(capsys, 'collect', smoke_run)))
+    result = json.loads((smoke_run / 'result.json').read_text())
+    assert float(row['test/accuracy']) == result['test/accuracy']
+    assert row['finished'] == '1'
+    assert int(row['examples_seen']) == int(row['steps']) * int(row['batch_size'])
+    assert float(row['chip_hours']) > 0
+    assert cli.main(['inspect', '--workdir', str(smoke_run), '--json']) == 0
+    inspected = json.loads(capsys.readouterr().out)
+    assert int(row['parameters']) == inspected['total']
+    assert int(row['flops']) == int(row['examples_seen']) * inspected['flops']['train']
+    assert int(row['data_size']) > 0
+
+
+def test_report_writes_everything(tmp_path, capsys):
+    for i, steps in enumerate(np.geomspace(100, 100_000, 12).astype(int)):
+        folder = tmp_path / 'runs' / str(i)
+        folder.mkdir(parents=True)
+        config = {'batch_size': 10, 'model': {'name': 'vit'}, 'total': f'{steps} steps'}
+        (folder / 'config.json').write_text(json.dumps(config))
+        line = {'step': int(steps), 'test/accuracy': 0.8 - 5 * (10 * steps) ** -0.4}
+        (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+    out = tmp_path / 'out'
+    said = run(capsys, 'report', tmp_path / 'runs', '--output', out, '--bootstrap', 3)
+    assert '12 runs' in said
+    names = {'runs.csv', 'scaling.json', 'scaling.md', 'scaling.png', 'scaling.svg'}
+    assert {path.name for path in out.iterdir()} == names
+    (curve,) = json.loads((out / 'scaling.json').read_text())['curves']
+    assert curve['params']['c'] == pytest.approx(0.2, rel=0.05)
+    assert curve['holdout_rmse'] < 0.02
+    page = (out / 'scaling.md').read_text()
+    assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs')
+    assert '| all | ' in page

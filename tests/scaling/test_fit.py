@@ -1,0 +1,158 @@
+"""Fits: known parameters come back, gradients are right, and doubts are said aloud."""
+
+import functools
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import fit, forms
+
+X = np.geomspace(1e5, 1e9, 40)
+TRUE = {'a': 400.0, 'b': 0.45, 'c': 0.2, 'd': 3e6}
+
+
+def shifted(x, a, b, c, d):
+    return a * (x + d) ** -b + c
+
+
+def noisy(y, sigma, seed=0):
+    return y * np.exp(sigma * np.random.default_rng(seed).normal(size=y.shape))
+
+
+def close(params, expected, rel):
+    assert params == pytest.approx(expected, rel=rel)
+
+
+def entry(form, x, i, theta):
+    return form.log_value(theta, x)[i][0]
+
+
+@pytest.mark.parametrize('name', forms.FORMS)
+def test_gradients_agree_with_differences(name):
+    form = forms.find(name)
+    x = np.random.default_rng(1).uniform(0.3, 3, (7, form.columns))
+    theta = {
+        'm4': [-0.5, 0.6, 0.2, 1.9, 0.7],
+        'joint': [-0.5, 0.4, -0.8, 0.6, 0.3],
+    }.get(name, [-0.3, 0.5, 0.2, 0.4])
+    for row in x[:, None]:
+        value, slope = (functools.partial(entry, form, row, i) for i in (0, 1))
+        assert optimize.check_grad(value, slope, np.array(theta)) < 1e-6
+
+
+def test_known_parameters_come_back_exactly_without_noise():
+    close(fit.fit(forms.find('shifted'), X, shifted(X, **TRUE)).params, TRUE, rel=1e-3)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_known_parameters_come_back_from_noise(seed):
+    found = fit.fit(forms.find('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20)
+    assert found.params['b'] == pytest.approx(TRUE['b'], rel=0.1)
+    assert found.params['c'] == pytest.approx(TRUE['c'], rel=0.1)
+    assert found.rmse == pytest.approx(0.01, rel=0.3)
+    assert not found.warnings
+    assert found.bands['c'][0] < found.params['c'] < found.bands['c'][1]
+
+
+def test_the_fit_does_not_depend_on_units_or_order():
+    y = noisy(shifted(X, **TRUE), 0.01)
+    found = fit.fit(forms.find('shifted'), X, y)
+    order = np.random.default_rng(0).permutation(len(X))
+    other = fit.fit(forms.find('shifted'), X[order] / 1e6, 50 * y[order])
+    assert other.params['b'] == pytest.approx(found.params['b'], rel=1e-3)
+    assert other.params['c'] == pytest.approx(50 * found.params['c'], rel=1e-3)
+    assert other.predict(X / 1e6) == pytest.approx(50 * found.predict(X), rel=1e-3)
+
+
+@pytest.mark.parametrize('name', ['power', 'irreducible', 'm2'])
+def test_the_simpler_forms(name):
+    expected = {'a': 30.0, 'b': 0.3} | ({} if name == 'power' else {'c': 0.1})
+    y = expected['a'] * X ** -expected['b'] + expected.get('c', 0)
+    close(fit.fit(forms.find(name), X, y).params, expected, rel=0.02)
+
+
+def test_m4():
+    expected = {'a': 3e4, 'b': 0.6, 'c': 0.25, 'e': 0.99, 'alpha': 0.6}
+    y = [
+        optimize.brentq(
+            lambda y, x=x: (
+                (y - expected['c']) / (expected['e'] - y) ** expected['alpha']
+                - expected['a'] * x ** -expected['b']
+            ),
+            expected['c'] + 1e-12,
+            expected['e'] - 1e-12,
+        )
+        for x in X
+    ]
+    found = fit.fit(forms.find('m4'), X, np.array(y))
+    assert found.params['b'] == pytest.approx(expected['b'], rel=0.02)
+    assert found.params['c'] == pytest.approx(expected['c'], rel=0.02)
+    assert found.rmse < 1e-3
+
+
+def test_the_joint_law_of_model_and_data():
+    n, d = (m.ravel() for m in np.meshgrid(np.geomspace(1e6, 1e9, 7), np.geomspace(1e8, 1e11, 7)))
+    expected = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 410.0, 'beta': 0.28}
+    y = 1.7 + 400 * n**-0.34 + 410 * d**-0.28
+    found = fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
+    for name, rel in {'E': 0.05, 'alpha': 0.1, 'beta': 0.1}.items():
+        assert found.params[name] == pytest.approx(expected[name], rel=rel)
+
+
+def test_outliers_hardly_count():
+    y = shifted(X, **TRUE)
+    y[[5, 20]] *= 1.5
+    close(fit.fit(forms.find('shifted'), X, y).params, TRUE, rel=0.02)
+
+
+def test_says_that_there_is_no_bend():
+    found = fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
+    assert any('c = ' in warning for warning in found.warnings)
+
+
+def test_says_that_there_are_too_few_points():
+    y = shifted(X, **TRUE)
+    found = fit.fit(forms.find('shifted'), X[::8], y[::8])
+    assert 'too few points: 5 for 4 parameters' in found.warnings[0]
+    with pytest.raises(UserError, match='3 points cannot determine the 4 parameters'):
+        fit.fit(forms.find('shifted'), X[:3], y[:3])
+
+
+@pytest.mark.parametrize(
+    ('x', 'y', 'words'),
+    [
+        (X, np.zeros(40), 'must be finite and positive'),
+        (np.full(40, 3.0), shifted(X, **TRUE), 'the same x'),
+        (np.stack([X, X], axis=1), shifted(X, **TRUE), 'takes 1 columns'),
+    ],
+)
+def test_refuses_what_has_no_logarithm(x, y, words):
+    with pytest.raises(UserError, match=words):
+        fit.fit(forms.find('shifted'), x, y)
+
+
+def test_unknown_forms_get_a_hint():
+    with pytest.raises(UserError, match="did you mean 'shifted'"):
+        forms.find('shiftd')
+
+
+def test_bands_hold_the_curve_and_narrow_with_less_noise():
+    widths = []
+    for sigma in (0.02, 0.005):
+        y = noisy(shifted(X, **TRUE), sigma)
+        found = fit.fit(forms.find('shifted'), X, y, bootstrap=20)
+        low, high = found.predict_band(X)
+        assert np.mean((low <= found.predict(X)) & (found.predict(X) <= high)) > 0.9
+        widths.append(np.mean(np.log(high / low)))
+    assert widths[1] < widths[0] / 2
+
+
+def test_frontier():
+    x, y = np.array([1, 2, 2, 3, 4]), np.array([9.0, 7, 6, 8, 5])
+    np.testing.assert_array_equal(fit.frontier(x, y), [True, False, True, False, True])
+    shuffled = [3, 0, 4, 2, 1]
+    np.testing.assert_array_equal(
+        fit.frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
+    )

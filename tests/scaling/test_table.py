@@ -1,0 +1,138 @@
+"""Tables: groups, hold-outs that are never fitted to, and published curves."""
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import plots, table
+
+X = np.geomspace(1e6, 1e9, 24)
+
+
+def rows(spoil=1.0):
+    """Two curves; what is held out, x > 5e8, is multiplied by `spoil`."""
+    made = []
+    for name, floor in (('S', 0.3), ('B', 0.2)):
+        for x in X:
+            y = (400 * (x + 1e6) ** -0.45 + floor) * (spoil if x > 5e8 else 1)
+            mark = int(x <= 5e8)
+            made.append({'model': name, 'x': str(x), 'loss': str(y), 'fit': str(mark)})
+    return made
+
+
+def ask(**options):
+    return table.Question(**{'x': ('x',), 'y': 'loss', 'by': ('model',), 'bootstrap': 0} | options)
+
+
+def test_one_curve_a_group():
+    question = ask(against=('m2',))
+    curves = table.fit_curves(rows(), question)
+    result = table.summary(curves, question)
+    assert [c['by'] for c in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
+    floors = [c['params']['c'] for c in result['curves']]
+    assert floors == pytest.approx([0.3, 0.2], rel=0.01)
+    assert result['median_holdout_rmse'] < 1e-3
+    assert result['against']['m2']['of'] == 2
+
+
+@pytest.mark.parametrize('options', [{}, {'holdout_column': 'fit'}, {'frontier': True}])
+def test_what_is_held_out_has_no_part_in_the_fit(options):
+    honest, spoilt = (table.fit_curves(rows(s), ask(**options)) for s in (1.0, 3.0))
+    for a, b in zip(honest, spoilt, strict=True):
+        assert a.fit.params == b.fit.params
+    if 'frontier' not in options:
+        assert spoilt[0].holdout_rmse == pytest.approx(np.log(3), rel=1e-2)
+
+
+def test_without_a_holdout_all_points_count():
+    (curve, _) = table.fit_curves(rows(), ask(holdout=0.0))
+    assert curve.kept.all()
+    assert curve.holdout_rmse is None
+
+
+def test_accuracies_become_errors():
+    made = [row | {'accuracy': str(1 - float(row['loss']))} for row in rows()]
+    (found, _), (expected, _) = (table.fit_curves(made, ask(y=y)) for y in ('1-accuracy', 'loss'))
+    assert found.fit.params == pytest.approx(expected.fit.params, rel=1e-3)
+
+
+def test_curves_stand_in_the_order_of_their_numbers():
+    made = [row | {'model': {'S': '128', 'B': '64'}[row['model']]} for row in rows()]
+    curves = table.fit_curves(made, ask(form='power'))
+    assert [curve.label for curve in curves] == ['64', '128']
+
+
+def test_rows_with_gaps_are_left_out_and_short_curves_named():
+    made = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
+    made.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})
+    question = ask()
+    last = table.summary(table.fit_curves(made, question), question)['curves'][-1]
+    assert last['params'] is None
+    assert last['warnings'][0].startswith('0 points cannot determine')
+    assert last['warnings'][0].endswith('(1 held out)')
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        ({'x': ('X',)}, "--x: unknown column 'X'"),
+        ({'by': ('modl',)}, "did you mean 'model'"),
+        ({'form': 'shiftd'}, "did you mean 'shifted'"),
+        ({'y': 'model'}, "line 2 holds 'S', which is no number"),
+        ({'holdout_column': 'loss'}, '1 .fit on it. or 0'),
+        ({'form': 'joint'}, 'takes 2 column'),
+    ],
+)
+def test_mistakes_are_one_line(options, words):
+    with pytest.raises(UserError, match=words) as caught:
+        table.fit_curves(rows(), ask(**options))
+    assert '\n' not in str(caught.value)
+
+
+def test_figures_show_every_curve():
+    curves = table.fit_curves(rows(), ask(bootstrap=5))
+    figure = plots.draw(curves, ask())
+    assert len(figure.axes) == 1
+    assert [t.get_text().split(':')[0] for t in figure.legends[0].get_texts()] == ['S', 'B']
+    assert len(plots.draw(curves * 4, ask()).axes) == 8
+
+
+@pytest.mark.parametrize(
+    ('value', 'text'), [(1e6, '1M'), (2.5e9, '2.5G'), (4e18, '4e+18'), (0.25, '0.25')]
+)
+def test_short_numbers(value, text):
+    assert plots.short(value) == text
+
+
+@pytest.fixture(scope='module')
+def published(shared_data):
+    path = shared_data / 'scaling_laws' / 'benchmark.vision.csv'
+    if not path.is_file():
+        pytest.skip('no published curves in ../shared/data/scaling_laws')
+    return table.read_csv(path)
+
+
+PUBLISHED = {
+    'x': ('Seen Examples',),
+    'y': 'Loss',
+    'by': ('Model', 'Task'),
+    'holdout_column': 'Training',
+}
+
+
+def test_extrapolates_the_published_image_curves(published):
+    question = ask(**PUBLISHED, against=('m2',))
+    result = table.summary(table.fit_curves(published, question), question)
+    assert len(result['curves']) == result['against']['m2']['of'] == 72
+    assert result['median_holdout_rmse'] <= 0.035
+    assert result['against']['m2']['better_on'] >= 0.75 * 72
+    by_name = {tuple(c['by'].values()): c for c in result['curves']}
+    assert by_name['ViT/B/16', 'inet_10']['holdout_rmse'] <= 0.010
+    assert not by_name['MiX/L/16', 'cal_5']['identified']
+
+
+def test_m4_extrapolates_the_imagenet_curves(published):
+    chosen = [row for row in published if row['Task'] == 'inet_10']
+    question = ask(**PUBLISHED, form='m4')
+    result = table.summary(table.fit_curves(chosen, question), question)
+    assert result['median_holdout_rmse'] <= 0.035

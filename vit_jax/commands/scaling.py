@@ -1,0 +1,287 @@
+"""Fit scaling curves: collect runs into a table, fit, plot, or report it all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from vit_jax.scaling.table import Curve, Question
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one subcommand."""
+    if not argv or argv[0] in ('-h', '--help'):
+        print(usage())
+        return 0
+    name, *rest = argv
+    if name not in SUBCOMMANDS:
+        raise UserError(nearest('subcommand', name, SUBCOMMANDS))
+    return SUBCOMMANDS[name](rest)
+
+
+def usage() -> str:
+    """The list of subcommands."""
+    lines = [f'  {name:<9}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
+    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+
+
+def collect(argv: Sequence[str]) -> int:
+    """Write one CSV row a run: parameters, examples seen, FLOPs, chip-hours, metrics."""
+    parser = Parser('scaling collect', collect.__doc__)
+    parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    parser.add_argument('--output', metavar='FILE', help='write here instead of printing')
+    args = parser.parse_args(argv)
+    from vit_jax.scaling import runs
+
+    text = runs.to_csv(runs.collect(args.folders, train_flops))
+    print(text, end='') if args.output is None else write(args.output, text, '--output')
+    return 0
+
+
+def fit(argv: Sequence[str]) -> int:
+    """Fit one curve a group of a table, and measure how well it extrapolates."""
+    parser = Parser('scaling fit', fit.__doc__)
+    add_table_flags(parser)
+    parser.add_argument(
+        '--json',
+        nargs='?',
+        const='-',
+        metavar='FILE',
+        help='print JSON instead of the table, or write it to a file besides',
+    )
+    args = parser.parse_args(argv)
+    from vit_jax.scaling import table
+
+    question = read_question(args)
+    curves = table.fit_curves(table.read_csv(args.csv), question)
+    text = json.dumps(table.summary(curves, question), indent=2, allow_nan=False) + '\n'
+    if args.json == '-':
+        print(text, end='')
+        return 0
+    if args.json:
+        write(args.json, text, '--json')
+    print_table(curves, question)
+    return 0
+
+
+def plot(argv: Sequence[str]) -> int:
+    """Draw the points of a table and the curves fitted to them."""
+    parser = Parser('scaling plot', plot.__doc__)
+    add_table_flags(parser)
+    parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
+    args = parser.parse_args(argv)
+    from vit_jax.scaling import plots, table
+    from vit_jax.viz import figures
+
+    figures.check_format(args.output, '--output')
+    question = read_question(args)
+    figure = plots.draw(table.fit_curves(table.read_csv(args.csv), question), question)
+    try:
+        figures.save(figure, args.output)
+    except OSError as e:
+        raise UserError(f'--output {args.output!r} cannot be written: {e.strerror}') from e
+    print(args.output)
+    return 0
+
+
+def report(argv: Sequence[str]) -> int:
+    """Collect, fit and plot: runs.csv, scaling.json, scaling.md, scaling.png, scaling.svg."""
+    parser = Parser('scaling report', report.__doc__)
+    parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
+    add_question_flags(parser, x='examples_seen', y='1-test/accuracy')
+    args = parser.parse_args(argv)
+    from vit_jax.scaling import plots, runs, table
+    from vit_jax.scaling import report as report_lib
+    from vit_jax.viz import figures
+
+    question = read_question(args)
+    rows = runs.collect(args.folders, train_flops)
+    text = runs.to_csv(rows)
+    folder = pathlib.Path(args.output)
+    write(folder / 'runs.csv', text, '--output')
+    curves = table.fit_curves(table.read_csv(folder / 'runs.csv'), question)
+    summary = table.summary(curves, question)
+    write(
+        folder / 'scaling.json', json.dumps(summary, indent=2, allow_nan=False) + '\n', '--output'
+    )
+    write(folder / 'scaling.md', report_lib.markdown(summary, len(rows)), '--output')
+    figure = plots.draw(curves, question)
+    for suffix in ('png', 'svg'):
+        figures.save(figure, folder / f'scaling.{suffix}')
+    print_table(curves, question)
+    print(f'{len(rows)} runs; {folder}/scaling.md has the report')
+    return 0
+
+
+SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    'collect': collect,
+    'fit': fit,
+    'plot': plot,
+    'report': report,
+}
+
+
+def add_table_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of what reads a table."""
+    parser.add_argument('--csv', metavar='FILE', required=True, help='a table with a header')
+    add_question_flags(parser)
+
+
+def add_question_flags(
+    parser: argparse.ArgumentParser, x: str | None = None, y: str | None = None
+) -> None:
+    """Flags of what is fitted; x and y are required where they have no default."""
+    add = parser.add_argument
+    default = ' (default: %(default)s)'
+    shown = '' if x is None else default
+    add(
+        '--x',
+        metavar='COL',
+        required=x is None,
+        default=x,
+        help=f'what grows: examples, FLOPs; two columns N,D for the form joint{shown}',
+    )
+    add(
+        '--y',
+        metavar='COL',
+        required=y is None,
+        default=y,
+        help=f'an error or a loss; 1-COL for one minus an accuracy{shown}',
+    )
+    add('--by', metavar='COL,COL', default='', help='columns that tell the curves apart')
+    held = parser.add_mutually_exclusive_group()
+    held.add_argument('--holdout-column', metavar='COL', help='1: fit on the row, 0: held out')
+    held.add_argument(
+        '--holdout',
+        type=float,
+        default=0.5,
+        metavar='SHARE',
+        help=f'hold out the upper share of the range of x; 0 for nothing{default}',
+    )
+    add('--form', default='shifted', help=f'power, irreducible, shifted, m2, m4, joint{default}')
+    add('--against', metavar='FORM,FORM', default='', help='compare the error held out with')
+    add('--frontier', action='store_true', help='fit to the Pareto frontier only')
+    add('--bootstrap', type=int, default=100, metavar='N', help=f'for the bands{default}')
+
+
+def read_question(args: argparse.Namespace) -> Question:
+    """What the flags ask for.
+
+    Raises:
+      UserError: a number out of range, or an unknown form.
+    """
+    from vit_jax.scaling import forms
+    from vit_jax.scaling.table import Question
+
+    if not 0 <= args.holdout < 1:
+        raise UserError(f'--holdout {args.holdout}: must be at least 0 and less than 1')
+    if args.bootstrap < 0:
+        raise UserError(f'--bootstrap {args.bootstrap}: must be at least 0')
+    against = names(args.against)
+    for name in (args.form, *against):
+        forms.find(name)
+    return Question(
+        x=names(args.x),
+        y=args.y,
+        by=names(args.by),
+        holdout_column=args.holdout_column,
+        holdout=args.holdout,
+        form=args.form,
+        against=against,
+        frontier=args.frontier,
+        bootstrap=args.bootstrap,
+    )
+
+
+def names(text: str) -> tuple[str, ...]:
+    """'a,b' -> ('a', 'b')."""
+    return tuple(name.strip() for name in text.split(',') if name.strip())
+
+
+def train_flops(meta: dict[str, Any]) -> int | None:
+    """FLOPs to train on one example, from what a checkpoint says of its model and images.
+
+    None for a checkpoint that does not tell the size of its images, and for other inputs.
+    """
+    import jax
+    import numpy as np
+
+    from vit_jax import config as config_lib
+    from vit_jax.scaling import flops
+
+    size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
+    if not size or not channels:
+        return None
+    model, task = config_lib.build(config_lib.from_json(json.dumps(meta['config'])))
+    image = jax.ShapeDtypeStruct((1, *size, channels), np.uint8)
+    inputs = jax.eval_shape(task.inputs, {'image': image})
+    return flops.TRAIN_TO_FORWARD * flops.forward_flops(model, *inputs)
+
+
+def write(path: str | pathlib.Path, text: str, flag: str) -> None:
+    """Writes a file, and makes its folder.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    from vit_jax.workdir import write_text_atomic
+
+    path = pathlib.Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, text)
+    except OSError as e:
+        raise UserError(f'{flag}: {str(path)!r} cannot be written: {e.strerror}') from e
+
+
+def print_table(curves: Sequence[Curve], question: Question) -> None:
+    """A line a curve, what is doubtful below it, and the medians."""
+    from vit_jax.scaling import forms, table
+
+    form = forms.find(question.form)
+    lines = [[*question.by, 'points', *form.names, 'held out', *question.against]]
+    for curve in curves:
+        found = curve.fit.params if curve.fit else {}
+        values = [*(found.get(n) for n in form.names), curve.holdout_rmse, *curve.against.values()]
+        cells = ['-' if value is None else f'{value:.4g}' for value in values]
+        lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
+    print(f'{form.name}: {form.formula}')
+    print(align(lines, left=len(question.by)))
+    for curve in curves:
+        for warning in curve.fit.warnings if curve.fit else (curve.problem,):
+            print(f'{curve.label}: {warning}')
+    print_medians(table.summary(curves, question))
+
+
+def align(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Columns as wide as their widest cell, the first `left` of them flush left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    ]
+    return '\n'.join('  '.join(line).rstrip() for line in padded)
+
+
+def print_medians(summary: dict[str, Any]) -> None:
+    """How well the curves extrapolate, and how often better than other forms do."""
+    if summary['median_holdout_rmse'] is not None:
+        print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
+    for name, other in summary['against'].items():
+        if other['of']:
+            share = other['better_on'] / other['of']
+            print(
+                f'{name}: {other["median_holdout_rmse"]:.4f}; {summary["form"]} is better on '
+                f'{other["better_on"]} of {other["of"]} curves ({share:.0%})'
+            )

@@ -1,0 +1,269 @@
+"""One curve through noisy points: log-Huber loss, many starts, bootstrap bands, honest warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from vit_jax.errors import UserError
+from vit_jax.scaling.forms import Bounds, Form, Theta
+
+DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
+BAND = (0.05, 0.95)
+_WIDE = 0.5  # a parameter whose 90 % interval reaches further than this share is not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A fitted curve.
+
+    Attributes:
+      form: which.
+      theta: [P], in scaled units.
+      scales: of x [K], and of y.
+      n_points: it was fitted to.
+      rmse: root mean square of log(fitted) - log(y) on those.
+      replicates: [R, P], theta of each bootstrap sample; R may be 0.
+      warnings: what the points do not tell, a line each; none if all parameters
+        are identified.
+    """
+
+    form: Form
+    theta: Theta
+    scales: tuple[np.ndarray, float]
+    n_points: int
+    rmse: float
+    replicates: np.ndarray
+    warnings: tuple[str, ...]
+
+    @property
+    def params(self) -> dict[str, float]:
+        """The parameters in the units of the table."""
+        return self.form.params(self.theta, *self.scales)
+
+    @property
+    def bands(self) -> dict[str, list[float]]:
+        """The 5th and 95th percentile of each parameter over the bootstrap; {} without one."""
+        if not len(self.replicates):
+            return {}
+        found = [self.form.params(theta, *self.scales) for theta in self.replicates]
+        return {
+            n: [float(q) for q in np.quantile([p[n] for p in found], BAND)] for n in self.form.names
+        }
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The curve [N] at x, [N] or [N, K], in the units of the table."""
+        return self._at(self.theta, x)
+
+    def predict_band(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """The 5th and 95th percentile of the curve at x; None without a bootstrap."""
+        if not len(self.replicates):
+            return None
+        low, high = np.quantile([self._at(theta, x) for theta in self.replicates], BAND, axis=0)
+        return low, high
+
+    def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
+        x_scale, y_scale = self.scales
+        return np.exp(self.form.log_value(theta, _columns(x) / x_scale)[0]) * y_scale
+
+
+def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> Fit:
+    """Fits a form to points.
+
+    Args:
+      form: which.
+      x: [N] or [N, K], positive.
+      y: [N], positive: an error or a loss, lower is better.
+      bootstrap: how many replicates to estimate bands from.
+      seed: of the bootstrap.
+
+    Raises:
+      UserError: fewer points than parameters, values of one x only, or some that are not positive.
+    """
+    x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
+    _check(form, x, y)
+    order = np.lexsort((y, *x.T[::-1]))
+    x, y = x[order], y[order]
+    scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
+    x, y = x / scales[0], y / scales[1]
+    bounds = form.bounds(x, y)
+    theta = form.solve(x, y) if form.solve else _search(form, x, y, form.starts(x, y), bounds)
+    fitted, jacobian = form.log_value(theta, x)
+    residuals = np.log(y) - fitted
+    replicates = _bootstrap(form, x, fitted, residuals, theta, bootstrap, seed)
+    return Fit(
+        form=form,
+        theta=theta,
+        scales=scales,
+        n_points=len(y),
+        rmse=rms(residuals),
+        replicates=replicates,
+        warnings=_doubts(form, theta, bounds, residuals, jacobian, replicates, scales),
+    )
+
+
+def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
+    """Root mean square of log(predicted) - log(y): of points held out, the extrapolation error."""
+    return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
+
+
+def rms(values: np.ndarray) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which points [N] no other beats with as little x and a lower y: the Pareto frontier.
+
+    Membership depends on points of smaller or equal x only.
+    """
+    order = np.lexsort((y, x))
+    best = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
+    kept = np.zeros(len(y), bool)
+    kept[order] = y[order] < best
+    return kept
+
+
+def _columns(x: np.ndarray) -> np.ndarray:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
+    if len(y) < len(form.names):
+        raise UserError(
+            f'{len(y)} points cannot determine the {len(form.names)} parameters of the form '
+            f'{form.name!r}; give more, or a simpler form'
+        )
+    if x.shape[1] != form.columns:
+        raise UserError(f'the form {form.name!r} takes {form.columns} columns as x')
+    if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() > 0 and y.min() > 0):
+        raise UserError('x and y must be finite and positive: the fit is one of logarithms')
+    if (x.min(axis=0) == x.max(axis=0)).any():
+        raise UserError('all points have the same x')
+
+
+def _loss(theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray) -> tuple[float, np.ndarray]:
+    """The Huber loss of the residuals over DELTA, and its gradient."""
+    fitted, jacobian = form.log_value(theta, x)
+    residuals = (fitted - log_y) / DELTA
+    clipped = np.clip(residuals, -1, 1)
+    return float(np.sum(clipped * (residuals - clipped / 2))), clipped @ jacobian / DELTA
+
+
+def _search(form: Form, x: np.ndarray, y: np.ndarray, starts: list[Theta], bounds: Bounds) -> Theta:
+    """The best of the minima reached from all starts."""
+    low, high = np.array(bounds).T
+    descend = functools.partial(
+        optimize.minimize,
+        _loss,
+        args=(form, x, np.log(y)),
+        jac=True,
+        method='L-BFGS-B',
+        bounds=bounds,
+        options={'maxiter': 500},
+    )
+    found = [descend(np.clip(start, low, high)) for start in starts]
+    return min(found, key=lambda result: result.fun).x
+
+
+def _bootstrap(
+    form: Form,
+    x: np.ndarray,
+    fitted: np.ndarray,
+    residuals: np.ndarray,
+    theta: Theta,
+    count: int,
+    seed: int,
+) -> np.ndarray:
+    """Refits with moving blocks of residuals, neighbours together, as they are correlated.
+
+    Returns:
+      [count, P]: theta of each (Künsch 1989), searched from the fit's own.
+    """
+    n = len(fitted)
+    block = max(1, round(n ** (1 / 3)))
+    rng = np.random.default_rng(seed)
+    found = np.empty((count, len(theta)))
+    for i in range(count):
+        begins = rng.integers(0, n - block + 1, -(-n // block))
+        drawn = (begins[:, None] + np.arange(block)).ravel()[:n]
+        y = np.exp(fitted + residuals[drawn] - residuals.mean())
+        if form.solve:
+            found[i] = form.solve(x, y)
+        else:
+            found[i] = _search(form, x, y, [theta], form.bounds(x, y))
+    return found
+
+
+def _doubts(
+    form: Form,
+    theta: Theta,
+    bounds: Bounds,
+    residuals: np.ndarray,
+    jacobian: np.ndarray,
+    replicates: np.ndarray,
+    scales: tuple[np.ndarray, float],
+) -> tuple[str, ...]:
+    """What the points do not tell."""
+    doubts = []
+    if len(residuals) < 2 * len(form.names):
+        doubts.append(
+            f'too few points: {len(residuals)} for {len(form.names)} parameters; '
+            'the curve goes through them whatever the law'
+        )
+    free = [i for i, (low, high) in enumerate(bounds) if low < high]
+    edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]
+    values = form.params(theta, *scales)
+    spread = _spread(theta, residuals, jacobian, [i for i in free if i not in edge])
+    for name, i in form.telling.items():
+        if i in edge:
+            doubts.append(_at_edge(name, values[name], bool(theta[i] <= bounds[i][0] + 1e-9)))
+        elif (error := _reach(theta, i, spread, replicates)) > _WIDE * abs(theta[i]):
+            doubts.append(
+                f'{name} = {values[name]:.3g} is not identified: the points allow '
+                f'+- {100 * error / max(abs(theta[i]), 1e-12):.0f} %'
+            )
+    return tuple(doubts)
+
+
+def _at_edge(name: str, value: float, lower: bool) -> str:
+    if lower and name in ('c', 'E'):
+        return f'no bend: {name} = 0, the points show no irreducible error'
+    return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
+
+
+def _spread(
+    theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
+) -> np.ndarray:
+    """Standard errors [P] by linearisation; zero for what is held."""
+    errors = np.zeros(len(theta))
+    noise = np.sum(residuals**2) / max(len(residuals) - len(free), 1)
+    covariance = np.linalg.pinv(jacobian[:, free].T @ jacobian[:, free], hermitian=True)
+    errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
+    return errors
+
+
+def _reach(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
+    """Half the 90 % interval: the wider of the linear estimate and of the bootstrap."""
+    linear = 1.645 * errors[i]
+    if not len(replicates):
+        return float(linear)
+    low, high = np.quantile(replicates[:, i], BAND)
+    return float(max(linear, (high - low) / 2))
+
+
+def summary(curve: Fit) -> dict[str, Any]:
+    """What a fit says, as JSON can hold it."""
+    return {
+        'form': curve.form.name,
+        'params': curve.params,
+        'bands': curve.bands,
+        'n_fit': curve.n_points,
+        'fit_rmse': curve.rmse,
+        'identified': not curve.warnings,
+        'warnings': list(curve.warnings),
+    }

@@ -1,0 +1,279 @@
+"""The curves that errors follow: values, gradients, starting points and bounds of each form.
+
+A form is fitted in scaled units (x over its geometric mean, y over its own), so that all its
+parameters are of order one; `Form.params` turns them back into the units of the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from scipy import optimize, special
+
+from vit_jax.errors import UserError, nearest
+
+Theta = np.ndarray  # [P], the parameters in scaled units
+Bounds = list[tuple[float, float]]
+
+MAX_EXPONENT = 5.0
+MAX_SHIFT = 100.0  # times the largest x
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A parametric curve.
+
+    Attributes:
+      name: as `--form` takes it.
+      formula: as people write it, in terms of `names`.
+      names: of the parameters in the units of the table.
+      source: the paper, its section or equation.
+      log_value: (theta [P], x [N, K]) -> log y [N] and its gradient [N, P].
+      starts: (x, y) -> points from which to search.
+      bounds: (x, y) -> a closed interval for each of theta.
+      params: (theta, scales of x [K], scale of y) -> {name: value}.
+      telling: the parameters that say something beyond the points (limits and
+        exponents), and their places in theta.
+      columns: K, how many columns of the table x has.
+      solve: (x, y) -> theta, where the paper has an estimator of its own; None
+        for the minimum of the log-Huber loss.
+    """
+
+    name: str
+    formula: str
+    names: tuple[str, ...]
+    source: str
+    log_value: Callable[[Theta, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    starts: Callable[[np.ndarray, np.ndarray], list[Theta]]
+    bounds: Callable[[np.ndarray, np.ndarray], Bounds]
+    params: Callable[[Theta, np.ndarray, float], dict[str, float]]
+    telling: Mapping[str, int]
+    columns: int = 1
+    solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None
+
+
+def find(name: str) -> Form:
+    """The form of that name.
+
+    Raises:
+      UserError: if there is none; it names the nearest.
+    """
+    if name not in FORMS:
+        raise UserError(nearest('form', name, FORMS))
+    return FORMS[name]
+
+
+# y = a (x + d)^-b + c, theta = (log a, b, c, d); the simpler forms hold c or d at zero.
+
+
+def _shifted_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    log_a, b, c, d = theta
+    log_x = np.log(x[:, 0] + d)
+    power = np.exp(log_a - b * log_x)
+    y = power + c
+    gradient = np.stack(
+        [power, -power * log_x, np.ones_like(y), -b * power / (x[:, 0] + d)], axis=1
+    )
+    return np.log(y), gradient / y[:, None]
+
+
+def _shifted_starts(x: np.ndarray, y: np.ndarray, has_c: bool, has_d: bool) -> list[Theta]:
+    floors = (0.0, 0.5 * y.min(), 0.9 * y.min()) if has_c else (0.0,)
+    shifts = (0.0, x.min(), np.median(x), x.max()) if has_d else (0.0,)
+    return [_regress(x[:, 0], y, c, d) for c, d in itertools.product(floors, shifts)]
+
+
+def _regress(x: np.ndarray, y: np.ndarray, c: float, d: float) -> Theta:
+    """The least-squares line of log(y - c) over log(x + d)."""
+    slope, log_a = np.polyfit(np.log(x + d), np.log(y - c), 1)
+    return np.array([log_a, -slope, c, d])
+
+
+def _shifted_bounds(x: np.ndarray, y: np.ndarray, has_c: bool, has_d: bool) -> Bounds:
+    return [
+        (-50.0, 50.0),
+        (0.0, MAX_EXPONENT),
+        (0.0, y.max() if has_c else 0.0),
+        (0.0, MAX_SHIFT * x.max() if has_d else 0.0),
+    ]
+
+
+def _shifted_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+    log_a, b, c, d = theta
+    a = np.exp(log_a + b * np.log(x_scale[0])) * y_scale
+    return {'a': float(a), 'b': float(b), 'c': float(c * y_scale), 'd': float(d * x_scale[0])}
+
+
+def _shifted_form(
+    name: str,
+    formula: str,
+    source: str,
+    solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None,
+) -> Form:
+    names = tuple(n for n in 'abcd' if n in formula)
+    has_c, has_d = 'c' in names, 'd' in names
+
+    def params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+        every = _shifted_params(theta, x_scale, y_scale)
+        return {n: every[n] for n in names}
+
+    return Form(
+        name=name,
+        formula=formula,
+        names=names,
+        source=source,
+        log_value=_shifted_value,
+        starts=lambda x, y: _shifted_starts(x, y, has_c, has_d),
+        bounds=lambda x, y: _shifted_bounds(x, y, has_c, has_d),
+        params=params,
+        telling={n: 'abcd'.index(n) for n in names if n in 'bc'},
+        solve=solve,
+    )
+
+
+def _solve_m2(x: np.ndarray, y: np.ndarray) -> Theta:
+    """Least squares of log(y - c) - log a + b log x, exactly: a line for every c, the best c."""
+
+    def cost(log_gap: float) -> float:
+        log_a, b, c, _ = _regress(x[:, 0], y, y.min() - np.exp(log_gap), 0.0)
+        return float(np.sum((np.log(y - c) - log_a + b * np.log(x[:, 0])) ** 2))
+
+    gaps = np.linspace(np.log(1e-3 * y.min()), np.log(y.min()), 60)
+    best = int(np.argmin([cost(gap) for gap in gaps]))
+    around = gaps[max(best - 1, 0)], gaps[min(best + 1, len(gaps) - 1)]
+    log_gap = optimize.minimize_scalar(cost, bounds=around, method='bounded').x
+    return _regress(x[:, 0], y, max(y.min() - np.exp(log_gap), 0.0), 0.0)
+
+
+# (y - c) / (e - y)^alpha = a x^-b, theta = (log a, b, c, e, alpha): solved for y.
+
+MIN_ALPHA = 1e-2
+
+
+def _m4_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    log_a, b, c, e, alpha = theta
+    log_x, width = np.log(x[:, 0]), e - c
+    z = _inverse_log_odds(log_a - b * log_x - (1 - alpha) * np.log(width), alpha)
+    above, below = width * special.expit(z), width * special.expit(-z)  # y - c and e - y
+    y = c + above
+    slope = 1 / above + alpha / below
+    ones = np.ones_like(y)
+    gradient = np.stack([ones, -log_x, 1 / above, alpha / below, np.log(below)], axis=1)
+    return np.log(y), gradient / (slope * y)[:, None]
+
+
+def _inverse_log_odds(target: np.ndarray, alpha: float) -> np.ndarray:
+    """z with log sigmoid(z) - alpha log sigmoid(-z) = target, by Newton's method.
+
+    The left side is monotone and either convex or concave, so every start converges.
+    """
+    z = target / max(alpha, 1.0)
+    for _ in range(60):
+        excess = special.log_expit(z) - alpha * special.log_expit(-z) - target
+        change = excess / (special.expit(-z) + alpha * special.expit(z))
+        z = z - change
+        if np.max(np.abs(change)) < 1e-12:
+            break
+    return np.clip(z, -30.0, 30.0)
+
+
+def _m4_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
+    starts = []
+    for share, room in itertools.product((0.0, 0.5, 0.9), (1.01, 1.2)):
+        c, e = share * y.min(), room * y.max()
+        terms = np.stack([np.ones(len(y)), -np.log(x[:, 0]), np.log(e - y)], axis=1)
+        log_a, b, alpha = np.linalg.lstsq(terms, np.log(y - c), rcond=None)[0]
+        starts.append(np.array([log_a, b, c, e, alpha]))
+    return starts
+
+
+def _m4_bounds(x: np.ndarray, y: np.ndarray) -> Bounds:
+    return [
+        (-50.0, 50.0),
+        (0.0, MAX_EXPONENT),
+        (0.0, y.min()),
+        ((1 + 1e-6) * y.max(), 10 * y.max()),
+        (MIN_ALPHA, 20.0),
+    ]
+
+
+def _m4_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+    log_a, b, c, e, alpha = theta
+    a = np.exp(log_a + b * np.log(x_scale[0]) + (1 - alpha) * np.log(y_scale))
+    named = {'a': a, 'b': b, 'c': c * y_scale, 'e': e * y_scale, 'alpha': alpha}
+    return {name: float(value) for name, value in named.items()}
+
+
+# L = E + A N^-alpha + B D^-beta, theta = (log A, alpha, log B, beta, E).
+
+
+def _joint_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    log_a, alpha, log_b, beta, e = theta
+    log_n, log_d = np.log(x).T
+    model, data = np.exp(log_a - alpha * log_n), np.exp(log_b - beta * log_d)
+    y = e + model + data
+    gradient = np.stack([model, -model * log_n, data, -data * log_d, np.ones_like(y)], axis=1)
+    return np.log(y), gradient / y[:, None]
+
+
+def _joint_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
+    starts = []
+    grid = itertools.product((0.2, 0.5, 0.9), (0.2, 0.5, 0.9), (0.1, 0.5, 0.9))
+    for alpha, beta, share in grid:
+        e = share * y.min()
+        terms = np.stack([x[:, 0] ** -alpha, x[:, 1] ** -beta], axis=1)
+        a, b = np.maximum(optimize.nnls(terms, y - e)[0], 1e-3)
+        starts.append(np.array([np.log(a), alpha, np.log(b), beta, e]))
+    return starts
+
+
+def _joint_bounds(x: np.ndarray, y: np.ndarray) -> Bounds:
+    term, exponent = (-50.0, 50.0), (0.0, MAX_EXPONENT)
+    return [term, exponent, term, exponent, (0.0, y.max())]
+
+
+def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+    log_a, alpha, log_b, beta, e = theta
+    a, b = np.exp([log_a + alpha * np.log(x_scale[0]), log_b + beta * np.log(x_scale[1])]) * y_scale
+    named = {'E': e * y_scale, 'A': a, 'alpha': alpha, 'B': b, 'beta': beta}
+    return {name: float(value) for name, value in named.items()}
+
+
+_REVISITING = 'Alabdulmohsin et al. 2022, section 3'
+
+FORMS = {
+    form.name: form
+    for form in (
+        _shifted_form('power', 'a x^-b', f'{_REVISITING}, M1'),
+        _shifted_form('irreducible', 'a x^-b + c', f'the function of M2, {_REVISITING}'),
+        _shifted_form('shifted', 'a (x + d)^-b + c', 'Zhai et al. 2021, section 2'),
+        _shifted_form('m2', 'a x^-b + c', f'{_REVISITING}, M2', _solve_m2),
+        Form(
+            name='m4',
+            formula='(y - c) / (e - y)^alpha = a x^-b',
+            names=('a', 'b', 'c', 'e', 'alpha'),
+            source=f'{_REVISITING}, M4',
+            log_value=_m4_value,
+            starts=_m4_starts,
+            bounds=_m4_bounds,
+            params=_m4_params,
+            telling={'b': 1, 'c': 2},
+        ),
+        Form(
+            name='joint',
+            formula='E + A N^-alpha + B D^-beta',
+            names=('E', 'A', 'alpha', 'B', 'beta'),
+            source='Hoffmann et al. 2022, section 3.3, equation 2',
+            log_value=_joint_value,
+            starts=_joint_starts,
+            bounds=_joint_bounds,
+            params=_joint_params,
+            telling={'alpha': 1, 'beta': 3, 'E': 4},
+            columns=2,
+        ),
+    )
+}
+DEFAULT = 'shifted'

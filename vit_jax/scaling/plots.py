@@ -1,0 +1,178 @@
+"""Scaling curves as a figure: points, fits with their bands, and what was held out."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from vit_jax.errors import UserError
+from vit_jax.scaling.table import Curve, Question
+from vit_jax.viz import figures
+
+TOGETHER = 6  # curves that share one panel
+MAX_PANELS = 80
+
+
+def draw(curves: Sequence[Curve], question: Question) -> Figure:
+    """Few curves in one panel, many in a panel each; logarithmic axes.
+
+    Filled points were fitted to, hollow ones were held out, and right of the dotted line
+    the curve is an extrapolation. The shade is the 90 % band of the bootstrap.
+
+    Raises:
+      UserError: more curves than panels fit into a figure.
+    """
+    if len(curves) > MAX_PANELS:
+        raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
+    if len(question.x) > 1:
+        return _draw_predicted(curves, question)
+    return (
+        _draw_shared(curves, question) if len(curves) <= TOGETHER else _draw_grid(curves, question)
+    )
+
+
+def _figure(width: float, height: float) -> Figure:
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def _draw_shared(curves: Sequence[Curve], question: Question) -> Figure:
+    figure = _figure(8, 4.6 + 0.2 * len(curves))
+    axes = figure.add_subplot()
+    for curve, colour in zip(curves, figures.COLOURS, strict=False):
+        _draw_curve(axes, curve, colour, size=4.5, label=_legend(curve))
+    _finish(axes, f'{question.y} over {question.x[0]}', curves, few=False)
+    axes.set_xlabel(question.x[0], color=figures.FAINT, fontsize=9)
+    axes.set_ylabel(question.y, color=figures.FAINT, fontsize=9)
+    _add_legend(figure)
+    return figure
+
+
+def _draw_grid(curves: Sequence[Curve], question: Question) -> Figure:
+    columns = math.ceil(math.sqrt(1.5 * len(curves)))
+    rows = math.ceil(len(curves) / columns)
+    figure = _figure(2.3 * columns, 1.9 * rows + 0.4)
+    title = f'{question.y} over {question.x[0]}'
+    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    for i, curve in enumerate(curves):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        _draw_curve(axes, curve, figures.COLOURS[0], size=2.5, label=None)
+        _finish(axes, curve.label, [curve], few=True)
+        axes.title.set_fontsize(8)
+        if curve.holdout_rmse is not None:
+            _note(axes, f'{curve.holdout_rmse:.3f}')
+    return figure
+
+
+def _draw_predicted(curves: Sequence[Curve], question: Question) -> Figure:
+    """Of forms with two columns of x: predicted over measured."""
+    figure = _figure(5.6, 5 + 0.2 * len(curves))
+    axes = figure.add_subplot()
+    for curve, colour in zip(curves, figures.COLOURS, strict=False):
+        if curve.fit is not None:
+            predicted = curve.fit.predict(curve.x)
+            _points(axes, curve.y, predicted, curve.kept, colour, 4.5, _legend(curve))
+    ends = [min(c.y.min() for c in curves), max(c.y.max() for c in curves)]
+    axes.plot(ends, ends, color=figures.FAINT, linewidth=1)
+    axes.set_xscale('log')
+    axes.set_yscale('log')
+    figures.style(axes, f'{question.y} over {", ".join(question.x)}')
+    _ticks(axes, 'x', *ends)
+    _ticks(axes, 'y', *ends)
+    axes.set_xlabel('measured', color=figures.FAINT, fontsize=9)
+    axes.set_ylabel('predicted', color=figures.FAINT, fontsize=9)
+    _add_legend(figure)
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str, size: float, label: str | None) -> None:
+    _points(axes, curve.x[:, 0], curve.y, curve.kept, colour, size, label)
+    if curve.fit is None:
+        return
+    grid = np.geomspace(curve.x.min(), curve.x.max(), 200)
+    axes.plot(grid, curve.fit.predict(grid), color=colour, linewidth=1.4)
+    if (band := curve.fit.predict_band(grid)) is not None:
+        axes.fill_between(grid, *band, color=colour, alpha=0.18, linewidth=0)
+    if not curve.kept.all():
+        axes.axvline(curve.x[curve.kept].max(), color=colour, linewidth=0.8, linestyle=':')
+
+
+def _points(
+    axes: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    kept: np.ndarray,
+    colour: str,
+    size: float,
+    label: str | None,
+) -> None:
+    draw_points = functools.partial(
+        axes.plot, color=colour, linestyle='', marker='o', markersize=size
+    )
+    draw_points(x[kept], y[kept], label=label, alpha=0.75, markeredgewidth=0)
+    draw_points(x[~kept], y[~kept], markerfacecolor='white', markeredgewidth=0.7, alpha=0.6)
+
+
+def _legend(curve: Curve) -> str:
+    if curve.fit is None:
+        return f'{curve.label}: too few points'
+    words = [f'{name} {value:.3g}' for name, value in curve.fit.params.items()]
+    error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
+    return f'{curve.label}: {", ".join(words)}{error}'
+
+
+def _add_legend(figure: Figure) -> None:
+    """Below the axes, where no point lies."""
+    figure.legend(
+        loc='outside lower left',
+        frameon=False,
+        fontsize=8.5,
+        labelcolor='linecolor',
+        handlelength=1.4,
+        labelspacing=0.25,
+    )
+
+
+def _note(axes: Axes, text: str) -> None:
+    axes.text(
+        0.96, 0.9, text, transform=axes.transAxes, ha='right', fontsize=7, color=figures.FAINT
+    )
+
+
+def _finish(axes: Axes, title: str, curves: Sequence[Curve], few: bool) -> None:
+    axes.set_xscale('log')
+    axes.set_yscale('log')
+    figures.style(axes, title)
+    axes.tick_params(labelsize=7 if few else 9)
+    _ticks(axes, 'x', min(c.x.min() for c in curves), max(c.x.max() for c in curves), few)
+    _ticks(axes, 'y', min(c.y.min() for c in curves), max(c.y.max() for c in curves), few)
+
+
+def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
+    """Labels that a reader finds at least two of, also within one decade."""
+    axis = axes.xaxis if which == 'x' else axes.yaxis
+    decades = math.log10(high / low)
+    if decades > (1.2 if few else 2):
+        subs: tuple[float, ...] = (1.0,)
+    elif few:
+        subs = (1.0, 3.0) if decades > 0.6 else (1.0, 2.0, 3.0, 5.0, 7.0)
+    else:
+        subs = (1.0, 2.0, 5.0) if decades > 0.7 else tuple(map(float, range(1, 10)))
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def short(value: float) -> str:
+    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
+    for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if factor <= value < 1e12:
+            return f'{value / factor:.3g}{unit}'
+    return f'{value:.3g}'

@@ -1,0 +1,57 @@
+"""scaling.md: what was fitted, how sure that is, and how well it extrapolates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def markdown(summary: Mapping[str, Any], n_runs: int) -> str:
+    """A page about the fits of `table.summary`, with the picture that lies beside it."""
+    median = summary['median_holdout_rmse']
+    doubts = [
+        f'- {_label(curve)}: {warning}'
+        for curve in summary['curves']
+        for warning in curve['warnings']
+    ]
+    parts = [
+        f'# {summary["y"]} over {", ".join(summary["x"])}',
+        f'{n_runs} runs, {len(summary["curves"])} curves of the form `{summary["formula"]}`.',
+        '![curves](scaling.png)',
+        _table(summary),
+        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
+        'were not fitted to'
+        + (
+            f'; its median is {median:.4f}.' if median is not None else ', of which there are none.'
+        ),
+        'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
+        'points, not whether the form is the right one: that is what the error held out is for.',
+    ]
+    if doubts:
+        parts += ['## What the points do not tell', '\n'.join(doubts)]
+    return '\n\n'.join(parts) + '\n'
+
+
+def _label(curve: Mapping[str, Any]) -> str:
+    return ' '.join(curve['by'].values()) or 'all'
+
+
+def _table(summary: Mapping[str, Any]) -> str:
+    fitted = [curve for curve in summary['curves'] if curve['params']]
+    names = list(fitted[0]['params'])
+    lines = [['curve', 'points', *names, 'error held out']]
+    lines.append(['---'] * len(lines[0]))
+    for curve in fitted:
+        error = curve['holdout_rmse']
+        cells = [_cell(curve, name) for name in names]
+        shown = '-' if error is None else f'{error:.4f}'
+        lines.append([_label(curve), str(curve['n_fit']), *cells, shown])
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _cell(curve: Mapping[str, Any], name: str) -> str:
+    value = f'{curve["params"][name]:.4g}'
+    if name not in curve['bands']:
+        return value
+    low, high = curve['bands'][name]
+    return f'{value} [{low:.3g}, {high:.3g}]'

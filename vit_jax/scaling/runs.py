@@ -1,0 +1,162 @@
+"""Run folders as a table: one row a run with its size, its cost and what came out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vit_jax import manifest
+from vit_jax.errors import UserError
+from vit_jax.viz.curves import Series, read_series
+
+Cell = str | int | float | None
+FlopsOf = Callable[[dict[str, Any]], int | None]
+
+# What JAX calls a device is one of the two cores of these chips.
+_HALF_CHIPS = ('TPU v2', 'TPU v3')
+
+
+def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
+    """A row for every run.
+
+    Cells of what a run does not tell are None. Besides the columns of `read_run` there
+    is one for each value of the configs in which the runs differ, `config.model.width`.
+
+    Args:
+      folders: run folders, or folders that hold run folders at any depth.
+      flops_of: the `meta` of a checkpoint -> training FLOPs of one example, or None.
+
+    Raises:
+      UserError: a folder that does not exist or holds no run.
+    """
+    found = [run for folder in folders for run in find_runs(folder)]
+    paths = list(dict.fromkeys(found))
+    rows = [read_run(path, flops_of) for path in paths]
+    configs = [_flat(json.loads((path / 'config.json').read_text())) for path in paths]
+    every = list(dict.fromkeys(key for config in configs for key in config))
+    differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
+    for row, config in zip(rows, configs, strict=True):
+        row |= {f'config.{key}': config.get(key) for key in differing}
+    return rows
+
+
+def find_runs(folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """The run folders in `folder`, or itself.
+
+    Raises:
+      UserError: if there is none.
+    """
+    folder = pathlib.Path(folder).expanduser()
+    configs = sorted(folder.rglob('config.json')) if folder.is_dir() else []
+    if not configs:
+        raise UserError(f'{str(folder)!r} holds no run: there is no config.json in it')
+    return [path.parent for path in configs]
+
+
+def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
+    """One run, finished or not.
+
+    Returns:
+      run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
+      examples_seen (steps times batch), data_size (training examples), flops (of all
+      examples seen, forward and backward), chip_hours (of training alone, without
+      evaluations and saving), then the last value of every metric.
+
+    Raises:
+      UserError: if config.json is damaged.
+    """
+    try:
+        config = json.loads((folder / 'config.json').read_text())
+        batch_size = int(config['batch_size'])
+        model = str(config['model']['name'])
+    except (ValueError, KeyError, TypeError) as e:
+        raise UserError(f'{folder / "config.json"} is no config of a run ({e!r})') from e
+    metrics = folder / 'metrics.jsonl'
+    series = read_series(metrics) if metrics.is_file() else {}
+    saved = manifest.steps(folder / 'checkpoints')
+    meta = _meta(folder / 'checkpoints', saved)
+    logged = [int(steps[-1]) for steps, _ in series.values()]
+    steps = max([*logged, *saved[-1:]], default=0)
+    flops = flops_of(meta) if meta else None
+    hardware = meta.get('hardware')
+    return {
+        'run': str(folder),
+        'model': model,
+        'hardware': hardware,
+        'finished': int((folder / 'result.json').is_file()),
+        'steps': steps,
+        'batch_size': batch_size,
+        'parameters': _parameters(folder / 'checkpoints', saved),
+        'examples_seen': steps * batch_size,
+        'data_size': meta.get('num_examples'),
+        'flops': None if flops is None else flops * steps * batch_size,
+        'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
+        **{name: _finite(values[-1]) for name, (_, values) in series.items()},
+    }
+
+
+def _meta(root: pathlib.Path, saved: Sequence[int]) -> dict[str, Any]:
+    """What the newest checkpoint says of its run; {} if there is none."""
+    if not saved:
+        return {}
+    path = root / str(saved[-1]) / 'meta' / 'metadata'
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _parameters(root: pathlib.Path, saved: Sequence[int]) -> int | None:
+    """How many numbers the arrays under `params` hold, as Orbax lists their shapes."""
+    if not saved:
+        return None
+    path = root / str(saved[-1]) / 'variables' / '_METADATA'
+    if not path.is_file():
+        return None
+    entries = json.loads(path.read_text())['tree_metadata'].values()
+    shapes = [
+        entry['value_metadata']['write_shape']
+        for entry in entries
+        if entry['key_metadata'][0]['key'] == 'params'
+    ]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
+    """Chips times the time of the steps; a line of metrics holds the mean since the one before."""
+    described = re.fullmatch(r'(\d+) x (.+) \(\w+\)', hardware or '')
+    if described is None or step_sec is None:
+        return None
+    devices, kind = int(described[1]), described[2]
+    chips = devices / 2 if kind.startswith(_HALF_CHIPS) else devices
+    steps, seconds = step_sec
+    covered = [int(steps[0]), *(steps[1:] - steps[:-1])]
+    return float(chips * sum(n * s for n, s in zip(covered, seconds, strict=True)) / 3600)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+    """{'model': {'width': 64}} -> {'model.width': 64}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f'{prefix}{key}.')
+        else:
+            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def to_csv(rows: Sequence[Mapping[str, Cell]]) -> str:
+    """The rows as CSV with a header; columns in the order in which they first appear."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval='', lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,246 @@
+"""Tables of points and the curves through them: read a CSV, group, hold out, fit, compare."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling import forms
+
+Row = dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is fitted.
+
+    Attributes:
+      x: the columns of x, as many as the form takes.
+      y: the column of the error or loss; `1-NAME` for one minus an accuracy.
+      by: columns whose values tell the curves apart.
+      holdout_column: 1 where a row is fitted to, 0 where it is held out.
+      holdout: without such a column, the share of the range of x that is held out:
+        with 0.5, all x above half of the largest; 0 for nothing.
+      form: name of a form.
+      against: names of forms to compare the extrapolation with.
+      frontier: keep only the points that no other beats with as little x.
+      bootstrap: replicates for the bands.
+    """
+
+    x: tuple[str, ...]
+    y: str
+    by: tuple[str, ...] = ()
+    holdout_column: str | None = None
+    holdout: float = 0.5
+    form: str = forms.DEFAULT
+    against: tuple[str, ...] = ()
+    frontier: bool = False
+    bootstrap: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The points of one group and what was fitted to those that are not held out.
+
+    Attributes:
+      by: {column: value}.
+      x, y: [N, K] and [N], ascending in x.
+      kept: [N], whether a point was fitted to.
+      fit: None if there are too few points; `problem` then says so.
+      holdout_rmse: None if nothing was held out.
+      against: {form: its holdout_rmse}; None where it cannot be fitted.
+    """
+
+    by: dict[str, str]
+    x: np.ndarray
+    y: np.ndarray
+    kept: np.ndarray
+    fit: fit_lib.Fit | None
+    holdout_rmse: float | None
+    against: dict[str, float | None]
+    problem: str = ''
+
+    @property
+    def label(self) -> str:
+        """The values that tell it from the others."""
+        return ' '.join(self.by.values()) or 'all'
+
+
+def read_csv(path: str | pathlib.Path) -> list[Row]:
+    """The rows of a CSV file with a header.
+
+    Raises:
+      UserError: if there is no such file, or no row in it.
+    """
+    try:
+        with pathlib.Path(path).open(newline='', encoding='utf-8') as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f'--csv {str(path)!r} cannot be read: {e}') from e
+    if not rows:
+        raise UserError(f'--csv {str(path)!r} has no rows')
+    return rows
+
+
+def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
+    """One curve a group, in the order of their values, if these are numbers, or of appearance.
+
+    Rows without a value of x or y are left out.
+
+    Raises:
+      UserError: an unknown column or form, a value that is no positive number, or no
+        group that can be fitted.
+    """
+    form = forms.find(question.form)
+    others = [forms.find(name) for name in question.against]
+    for other in (form, *others):
+        if other.columns != len(question.x):
+            raise UserError(f'--form {other.name}: --x takes {other.columns} column(s)')
+    groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
+    for number, row in enumerate(rows, start=2):
+        key = tuple(_cell(row, column, '--by') for column in question.by)
+        if all(_cell(row, *flag) for flag in _needed(question)):
+            groups.setdefault(key, []).append((number, row))
+    if not groups:
+        raise UserError(f'no row has values of {", ".join((*question.x, question.y))}')
+    curves = [
+        _curve(dict(zip(question.by, key, strict=True)), groups[key], question, form, others)
+        for key in _ordered(groups)
+    ]
+    if all(curve.fit is None for curve in curves):
+        raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
+    return curves
+
+
+def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    try:
+        return sorted(keys, key=lambda key: [float(value) for value in key])
+    except ValueError:
+        return list(keys)
+
+
+def _needed(question: Question) -> list[tuple[str, str]]:
+    """The columns that a row must have a value of, and the flags that name them."""
+    return [*((x, '--x') for x in question.x), (question.y, '--y')]
+
+
+def _cell(row: Row, column: str, flag: str) -> str:
+    name = column.removeprefix('1-') if column not in row else column
+    if name not in row:
+        raise UserError(f'{flag}: {nearest("column", column, [c for c in row if c])}')
+    return row[name] or ''
+
+
+def _number(numbered: tuple[int, Row], column: str, flag: str) -> float:
+    line, row = numbered
+    text = _cell(row, column, flag)
+    try:
+        value = float(text)
+    except ValueError as e:
+        raise UserError(f'{flag} {column}: line {line} holds {text!r}, which is no number') from e
+    return value if column in row else 1 - value
+
+
+def _curve(
+    by: dict[str, str],
+    group: list[tuple[int, Row]],
+    question: Question,
+    form: forms.Form,
+    others: Sequence[forms.Form],
+) -> Curve:
+    x = np.array([[_number(row, column, '--x') for column in question.x] for row in group])
+    y = np.array([_number(row, question.y, '--y') for row in group])
+    bad = ~((x > 0).all(axis=1) & (y > 0) & np.isfinite(y) & np.isfinite(x).all(axis=1))
+    if bad.any():
+        line = group[int(np.argmax(bad))][0]
+        raise UserError(f'line {line}: x and y must be finite and positive to be fitted')
+    kept = _kept(x, group, question)
+    if question.frontier:
+        chosen = _on_frontier(x, y, kept)
+        x, y, kept = x[chosen], y[chosen], kept[chosen]
+    order = np.lexsort((y, *x.T[::-1]))
+    x, y, kept = x[order], y[order], kept[order]
+    try:
+        found = fit_lib.fit(form, x[kept], y[kept], bootstrap=question.bootstrap)
+    except UserError as e:
+        problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
+        return Curve(by, x, y, kept, None, None, dict.fromkeys(question.against), problem)
+    error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
+    against = {other.name: _extrapolation(other, x, y, kept) for other in others}
+    return Curve(by, x, y, kept, found, error, against)
+
+
+def _kept(x: np.ndarray, group: list[tuple[int, Row]], question: Question) -> np.ndarray:
+    """Which points are fitted to; of two columns of x, the last tells what is held out."""
+    if question.holdout_column is None:
+        return x[:, -1] <= (1 - question.holdout) * x[:, -1].max()
+    marks = np.array([_number(row, question.holdout_column, '--holdout-column') for row in group])
+    if not np.isin(marks, (0, 1)).all():
+        raise UserError(
+            f'--holdout-column {question.holdout_column}: 1 (fit on it) or 0 (held out)'
+        )
+    return marks == 1
+
+
+def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The frontier; what is fitted to is chosen without a look at what is held out."""
+    if x.shape[1] != 1:
+        raise UserError('--frontier: takes one column of x')
+    chosen = fit_lib.frontier(x[:, 0], y)
+    chosen[kept] = fit_lib.frontier(x[kept, 0], y[kept])
+    return chosen
+
+
+def _extrapolation(
+    form: forms.Form, x: np.ndarray, y: np.ndarray, kept: np.ndarray
+) -> float | None:
+    try:
+        return fit_lib.rmse(fit_lib.fit(form, x[kept], y[kept]), x[~kept], y[~kept])
+    except UserError:
+        return None
+
+
+def summary(curves: Sequence[Curve], question: Question) -> dict[str, Any]:
+    """All curves and their median extrapolation error, as JSON can hold it."""
+    return {
+        'x': list(question.x),
+        'y': question.y,
+        'form': question.form,
+        'formula': forms.find(question.form).formula,
+        'curves': [_curve_summary(curve) for curve in curves],
+        'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
+        'against': {name: _comparison(curves, name) for name in question.against},
+    }
+
+
+def _curve_summary(curve: Curve) -> dict[str, Any]:
+    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
+    if curve.fit is None:
+        result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
+    else:
+        result |= fit_lib.summary(curve.fit)
+    return result | {'holdout_rmse': curve.holdout_rmse, 'against': curve.against}
+
+
+def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
+    """The other form's median, and on which share of the curves this one extrapolates better."""
+    pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
+    both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
+    better = sum(ours < other for ours, other in both)
+    return {
+        'median_holdout_rmse': _median([other for _, other in pairs]),
+        'better_on': better,
+        'of': len(both),
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None
