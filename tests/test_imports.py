@@ -84,7 +84,8 @@ FORBIDDEN = {
     'data': (*ours('nn', 'models', 'tasks', 'step'), *TRAINER, 'flax'),
     'scaling': (*ours('models', 'tasks', 'step', 'data'), *TRAINER, 'flax'),
     'viz': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
-    'train': COMMANDS,
+    'train': (*ours('sweeps'), *COMMANDS),
+    'sweeps': COMMANDS,
     'evaluate': (*ours('train'), *COMMANDS),
     'interop': (*ours('tasks', 'step', 'train', 'evaluate', 'runs'), *COMMANDS),
     'evaluators': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'jax', 'flax'),
@@ -189,4 +190,4 @@ def test_a_model_needs_no_data_stack():
 def test_training_needs_neither_tensorflow_nor_torch():
     loaded = loaded_by('import vit_jax.train, vit_jax.commands.train, vit_jax.commands.evaluate')
     assert {'jax', 'flax', 'orbax'} <= loaded
-    assert not loaded & {'tensorflow', 'torch', 'transformers'}
+    assert not loaded & {'tensorflow', 'torch', 'transformers', 'optuna'}

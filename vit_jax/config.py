@@ -43,25 +43,44 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
       UserError: no such file, no `get_config`, an unknown key, a wrong type, or a
         value that cannot be right (see `validate`).
     """
-    path, _, arg = spec.partition(':')
-    config = _run_file(pathlib.Path(path), arg or None)
+    return override(run_file(spec, 'get_config', '--config'), overrides)
+
+
+def override(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
+    """Locks the config, applies overrides such as `optim.lr=3e-4` to it, and validates it.
+
+    Raises:
+      UserError: as `load`.
+    """
     config.lock()
-    for override in overrides:
-        _override(config, override)
+    for text in overrides:
+        _override(config, text)
     validate(config)
     return config
 
 
-def _run_file(path: pathlib.Path, arg: str | None) -> ConfigDict:
+def run_file(spec: str, function: str, flag: str) -> Any:
+    """Executes the file of `FILE[:arg]` and returns what its `function(arg)` does.
+
+    Args:
+      spec: the file and its argument.
+      function: its name.
+      flag: where `spec` was given, for the message.
+
+    Raises:
+      UserError: no such file, or no such function in it.
+    """
+    name, _, arg = spec.partition(':')
+    path = pathlib.Path(name)
     if not path.is_file():
-        raise UserError(f'--config: no file {str(path)!r}')
-    spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, 'get_config'):
-        raise UserError(f'--config: {str(path)!r} has no function get_config(arg)')
-    return module.get_config(arg)
+        raise UserError(f'{flag}: no file {str(path)!r}')
+    found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    if not hasattr(module, function):
+        raise UserError(f'{flag}: {str(path)!r} has no function {function}(arg)')
+    return getattr(module, function)(arg or None)
 
 
 def _override(config: ConfigDict, override: str) -> None:

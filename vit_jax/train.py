@@ -39,6 +39,13 @@ class Preempted(Exception):
     """The run was told to stop; its state is saved."""
 
 
+class Pruned(Exception):
+    """`report` ended the run before its last step."""
+
+
+Report = Callable[[int, dict[str, float]], bool]
+
+
 @dataclasses.dataclass(frozen=True)
 class Beginning:
     """What a new run starts from.
@@ -137,6 +144,7 @@ def train(
     *,
     stop_at: int | None = None,
     devices: Sequence[jax.Device] | None = None,
+    report: Report | None = None,
 ) -> dict[str, float]:
     """Trains to the end, resuming whatever is in `folder`.
 
@@ -145,6 +153,8 @@ def train(
       folder: the run folder; made if missing.
       stop_at: save and stop after this step, as if preempted there.
       devices: all by default.
+      report: gets the step and the results of every evaluation, on every process; what it
+        returns says whether the run ends there.
 
     Returns:
       The final evaluation, {name: value}.
@@ -153,6 +163,7 @@ def train(
       UserError: for a mistake in the config or the folder.
       Diverged: if the loss is not finite; the last good checkpoint stands.
       Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
+      Pruned: if `report` said so before the last step.
     """
     folder = pathlib.Path(folder).expanduser().resolve()
     if (result := finished(config, folder)) is not None:
@@ -177,7 +188,7 @@ def train(
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
             writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
-            result = loop(parts, state, start, checkpointer, writer, preemption, stop_at)
+            result = loop(parts, state, start, checkpointer, writer, preemption, stop_at, report)
             if jax.process_index() == 0:
                 workdir.write_text_atomic(folder / RESULT, json.dumps(result) + '\n')
             return result
@@ -240,6 +251,7 @@ def loop(
     writer: Writer,
     preemption: workdir.Preemption,
     stop_at: int | None,
+    report: Report | None = None,
 ) -> dict[str, float]:
     """Steps `start` to the end; see the module's docstring."""
     total, every = parts.total_steps, parts.every
@@ -264,6 +276,8 @@ def loop(
                 writer.write(step, results)
                 writer.show_eval(step, results)
                 writer.draw()
+            if report and report(step, results) and step < total:
+                raise Pruned(f'ended after step {step}/{total}')
         if due(step, every['checkpoint'], total) or stopping:
             with meter.paused():
                 meter.check_finite()

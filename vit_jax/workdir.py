@@ -32,6 +32,10 @@ _SILENT_SECONDS = 20.0
 _log = logging.getLogger(__name__)
 
 
+class InUse(UserError):
+    """Another run holds the folder."""
+
+
 @contextlib.contextmanager
 def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
     """Makes the folder if absent and keeps other runs out of it; process 0 holds the lock.
@@ -43,7 +47,8 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
     not moved for `silent_seconds`. No clocks are compared.
 
     Raises:
-      UserError: if another run holds the folder, or it cannot be written.
+      InUse: if another run holds the folder.
+      UserError: if it cannot be written.
     """
     with contextlib.ExitStack() as held:
         on_process_0(lambda: _hold(held, Path(path), silent_seconds))
@@ -108,7 +113,7 @@ def _take(file: int, path: Path, silent_seconds: float) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UserError(_in_use(path, _owner(file))) from error
+        raise InUse(_in_use(path, _owner(file))) from error
     if _owner(file).get('host', socket.gethostname()) != socket.gethostname():
         _wait_for_silence(file, path, silent_seconds)
     record = {
@@ -145,7 +150,7 @@ def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
     while time.monotonic() < deadline:
         time.sleep(min(0.5, seconds))
         if os.fstat(file).st_mtime_ns != seen:
-            raise UserError(_in_use(path, owner))
+            raise InUse(_in_use(path, owner))
 
 
 def _heartbeat(file: int, stop: threading.Event) -> None:

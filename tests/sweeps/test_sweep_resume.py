@@ -1,0 +1,87 @@
+"""Real workers: the example trains, and a killed worker's trial ends as if nothing had happened."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip('optuna')
+
+from optuna.trial import TrialState
+
+from vit_jax import checkpoint, manifest, workdir
+from vit_jax.__main__ import main
+from vit_jax.sweeps import study
+from vit_jax.sweeps.space import Sweep, grid
+
+TOTAL = 80
+CONFIG = 'experiments/vit/digits.py:smoke'
+FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '4', 'every.eval': '20'}
+
+
+def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> None:
+    deadline = time.monotonic() + 200
+    while max(manifest.steps(folder / 'checkpoints'), default=0) < 8:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+
+
+def digest(folder: pathlib.Path) -> str:
+    step, variables, _ = checkpoint.load_variables(folder / 'checkpoints')
+    assert step == TOTAL
+    return workdir.tree_digest(variables)
+
+
+def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
+    tmp_path, repo, run_cli, monkeypatch
+):
+    monkeypatch.chdir(repo)
+    folder = tmp_path / 'study'
+    sweep = Sweep(CONFIG, 'test/accuracy', points=grid({'optim.lr': [0.002]}), overrides=FLAGS)
+    made = study.create(sweep, 'killed', folder=folder)
+    words = ['sweep', 'work', 'killed', '--workdir', str(folder)]
+    environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
+    command = [sys.executable, '-m', 'vit_jax', *words]
+    with subprocess.Popen(command, cwd=repo, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            kill_after_a_checkpoint(process, made.run_folder(0))
+        finally:
+            process.kill()
+    assert [trial.state for trial in made.trials()] == [TrialState.RUNNING]
+
+    done = run_cli(*words)
+    assert done.returncode == 0, done.stderr
+    assert 'resumes after step' in done.stdout
+    (trial,) = made.trials()
+    assert trial.state == TrialState.COMPLETE
+    result = json.loads((made.run_folder(0) / 'result.json').read_text())
+    assert trial.value == result['test/accuracy']
+    assert sorted(trial.intermediate_values) == list(range(20, TOTAL + 1, 20))
+
+    flags = [f'--config.{k}={v}' for k, v in {**FLAGS, 'optim.lr': 0.002}.items()]
+    alone = tmp_path / 'alone'
+    trained = run_cli('train', '--config', CONFIG, *flags, '--workdir', alone)
+    assert trained.returncode == 0, trained.stderr
+    assert digest(made.run_folder(0)) == digest(alone)
+
+
+def test_a_worker_trains_the_example(tmp_path, repo, monkeypatch):
+    monkeypatch.chdir(repo)
+    place = ['--workdir', str(tmp_path), '--storage', f'sqlite:///{tmp_path}/sweep.db']
+    assert (
+        main(['sweep', 'create', 'experiments/sweeps/digits.py:smoke', '--study', 'a', *place]) == 0
+    )
+    assert main(['sweep', 'work', 'a', '--workdir', str(tmp_path), '--trials', '1']) == 0
+    trial, *others = study.open_study('a', folder=tmp_path).trials()
+    assert trial.state == TrialState.COMPLETE
+    assert {other.state for other in others} == {TrialState.WAITING}
+    stored = json.loads((tmp_path / '0000' / 'config.json').read_text())
+    assert stored['optim']['lr'] == trial.params['optim.lr']
+    assert stored == trial.user_attrs['config'] | {'model': stored['model']}

@@ -1,0 +1,159 @@
+"""Sweep a config: create a study, work on it, see what it found."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError, nearest
+
+PACKAGES = ('optuna', 'sqlalchemy')
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one action. Returns 0, or 75 when a worker was stopped with its state saved."""
+    if not argv or argv[0] in ('-h', '--help'):
+        overview().parse_args(argv)
+        raise UserError(f'sweep: say what to do: {", ".join(ACTIONS)} (see vit_jax sweep --help)')
+    action, *rest = argv
+    if action not in ACTIONS:
+        raise UserError('sweep: ' + nearest('action', action, ACTIONS))
+    args = action_parser(action).parse_args(rest)
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UserError(f"sweep needs {missing[0]}: pip install 'vit_jax[sweep]'")
+    return ACTIONS[action](args)
+
+
+def overview() -> Parser:
+    """Prints the flags of all actions."""
+    parser = Parser('sweep', __doc__)
+    parser.usage = 'vit_jax sweep ACTION [flags]'
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = ''.join(action_parser(name).format_usage() for name in ACTIONS)
+    return parser
+
+
+def action_parser(action: str) -> Parser:
+    """The flags of one action."""
+    parser = Parser(f'sweep {action}', ACTIONS[action].__doc__)
+    if action == 'create':
+        parser.add_argument('file', metavar='FILE[:ARG]', help='a Python file; it is executed')
+        parser.add_argument('--study', required=True, metavar='NAME')
+    else:
+        parser.add_argument('study', metavar='NAME')
+    parser.add_argument('--storage', default='', metavar='URL', help='sqlite:///, journal: or SQL')
+    parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
+    if action == 'work':
+        parser.add_argument('--trials', type=int, metavar='N', help='end after so many')
+    if action == 'plot':
+        parser.add_argument('--output', metavar='PATH', help='sweep.png in the workdir by default')
+    return parser
+
+
+def open_study(args: argparse.Namespace) -> Any:
+    """The study that the flags name."""
+    from vit_jax.sweeps import study
+
+    return study.open_study(args.study, args.storage, args.workdir)
+
+
+def create(args: argparse.Namespace) -> int:
+    """Make a study of a sweep file and queue its trials."""
+    from vit_jax.sweeps import space, study
+
+    made = study.create(space.load(args.file), args.study, args.storage, args.workdir)
+    count = len(made.sweep.queue())
+    print(f'created {made.name}: {count} trials, runs in {made.folder}')
+    return 0
+
+
+def work(args: argparse.Namespace) -> int:
+    """Run trials until none is left; any number of workers, started again at will."""
+    if args.trials is not None and args.trials < 1:
+        raise UserError(f'--trials {args.trials}: must be at least 1')
+    from vit_jax import processes, sharding, train, workdir
+    from vit_jax.data.watchdog import Stalled
+    from vit_jax.sweeps import study, worker
+
+    sharding.use_compilation_cache()
+    opened = open_study(args)
+    study.require_shared_folder(opened)
+    try:
+        done = worker.work(opened, args.trials)
+    except train.Preempted as e:
+        print(e)
+        return workdir.EXIT_PREEMPTED
+    except Stalled as e:
+        print(f'error: {e}', file=sys.stderr, flush=True)
+        os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
+    if done.failures:
+        first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
+        raise UserError(first + done.failures[0])
+    print(f'trials finished by this worker: {done.finished}')
+    return 0
+
+
+def status(args: argparse.Namespace) -> int:
+    """Show how many trials are in which state, and a line a trial."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from vit_jax.sweeps import report
+
+    study = open_study(args)
+    tally = '  '.join(f'{state} {count}' for state, count in report.counts(study).items())
+    console = Console(highlight=False)
+    sweep = study.sweep
+    title = f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}'
+    console.print(title, soft_wrap=True, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ('trial', 'state', 'step', sweep.metric, *sweep.dimensions()):
+        table.add_column(heading, justify='left' if heading == 'state' else 'right')
+    for row in report.rows(study):
+        table.add_row(*row)
+    console.print(table)
+    return 0
+
+
+def best(args: argparse.Namespace) -> int:
+    """Show the best trial, and the command that trains as it did."""
+    from vit_jax.sweeps import report
+
+    study = open_study(args)
+    trial = report.best(study)
+    print(f'trial {trial.number}: {study.sweep.metric} {report.value(trial)}')
+    for name, value in trial.params.items():
+        print(f'  {name} = {value}')
+    print(f'run folder: {trial.user_attrs["folder"]}')
+    print(report.command(study, trial))
+    return 0
+
+
+def plot(args: argparse.Namespace) -> int:
+    """Draw the evaluations of all trials, and their values over each dimension."""
+    from vit_jax.sweeps import report
+    from vit_jax.viz import figures
+
+    if args.output:
+        figures.check_format(args.output, '--output')
+    study = open_study(args)
+    output = args.output or study.folder / 'sweep.png'
+    try:
+        print(report.plot(study, output))
+    except OSError as e:
+        raise UserError(f'--output {str(output)!r} cannot be written: {e.strerror}') from e
+    return 0
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    'create': create,
+    'work': work,
+    'status': status,
+    'best': best,
+    'plot': plot,
+}

@@ -1,0 +1,7 @@
+"""Sweeps: many runs of one config, kept as a study of Optuna's, shared by any number of workers.
+
+space     what a sweep file says: a base config, points or ranges, how to search and to prune
+study     a study in its storage, and the folder that all its workers share
+worker    claim a trial -> train -> tell, until none is left
+report    tables and the picture
+"""

@@ -1,0 +1,231 @@
+"""What a sweep file says; `get_sweep(arg: str | None) -> Sweep` stands in it.
+
+Dimensions are named by their place in the config, as on the command line: `optim.lr`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vit_jax import config as config_lib
+from vit_jax.errors import UserError, nearest
+
+Point = dict[str, Any]
+SEARCHES = ('tpe', 'cmaes', 'random')
+PRUNERS = ('none', 'median', 'hyperband')
+DIRECTIONS = ('minimize', 'maximize')
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of some values.
+
+    Attributes:
+      values: numbers, strings or bools.
+    """
+
+    values: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A number from `low` to `high`, both included; an integer if both are.
+
+    Attributes:
+      low, high: the bounds.
+      log: whether its logarithm is what is searched.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Dimension = Choice | Range
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What to run.
+
+    Attributes:
+      config: the base, as for `--config`: FILE[:ARG].
+      metric: of the final evaluation, as `test/accuracy`.
+      direction: `maximize` or `minimize` it.
+      points: what is to run exactly once each, all with the same dimensions; see `grid`, `star`.
+      space: what a search may choose, by dimension.
+      trials: how many runs a search has, points included.
+      search: `tpe`, `cmaes` or `random`.
+      pruner: `none`, `median` or `hyperband`, fed by the evaluations of the runs.
+      pruner_options: keywords of Optuna's pruner; steps in them are those of the trainer.
+      overrides: what differs from the base config in every run, by dimension.
+      seed: of the search.
+    """
+
+    config: str
+    metric: str
+    direction: str = 'maximize'
+    points: Sequence[Point] = ()
+    space: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
+    trials: int = 0
+    search: str = 'tpe'
+    pruner: str = 'none'
+    pruner_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: Point = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, value, valid in (
+            ('direction', self.direction, DIRECTIONS),
+            ('search', self.search, SEARCHES),
+            ('pruner', self.pruner, PRUNERS),
+        ):
+            if value not in valid:
+                raise UserError('sweep: ' + nearest(what, value, valid))
+        if not self.points and not (self.space and self.trials > 0):
+            raise UserError('sweep: give points, or a space and a number of trials')
+        if self.trials and not self.space:
+            raise UserError('sweep: trials are for a search, which needs a space')
+        if self.trials and self.trials < len(self.points):
+            raise UserError(
+                f'sweep: trials={self.trials} is less than the {len(self.points)} points'
+            )
+        _check_points(self.points, self.space)
+        for name, dimension in self.space.items():
+            _check_dimension(name, dimension)
+
+    def queue(self) -> list[Point]:
+        """Every trial in order: what it fixes, which is nothing where the search chooses."""
+        return [*map(dict, self.points), *({} for _ in range(self.trials - len(self.points)))]
+
+    def dimensions(self) -> dict[str, Dimension]:
+        """The space; where there are only points, the values that they have."""
+        if self.space:
+            return dict(self.space)
+        return {
+            name: Choice(tuple(dict.fromkeys(point[name] for point in self.points)))
+            for name in self.points[0]
+        }
+
+
+def _check_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> None:
+    names = set(space) or set(points[0])
+    for point in points:
+        if set(point) != names:
+            raise UserError(f'sweep: the point {point} has not the dimensions {sorted(names)}')
+        if not all(isinstance(value, (int, float, str)) for value in point.values()):
+            raise UserError(f'sweep: the point {point} has values other than numbers and strings')
+        for name, dimension in space.items():
+            if not contains(dimension, point[name]):
+                raise UserError(f'sweep: {name}={point[name]} of a point is outside of its range')
+
+
+def _check_dimension(name: str, dimension: Dimension) -> None:
+    if isinstance(dimension, Choice):
+        if not dimension.values:
+            raise UserError(f'sweep: {name} has no values')
+        return
+    positive = dimension.low > 0 or not dimension.log
+    if not (dimension.low <= dimension.high and math.isfinite(dimension.high) and positive):
+        words = 'must be positive and in order' if dimension.log else 'must be in order'
+        raise UserError(f'sweep: {name}: the bounds {dimension.low}, {dimension.high} {words}')
+
+
+def contains(dimension: Dimension, value: Any) -> bool:
+    """Whether the dimension can have the value."""
+    if isinstance(dimension, Choice):
+        return value in dimension.values
+    return not isinstance(value, str) and dimension.low <= value <= dimension.high
+
+
+def choice(*values: Any) -> Choice:
+    """One of these values."""
+    return Choice(values)
+
+
+def uniform(low: float, high: float) -> Range:
+    """A real number, or an integer if both bounds are."""
+    return Range(low, high)
+
+
+def log_uniform(low: float, high: float) -> Range:
+    """A positive number on a logarithmic scale; an integer if both bounds are."""
+    return Range(low, high, log=True)
+
+
+def grid(values: Mapping[str, Iterable[Any]]) -> list[Point]:
+    """All combinations of the values of each dimension; the last dimension varies fastest."""
+    return [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
+
+
+def star(centre: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
+    """The centre, and points that differ from it in one dimension only.
+
+    This is how shapes are varied to find one exponent per dimension ("Getting ViT in Shape:
+    Scaling Laws for Compute-Optimal Model Design", section 3.2): the number of runs is the sum of
+    the rays' lengths instead of their product.
+
+    Args:
+      centre: a value for every dimension.
+      rays: further values of a dimension; the centre's own is left out of them.
+
+    Raises:
+      UserError: if a ray has no value in the centre.
+    """
+    for name in rays:
+        if name not in centre:
+            raise UserError('sweep: ' + nearest('dimension of the centre', name, centre))
+    points = [{**centre, name: value} for name, values in rays.items() for value in values]
+    return [dict(centre), *(point for point in points if point != centre)]
+
+
+def load(spec: str) -> Sweep:
+    """The sweep of `FILE[:arg]`, which is executed.
+
+    Raises:
+      UserError: no such file, or what it returns is no sweep.
+    """
+    sweep = config_lib.run_file(spec, 'get_sweep', 'sweep create')
+    if not isinstance(sweep, Sweep):
+        raise UserError(f'sweep create: get_sweep of {spec!r} returns no Sweep')
+    return sweep
+
+
+def overrides(point: Mapping[str, Any]) -> list[str]:
+    """The point as overrides of a config: `optim.lr=0.001`."""
+    return [f'{name}={value}' for name, value in point.items()]
+
+
+def corners(sweep: Sweep) -> list[Point]:
+    """Points that show whether the config takes the sweep's dimensions and values."""
+    if sweep.points and not sweep.trials:
+        return [dict(point) for point in sweep.points]
+    ends = {
+        k: d.values if isinstance(d, Choice) else (d.low, d.high) for k, d in sweep.space.items()
+    }
+    return star({name: values[0] for name, values in ends.items()}, ends)
+
+
+def _ends(dimension: Dimension) -> tuple[Any, ...]:
+    return dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
+
+
+def to_json(sweep: Sweep) -> dict[str, Any]:
+    """The sweep as JSON values."""
+    return dataclasses.asdict(sweep)
+
+
+def from_json(stored: Mapping[str, Any]) -> Sweep:
+    """A sweep stored by `to_json`."""
+    space = {name: _dimension(fields) for name, fields in stored['space'].items()}
+    return Sweep(**{**stored, 'space': space})
+
+
+def _dimension(fields: Mapping[str, Any]) -> Dimension:
+    return Choice(tuple(fields['values'])) if 'values' in fields else Range(**fields)

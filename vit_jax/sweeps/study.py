@@ -1,0 +1,270 @@
+"""A study in its storage, and the folder that all its workers share.
+
+The storage keeps the sweep, the base config, and of every trial its values, evaluations and
+resolved config. The folder keeps the runs, and who is at work on which: `claims/NUMBER/lock`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import uuid
+import warnings
+from typing import Any
+
+import optuna
+import sqlalchemy
+from ml_collections import ConfigDict
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend
+
+from vit_jax import config as config_lib
+from vit_jax import workdir
+from vit_jax.errors import UserError, nearest
+from vit_jax.sweeps import space
+
+ROOT = pathlib.Path('runs')
+MARKER = 'sweep.json'
+JOURNAL = 'journal:'
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+logging.getLogger('alembic').setLevel(logging.WARNING)
+warnings.filterwarnings('ignore', category=optuna.exceptions.ExperimentalWarning)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """An open study.
+
+    Attributes:
+      name: of the study.
+      storage: where it is.
+      folder: where its runs are.
+      sweep: what was asked for.
+      base: the config that its trials vary.
+    """
+
+    name: str
+    storage: BaseStorage
+    folder: pathlib.Path
+    sweep: space.Sweep
+    base: ConfigDict
+
+    def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+        """The trials in these states, or all, in order."""
+        return self.load(0).get_trials(deepcopy=False, states=states or None)
+
+    def load(self, seed: int) -> optuna.Study:
+        """Optuna's study, with the search and the pruner of the sweep."""
+        return optuna.load_study(
+            study_name=self.name,
+            storage=self.storage,
+            sampler=make_sampler(self.sweep.search, seed),
+            pruner=make_pruner(self.sweep.pruner, self.sweep.pruner_options),
+        )
+
+    def run_folder(self, number: int) -> pathlib.Path:
+        """Of a trial."""
+        return self.folder / f'{number:04d}'
+
+    def config(self, point: dict[str, Any]) -> ConfigDict:
+        """The config of a trial.
+
+        Raises:
+          UserError: if it cannot have these values.
+        """
+        return vary(self.base, point)
+
+
+def vary(base: ConfigDict, point: space.Point) -> ConfigDict:
+    """A copy of the config with other values.
+
+    Raises:
+      UserError: if it cannot have them.
+    """
+    copy = config_lib.from_json(config_lib.to_json(base))
+    return config_lib.override(copy, space.overrides(point))
+
+
+def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of that name.
+
+    Raises:
+      UserError: if a package that it needs is missing.
+    """
+    if search == 'random':
+        return optuna.samplers.RandomSampler(seed=seed)
+    if search == 'tpe':
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    if importlib.util.find_spec('cmaes') is None:
+        raise UserError("the search 'cmaes' needs a package: pip install cmaes")
+    return optuna.samplers.CmaEsSampler(seed=seed)
+
+
+def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
+    """Optuna's pruner of that name.
+
+    Raises:
+      UserError: if it does not take these options.
+    """
+    classes = {
+        'none': optuna.pruners.NopPruner,
+        'median': optuna.pruners.MedianPruner,
+        'hyperband': optuna.pruners.HyperbandPruner,
+    }
+    try:
+        return classes[name](**options)
+    except (TypeError, ValueError) as e:
+        raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e
+
+
+def create(
+    sweep: space.Sweep, name: str, storage: str = '', folder: str | pathlib.Path | None = None
+) -> Study:
+    """Makes a study and queues all its trials.
+
+    Args:
+      sweep: what to run.
+      name: of the study.
+      storage: `sqlite:///PATH`, `journal:PATH` or a URL of a database; by default a journal in
+        the folder.
+      folder: of its runs; `runs/NAME` by default.
+
+    Raises:
+      UserError: if the study exists, or the config does not take what the sweep varies.
+    """
+    folder = pathlib.Path(folder or ROOT / name).expanduser().resolve()
+    base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
+    check(sweep, base)
+    workdir.require_writable(folder)
+    url = absolute(storage or f'{JOURNAL}{folder / "journal.log"}')
+    study = Study(name, open_storage(url, new=True), folder, sweep, base)
+    token = uuid.uuid4().hex
+    _fill(study, token)
+    marker = {'study': name, 'storage': without_password(url), 'token': token}
+    workdir.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
+    return study
+
+
+def check(sweep: space.Sweep, base: ConfigDict) -> None:
+    """Raises UserError for what would make every trial fail."""
+    make_sampler(sweep.search, sweep.seed)
+    make_pruner(sweep.pruner, sweep.pruner_options)
+    evaluation = sweep.metric.partition('/')[0]
+    if evaluation not in base.evals:
+        mistake = nearest('evaluation', evaluation, base.evals)
+        raise UserError(f'sweep: metric {sweep.metric!r}: {mistake}')
+    for point in space.corners(sweep):
+        vary(base, point)
+
+
+def _fill(study: Study, token: str) -> None:
+    """Creates Optuna's study; what says that it is whole is written last."""
+    name, storage = study.name, study.storage
+    if name in optuna.get_all_study_names(storage):
+        if 'token' in optuna.load_study(study_name=name, storage=storage).user_attrs:
+            raise UserError(f'the study {name!r} exists: choose another --study')
+        optuna.delete_study(study_name=name, storage=storage)
+    direction = optuna.study.StudyDirection[study.sweep.direction.upper()]
+    made = optuna.create_study(study_name=name, storage=storage, direction=direction)
+    for point in study.sweep.queue():
+        made.enqueue_trial(point)
+    made.set_user_attr('sweep', space.to_json(study.sweep))
+    made.set_user_attr('base', study.base.to_dict())
+    made.set_user_attr('folder', str(study.folder))
+    study.folder.mkdir(parents=True, exist_ok=True)
+    made.set_user_attr('token', token)
+
+
+def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None = None) -> Study:
+    """A study that was created here or elsewhere.
+
+    Args:
+      name: of the study.
+      storage: where it is; by default what its folder says.
+      folder: of its runs, where that is mounted at another place.
+
+    Raises:
+      UserError: if there is no such study.
+    """
+    path = pathlib.Path(folder or ROOT / name).expanduser().resolve()
+    url = storage or _read_marker(path).get('storage', '')
+    if not url:
+        known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
+        raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
+    opened = open_storage(absolute(url))
+    known = optuna.get_all_study_names(opened)
+    if name not in known:
+        raise UserError(nearest('study', name, known))
+    attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
+    if 'token' not in attributes:
+        raise UserError(f'the study {name!r} was not created to its end: create it again')
+    base = config_lib.from_json(json.dumps(attributes['base']))
+    found = path if folder else pathlib.Path(attributes['folder'])
+    return Study(name, opened, found, space.from_json(attributes['sweep']), base)
+
+
+def require_shared_folder(study: Study) -> None:
+    """Workers see by the folder who is at work and what is saved: it has to be the same one.
+
+    Raises:
+      UserError: if it is not.
+    """
+    token = study.load(0).user_attrs['token']
+    if _read_marker(study.folder).get('token') != token:
+        raise UserError(
+            f'the folder {study.folder} of the study {study.name!r} is not here: all workers '
+            'share one; mount it, and give --workdir where its path differs'
+        )
+
+
+def _read_marker(folder: pathlib.Path) -> dict[str, str]:
+    path = folder / MARKER
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def absolute(storage: str) -> str:
+    """The storage, with the path of a file made absolute."""
+    for scheme in (JOURNAL, 'sqlite:///'):
+        if storage.startswith(scheme):
+            path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
+            return f'{scheme}{path.resolve()}'
+    return storage
+
+
+def without_password(storage: str) -> str:
+    """The storage as it may be written to a file; a driver finds the password by itself."""
+    if storage.startswith(JOURNAL):
+        return storage
+    url = sqlalchemy.make_url(storage)._replace(password=None)
+    return url.render_as_string(hide_password=False)
+
+
+def open_storage(storage: str, new: bool = False) -> BaseStorage:
+    """Optuna's storage; `new` allows a file to be made.
+
+    Raises:
+      UserError: if it cannot be opened.
+    """
+    scheme = next((s for s in (JOURNAL, 'sqlite:///') if storage.startswith(s)), '')
+    path = pathlib.Path(storage.removeprefix(scheme))
+    if scheme and not new and not path.is_file():
+        raise UserError(f'--storage {storage}: there is no such file')
+    try:
+        if scheme and new:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if scheme == JOURNAL:
+            return JournalStorage(JournalFileBackend(os.fspath(path)))
+        # Of SQLite's many workers one writes at a time.
+        waiting = {'connect_args': {'timeout': 60}} if scheme else {}
+        return get_storage(RDBStorage(storage, engine_kwargs=waiting))
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError) as e:
+        reason = str(e).strip().splitlines()[0]
+        raise UserError(
+            f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '
+            'sqlite:///PATH, journal:PATH or postgresql+psycopg://HOST/DATABASE'
+        ) from e
