@@ -1,0 +1,90 @@
+r"""How accuracy grows with the number of training images: ViT against BiT-ResNet on CIFAR-10.
+
+    python -m vit_jax sweep create experiments/scaling/cifar10.py:vit --study cifar10_vit
+    python -m vit_jax sweep create experiments/scaling/cifar10.py:bit --study cifar10_bit
+    python -m vit_jax sweep work cifar10_vit    # any number of workers, here or elsewhere
+    python -m vit_jax sweep work cifar10_bit
+    python -m vit_jax scaling report --x data_size --y 1-test/accuracy --by model,parameters \
+        runs/cifar10_vit runs/cifar10_bit
+
+A small copy of Figure 4 of the ViT paper (arXiv:2010.11929): three sizes of either family on
+1,000 to 45,000 images, all with the same hyperparameters within a family; `val`, the 5,000
+training images that no run is trained on, is there to choose by. Runs on more images see more
+examples, from 20 epochs of the smallest subset to 2.7 of the largest.
+
+36 runs; two workers on 2 CPU cores take about an hour. Measured numbers: experiments/README.md.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.sweeps.space import Sweep
+
+# images to train on: examples seen
+EXAMPLES = {1000: 20e3, 2500: 30e3, 5000: 40e3, 10000: 60e3, 25000: 90e3, 45000: 120e3}
+# Forward MFLOPs an image: 6.6, 16.1 and 44.6 (ViT), 14.3, 29.5 and 44.7 (BiT).
+SIZES = {
+    'vit': [
+        {'model.width': 48, 'model.depth': 2, 'model.mlp_dim': 96, 'model.num_heads': 3},
+        {'model.width': 64, 'model.depth': 3, 'model.mlp_dim': 128, 'model.num_heads': 4},
+        {'model.width': 96, 'model.depth': 4, 'model.mlp_dim': 192, 'model.num_heads': 3},
+    ],
+    'bit': [{'model.layers': layers} for layers in ('(1,)', '(1, 1)', '(1, 1, 1)')],
+}
+OPTIMIZERS = {
+    'vit': dict(name='adamw', lr=1e-3, b2=0.99, weight_decay=0.05),
+    'bit': dict(name='sgd', lr=0.05, momentum=0.9, weight_decay=5e-4),
+}
+FILE = 'experiments/scaling/cifar10.py'
+ARGS = ('vit', 'bit', 'smoke', 'smoke-bit')
+
+
+def get_sweep(arg: str | None = None) -> Sweep:
+    """`arg`: vit (the default) or bit; with `smoke-` in front, two subsets of the digits."""
+    arg = arg or 'vit'
+    family = 'bit' if arg.endswith('bit') else 'vit'
+    if arg.startswith('smoke'):
+        subsets, totals, sizes = (100, 200), {}, SIZES[family][:1]
+    else:
+        subsets, totals, sizes = EXAMPLES, EXAMPLES, SIZES[family]
+    points = [
+        {**size, 'data.split': f'train[:{n}]', 'total': f'{totals.get(n, 640):.0f} examples'}
+        for n in subsets
+        for size in sizes
+    ]
+    return Sweep(config=f'{FILE}:{arg}', metric='val/accuracy', points=points)
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: as for `get_sweep`; what it gives is the smallest model on all images."""
+    arg = arg or 'vit'
+    smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '640 examples' if smoke else '120000 examples'
+    config.batch_size = 32 if smoke else 64
+
+    if family == 'vit':
+        config.model = dict(name='vit', patch_size=4, width=48, depth=2, mlp_dim=96, num_heads=3)
+        config.model.update(pool='gap', posemb='sincos2d')
+    else:
+        config.model = dict(name='bit_resnet', layers=(1,), width_factor=1)
+    config.model.num_classes = placeholder(int)
+    config.task = dict(name='classify')
+
+    images = dict(source='digits' if smoke else 'tfds:cifar10', cache=True)
+    augment = '' if smoke else 'pad_and_crop(4)|flip'
+    held_out = 'train[80%:]' if smoke else 'train[45000:]'
+    config.data = dict(images, split='train[:80%]', transforms=augment, workers=0)
+    if not smoke:
+        config.data.split = 'train[:45000]'
+    images.update(transforms='', batch_size=100 if smoke else 500)
+    config.evals = dict(val=dict(images, split=held_out), test=dict(images, split='test'))
+
+    config.optim = dict(OPTIMIZERS[family], clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10%', eval='50%', checkpoint='50%')
+    config.checkpoint = dict(keep_last=1, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config
