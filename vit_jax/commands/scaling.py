@@ -1,4 +1,4 @@
-"""Fit scaling curves: collect runs into a table, fit, plot, or report it all."""
+"""Scaling curves: plan runs, collect them into a table, fit, plot, or report it all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax import config as config_lib
+from vit_jax.commands import _plan
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError, nearest
 
@@ -30,6 +32,24 @@ def usage() -> str:
     """The list of subcommands."""
     lines = [f'  {name:<9}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
+    parser = Parser(_plan.COMMAND, plan.__doc__)
+    _plan.add_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    from vit_jax.scaling import plan as plan_lib
+
+    machine = plan_lib.Machine(args.device, args.mfu)
+    runs = _plan.read_runs(args, config)
+    print(align(plan_lib.lines(runs, machine), left=0))
+    searched = '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
+    print(
+        f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
+        f'chip-hours of {args.device}, core-days of {plan_lib.CORE}, at {args.mfu:.0%} of the peak'
+    )
+    return 0
 
 
 def collect(argv: Sequence[str]) -> int:
@@ -122,6 +142,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    'plan': plan,
     'collect': collect,
     'fit': fit,
     'plot': plot,
@@ -214,7 +235,6 @@ def train_flops(meta: dict[str, Any]) -> int | None:
     import jax
     import numpy as np
 
-    from vit_jax import config as config_lib
     from vit_jax.scaling import flops
 
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
