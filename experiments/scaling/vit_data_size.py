@@ -9,10 +9,10 @@ r"""Few-shot accuracy over the number of pre-training images: ViT against BiT, a
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.3 and figure 4: B/32 with all dimensions
 halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, every model with the same
 hyperparameters on each of them and without further regularisation, by the linear 5-shot accuracy
-on ImageNet. JFT-300M is private: the subsets are 10, 30 and 100 % of ImageNet-21k (see imagenet21k.py
-in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
-paper stops early where validation says so; here `every.eval` leaves all evaluations in
-metrics.jsonl, and a report takes the last. For one run, and for its accuracy after fine-tuning:
+on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
+imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
+paper stops early where validation says so; here metrics.jsonl has all evaluations, and a report
+takes the last. For one run, and for its accuracy after fine-tuning:
 
     python -m vit_jax train --config experiments/scaling/vit_data_size.py:bit --workdir runs/r50
     python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/32 \
@@ -21,9 +21,10 @@ metrics.jsonl, and a report takes the last. For one run, and for its accuracy af
 Figure 3, whose regularisation is chosen for each data set, is imagenet2012_paper.py and
 imagenet21k.py in experiments/vit.
 
-Expected, as published in words: with 9 million images of JFT B/32 is far below R50x1, with 90 million
-and more above it, and L/16 against R152x2 likewise; the values are in the plot alone. Planned cost
-at 40 % of the peak: VIT_PLAN for the ViTs, BIT_PLAN for the BiTs. Not measured by this project yet.
+Expected, as published in words: with 9 million images of JFT B/32 is far below R50x1, with 90
+million and more above it, and L/16 against R152x2 likewise; the values are in the plot alone.
+Planned at 40 % of the peak: 893 TPU v3-core-days for the ViTs, 541 for the BiTs. Not measured by
+this project yet.
 """
 
 from ml_collections import ConfigDict

@@ -1,30 +1,30 @@
-r"""Few-shot accuracy of ViT-B/16 over the length of training: eight lengths for hardly more than one.
+r"""Few-shot accuracy of ViT-B/16 over the length of training: eight lengths, one long run.
 
     python -m vit_jax scaling plan --config experiments/scaling/zhai_b16.py
     python -m vit_jax train --config experiments/scaling/zhai_b16.py --workdir runs/zhai_b16
     python -m vit_jax scaling plan experiments/scaling/zhai_b16.py
     python -m vit_jax sweep create experiments/scaling/zhai_b16.py --study zhai_b16_short
     python -m vit_jax sweep work zhai_b16_short
-    python -m vit_jax scaling report runs/ --x examples_seen --y '1-fewshot/10_shot' --output zhai/
+    python -m vit_jax scaling report runs/zhai_b16 runs/zhai_b16_short --output zhai/ \
+        --x examples_seen --y '1-fewshot/10_shot'
 
-The first run, of 4 million steps, keeps its state every 10,000 steps, 0.5 GB each. Until it cools down its
-learning rate, rsqrt, does not depend on its length; so every shorter run branches off from it
-(`config.branch`) where its own cooldown begins. The sweep is to be worked on once the steps
-it branches off from are there: 10,000 to 1,950,000. A branch continues the run of the same
-folder, data and devices' number that the first command has made.
+The first run, of 4 million steps, keeps its state every 10,000 steps, about half a GB each. Until
+its cooldown its learning rate, rsqrt, does not depend on its length: every shorter run branches off
+from it (`config.branch`) where its own cooldown begins. Work on the sweep once the steps that it
+branches off from are kept, 10,000 to 1,950,000.
 
 Zhai et al., 2021, arXiv:2106.04560, appendix: batch 4096, Adafactor with momentum, sigmoid loss,
-attention pooling, 224 pixels, 10,000 steps of warm-up, a cooldown of 10,000 steps up to 60,000
-and of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere; 8e-4 is the learning rate of
-the authors' ViT-g (google-research/big_vision). JFT is private: by default these are ImageNet-21k
-(see imagenet21k.py in experiments/vit).
+attention pooling, 224 pixels, 10,000 steps of warm-up, a cooldown of 10,000 steps up to 60,000 and
+of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere. The learning rate is that of the
+authors' configuration of ViT-g in google-research/big_vision. JFT is private: by default these are
+ImageNet-21k (see imagenet21k.py in experiments/vit).
 
-Expected, as published, for 20, 30, 60, 120, 400 thousand and 1.2, 2, 4 million steps, ImageNet 10-shot
-in %: 45.4, 52.2, 60.5, 65.4, 70.4, 71.4, 71.1, 70.5 on 30 million images of JFT, of which
+Expected, as published, for 20, 30, 60, 120, 400 thousand and 1.2, 2, 4 million steps, ImageNet
+10-shot in %: 45.4, 52.2, 60.5, 65.4, 70.4, 71.4, 71.1, 70.5 on 30 million images of JFT, of which
 ImageNet-21k has half as many; 45.7, 53.1, 61.0, 66.0, 72.4, 74.9, 76.3, 76.8 on 3 billion. After
-fine-tuning at 384 pixels 73.0, 76.9, 80.5, 82.2, 84.4, 84.9, 84.8, 84.9 and 73.4, 77.1, 80.5, 82.5, 85.1, 86.0,
-86.3, 86.6. Planned cost at 40 % of the peak of TPU v3: TRUNK_PLAN core-days for the first run,
-BRANCH_PLAN for the seven others. Not measured by this project yet.
+fine-tuning at 384 pixels: 73.0, 76.9, 80.5, 82.2, 84.4, 84.9, 84.8, 84.9 and 73.4, 77.1, 80.5,
+82.5, 85.1, 86.0, 86.3, 86.6. Planned at 40 % of the peak: 820 TPU v3-core-days for the first run,
+47 for the seven others. Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict

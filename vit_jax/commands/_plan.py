@@ -124,7 +124,7 @@ def open_source(section: Any) -> Any:
     return source.only_classes(section.classes) if 'classes' in section else source
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def measure(model: Any, task: Any, spec: tuple[tuple[str, Any], ...]) -> tuple[int, int]:
     """How many parameters a model has, and the FLOPs of its forward pass on one example."""
     import jax

@@ -44,7 +44,9 @@ def plan(argv: Sequence[str]) -> int:
     machine = plan_lib.Machine(args.device, args.mfu)
     runs = _plan.read_runs(args, config)
     print(align(plan_lib.lines(runs, machine), left=0))
-    searched = '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
+    searched = (
+        '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
+    )
     print(
         f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
         f'chip-hours of {args.device}, core-days of {plan_lib.CORE}, at {args.mfu:.0%} of the peak'
@@ -81,6 +83,7 @@ def fit(argv: Sequence[str]) -> int:
 
     question = read_question(args)
     curves = table.fit_curves(table.read_csv(args.csv), question)
+    table.require_fit(curves)
     text = json.dumps(table.summary(curves, question), indent=2, allow_nan=False) + '\n'
     if args.json == '-':
         print(text, end='')
@@ -116,6 +119,7 @@ def report(argv: Sequence[str]) -> int:
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
+    parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
     add_question_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, runs, table
@@ -124,20 +128,22 @@ def report(argv: Sequence[str]) -> int:
 
     question = read_question(args)
     rows = runs.collect(args.folders, train_flops)
-    text = runs.to_csv(rows)
     folder = pathlib.Path(args.output)
-    write(folder / 'runs.csv', text, '--output')
-    curves = table.fit_curves(table.read_csv(folder / 'runs.csv'), question)
+    write(folder / 'runs.csv', runs.to_csv(rows), '--output')
+    read = table.read_csv(folder / 'runs.csv')
+    taken = [row for row in read if args.unfinished or row['finished'] == '1']
+    if not taken:
+        raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
+    curves = table.fit_curves(taken, question)
     summary = table.summary(curves, question)
-    write(
-        folder / 'scaling.json', json.dumps(summary, indent=2, allow_nan=False) + '\n', '--output'
-    )
-    write(folder / 'scaling.md', report_lib.markdown(summary, len(rows)), '--output')
+    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
+    write(folder / 'scaling.json', text, '--output')
+    write(folder / 'scaling.md', report_lib.markdown(summary, len(taken), len(rows)), '--output')
     figure = plots.draw(curves, question)
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
     print_table(curves, question)
-    print(f'{len(rows)} runs; {folder}/scaling.md has the report')
+    print(f'{len(taken)} of {len(rows)} runs; {folder}/scaling.md has the report')
     return 0
 
 

@@ -84,7 +84,9 @@ class Machine:
 def lines(runs: Sequence[Run], machine: Machine) -> list[list[str]]:
     """A table: headings, a line a run, and the sum."""
     core = Machine(CORE, machine.mfu)
-    names = [name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total']
+    names = [
+        name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total'
+    ]
     several = any(run.count > 1 for run in runs)
     headings = [*_short_names(names), *(['runs'] if several else [])]
     headings += ['parameters', 'steps', 'examples', 'GFLOPs', 'exaFLOPs', 'chip-hours', 'core-days']
