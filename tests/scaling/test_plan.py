@@ -118,7 +118,7 @@ def test_epochs_and_pixels_by_flags(capsys, tmp_path):
     config = tmp_path / 'config.py'
     config.write_text(CONFIG.replace("'digits'", "'tfds:nowhere'"))
     words = ['--config', str(config), '--image-size', '8', '--examples', '1e3']
-    (heading, lines) = rows(capsys, *words)
+    _, lines = rows(capsys, *words)
     assert lines[0][1:3] == ['62', '1,984']  # 2 epochs of 1,000 in batches of 32
     with pytest.raises(UserError, match='give --examples and --image-size'):
         scaling.main(['plan', *words[:-2]])

@@ -102,7 +102,7 @@ def test_figures_show_every_curve():
     ('value', 'text'), [(1e6, '1M'), (2.5e9, '2.5G'), (4e18, '4e+18'), (0.25, '0.25')]
 )
 def test_short_numbers(value, text):
-    assert plots.short(value) == text
+    assert table.short(value) == text
 
 
 @pytest.fixture(scope='module')
