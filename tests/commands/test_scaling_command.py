@@ -80,7 +80,7 @@ def test_mistakes_are_one_line(points, words, message):
 
 
 def test_the_list_of_subcommands(capsys):
-    for name in ('collect', 'fit', 'plot', 'report'):
+    for name in ('plan', 'collect', 'fit', 'plot', 'report'):
         assert f'  {name}' in run(capsys)
 
 
@@ -106,14 +106,34 @@ def test_report_writes_everything(tmp_path, capsys):
         (folder / 'config.json').write_text(json.dumps(config))
         line = {'step': int(steps), 'test/accuracy': 0.8 - 5 * (10 * steps) ** -0.4}
         (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+        (folder / 'result.json').write_text('{}')
     out = tmp_path / 'out'
     said = run(capsys, 'report', tmp_path / 'runs', '--output', out, '--bootstrap', 3)
-    assert '12 runs' in said
+    assert '12 of 12 runs' in said
     names = {'runs.csv', 'scaling.json', 'scaling.md', 'scaling.png', 'scaling.svg'}
     assert {path.name for path in out.iterdir()} == names
     (curve,) = json.loads((out / 'scaling.json').read_text())['curves']
     assert curve['params']['c'] == pytest.approx(0.2, rel=0.05)
     assert curve['holdout_rmse'] < 0.02
     page = (out / 'scaling.md').read_text()
-    assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs')
+    assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs;')
     assert '| all | ' in page
+    # A run that is not at its end has not cooled down: it is no point of the curve.
+    (tmp_path / 'runs' / '11' / 'result.json').unlink()
+    words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0]
+    assert '11 of 12 runs' in run(capsys, *words)
+    assert '11 runs, 1 left out as not finished' in (out / 'scaling.md').read_text()
+    assert '12 of 12 runs' in run(capsys, *words, '--unfinished')
+    for path in (tmp_path / 'runs').glob('*/result.json'):
+        path.unlink()
+    with pytest.raises(UserError, match='none of the 12 runs is finished'):
+        scaling.main([str(word) for word in words])
+
+
+def test_few_points_are_drawn_even_if_no_curve_goes_through_them(tmp_path, capsys):
+    csv_file = tmp_path / 'few.csv'
+    csv_file.write_text('model,x,loss\na,10,0.5\na,20,0.4\n')
+    words = ['--csv', str(csv_file), '--x', 'x', '--y', 'loss', '--by', 'model']
+    run(capsys, 'plot', *words, '--output', tmp_path / 'few.png')
+    with pytest.raises(UserError, match='no curve can be fitted'):
+        scaling.main(['fit', *words])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import plots, table
@@ -101,7 +102,7 @@ def test_figures_show_every_curve():
     ('value', 'text'), [(1e6, '1M'), (2.5e9, '2.5G'), (4e18, '4e+18'), (0.25, '0.25')]
 )
 def test_short_numbers(value, text):
-    assert plots.short(value) == text
+    assert table.short(value) == text
 
 
 @pytest.fixture(scope='module')
@@ -136,3 +137,26 @@ def test_m4_extrapolates_the_imagenet_curves(published):
     question = ask(**PUBLISHED, form='m4')
     result = table.summary(table.fit_curves(chosen, question), question)
     assert result['median_holdout_rmse'] <= 0.035
+
+
+def test_families_share_a_colour_and_sizes_are_its_shades():
+    made = [
+        row | {'family': family, 'parameters': size}
+        for family, size in (('vit', '305002'), ('vit', '40858'), ('bit', '86602'))
+        for row in rows()[:24]
+    ]
+    curves = table.fit_curves(made, ask(by=('family', 'parameters')))
+    assert [curve.label for curve in curves] == ['vit 40.9k', 'vit 305k', 'bit 86.6k']
+    figure = plots.draw(curves, ask(by=('family', 'parameters')))
+    (small, large, other) = [np.array(colours(line)) for line in points(figure.axes[0])]
+    assert (small > large).any() and (small >= large - 1e-9).all()  # paler, of the same hue
+    assert np.argmax(large) == 2 and np.argmax(other) == 0  # blue and orange
+    assert [text.get_text() for text in figure.axes[0].texts] == [' held out']
+
+
+def points(axes):
+    return [line for line in axes.lines if not line.get_label().startswith('_')]
+
+
+def colours(line):
+    return to_rgb(line.get_color())

@@ -1,4 +1,4 @@
-"""Fit scaling curves: collect runs into a table, fit, plot, or report it all."""
+"""Scaling curves: plan runs, collect them into a table, fit, plot, or report it all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax import config as config_lib
+from vit_jax.commands import _plan
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError, nearest
 
@@ -30,6 +32,26 @@ def usage() -> str:
     """The list of subcommands."""
     lines = [f'  {name:<9}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
+    parser = Parser(_plan.COMMAND, plan.__doc__)
+    _plan.add_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    from vit_jax.scaling import plan as plan_lib
+
+    machine = plan_lib.Machine(args.device, args.mfu)
+    runs = _plan.read_runs(args, config)
+    print(align(plan_lib.lines(runs, machine), left=0))
+    searched = (
+        '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
+    )
+    print(
+        f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
+        f'chip-hours of {args.device}, core-days of {plan_lib.CORE}, at {args.mfu:.0%} of the peak'
+    )
+    return 0
 
 
 def collect(argv: Sequence[str]) -> int:
@@ -61,6 +83,7 @@ def fit(argv: Sequence[str]) -> int:
 
     question = read_question(args)
     curves = table.fit_curves(table.read_csv(args.csv), question)
+    table.require_fit(curves)
     text = json.dumps(table.summary(curves, question), indent=2, allow_nan=False) + '\n'
     if args.json == '-':
         print(text, end='')
@@ -96,6 +119,7 @@ def report(argv: Sequence[str]) -> int:
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
+    parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
     add_question_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, runs, table
@@ -104,24 +128,27 @@ def report(argv: Sequence[str]) -> int:
 
     question = read_question(args)
     rows = runs.collect(args.folders, train_flops)
-    text = runs.to_csv(rows)
     folder = pathlib.Path(args.output)
-    write(folder / 'runs.csv', text, '--output')
-    curves = table.fit_curves(table.read_csv(folder / 'runs.csv'), question)
+    write(folder / 'runs.csv', runs.to_csv(rows), '--output')
+    read = table.read_csv(folder / 'runs.csv')
+    taken = [row for row in read if args.unfinished or row['finished'] == '1']
+    if not taken:
+        raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
+    curves = table.fit_curves(taken, question)
     summary = table.summary(curves, question)
-    write(
-        folder / 'scaling.json', json.dumps(summary, indent=2, allow_nan=False) + '\n', '--output'
-    )
-    write(folder / 'scaling.md', report_lib.markdown(summary, len(rows)), '--output')
+    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
+    write(folder / 'scaling.json', text, '--output')
+    write(folder / 'scaling.md', report_lib.markdown(summary, len(taken), len(rows)), '--output')
     figure = plots.draw(curves, question)
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
     print_table(curves, question)
-    print(f'{len(rows)} runs; {folder}/scaling.md has the report')
+    print(f'{len(taken)} of {len(rows)} runs; {folder}/scaling.md has the report')
     return 0
 
 
 SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    'plan': plan,
     'collect': collect,
     'fit': fit,
     'plot': plot,
@@ -214,7 +241,6 @@ def train_flops(meta: dict[str, Any]) -> int | None:
     import jax
     import numpy as np
 
-    from vit_jax import config as config_lib
     from vit_jax.scaling import flops
 
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')

@@ -13,6 +13,7 @@ Examples are counted in the order in which the source stores them.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -218,9 +219,11 @@ def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
         low, high = _bounds(term, len(source), title)
         return np.arange(low, high)
     labels = source.labels()
+    by_class = np.argsort(labels, kind='stable')  # once, as there may be thousands of classes
+    edges = np.searchsorted(labels, np.arange(source.info.num_classes + 1), sorter=by_class)
     chosen = []
-    for label in range(source.info.num_classes):
-        members = np.flatnonzero(labels == label)
+    for label, (start, stop) in enumerate(itertools.pairwise(edges)):
+        members = by_class[start:stop]
         low, high = _bounds(term, len(members), f'{title}, class {source.info.class_names[label]}')
         chosen.append(members[low:high])
     return np.sort(np.concatenate(chosen))

@@ -129,6 +129,14 @@ PEAK_FLOPS: dict[str, float] = {
     'TPU v6e': 918e12,
 }
 
+# What JAX calls a device is one of the two cores of these chips.
+_HALF_CHIPS = ('TPU v2', 'TPU v3')
+
+
+def chips(devices: int, device_kind: str) -> float:
+    """How many chips so many devices of JAX are."""
+    return devices / 2 if device_kind.startswith(_HALF_CHIPS) else float(devices)
+
 
 def peak_flops(device_kind: str) -> float | None:
     """Peak bf16 FLOP/s of one device, None where it is not known.

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
+from vit_jax.scaling import table
 from vit_jax.scaling.table import Curve, Question
 from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
+WORDS = {
+    'data_size': 'training examples',
+    'examples_seen': 'examples seen',
+    'flops': 'training FLOPs',
+    'chip_hours': 'chip-hours',
+}
 
 
 def draw(curves: Sequence[Curve], question: Question) -> Figure:
@@ -46,21 +56,67 @@ def _figure(width: float, height: float) -> Figure:
 def _draw_shared(curves: Sequence[Curve], question: Question) -> Figure:
     figure = _figure(8, 4.6 + 0.2 * len(curves))
     axes = figure.add_subplot()
-    for curve, colour in zip(curves, figures.COLOURS, strict=False):
-        _draw_curve(axes, curve, colour, size=4.5, label=_legend(curve))
-    _finish(axes, f'{question.y} over {question.x[0]}', curves, few=False)
-    axes.set_xlabel(question.x[0], color=figures.FAINT, fontsize=9)
-    axes.set_ylabel(question.y, color=figures.FAINT, fontsize=9)
+    boundaries = [_boundary(curve) for curve in curves]
+    shared = len(set(boundaries)) == 1
+    for curve, colour in zip(curves, _colours(curves), strict=True):
+        _draw_curve(axes, curve, colour, size=4.5, label=_legend(curve), mark=not shared)
+    _finish(axes, _title(question), curves, few=False)
+    axes.set_xlabel(spoken(question.x[0]), color=figures.FAINT, fontsize=9)
+    axes.set_ylabel(spoken(question.y), color=figures.FAINT, fontsize=9)
+    if shared and boundaries[0] is not None:
+        _mark_held_out(axes, boundaries[0])
     _add_legend(figure)
     return figure
+
+
+def _title(question: Question) -> str:
+    return f'{spoken(question.y)} over {spoken(question.x[0])}'
+
+
+def spoken(column: str) -> str:
+    """A column of run folders in words: `1-test/accuracy` -> `test error`."""
+    if column.startswith('1-') and column.endswith('/accuracy'):
+        return column.removeprefix('1-').removesuffix('/accuracy') + ' error'
+    return WORDS.get(column, column)
+
+
+def _colours(curves: Sequence[Curve]) -> list[Any]:
+    """A colour a curve; with several columns, one a value of the first, paler for the first curves.
+
+    Curves of one family stand in the order of the other columns, so that dark is large.
+    """
+    families = [next(iter(curve.by.values()), '') for curve in curves]
+    if len(set(families)) == len(families):
+        return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(curves))]
+    order, seen = list(dict.fromkeys(families)), collections.Counter[str]()
+    shades = []
+    for family in families:
+        seen[family] += 1
+        strength = 0.4 + 0.6 * seen[family] / families.count(family)
+        rgb = np.array(to_rgb(figures.COLOURS[order.index(family) % len(figures.COLOURS)]))
+        shades.append(tuple(1 - strength * (1 - rgb)))
+    return shades
+
+
+def _boundary(curve: Curve) -> float | None:
+    """Between what was fitted to and what was held out; None if nothing was."""
+    fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
+    if not len(held):
+        return None
+    return math.sqrt(fitted.max() * max(held.min(), fitted.max()))
+
+
+def _mark_held_out(axes: Axes, x: float) -> None:
+    axes.axvline(x, color=figures.FAINT, linewidth=0.9, linestyle=':')
+    across = axes.get_xaxis_transform()
+    axes.text(x, 0.99, ' held out', transform=across, va='top', fontsize=8, color=figures.FAINT)
 
 
 def _draw_grid(curves: Sequence[Curve], question: Question) -> Figure:
     columns = math.ceil(math.sqrt(1.5 * len(curves)))
     rows = math.ceil(len(curves) / columns)
     figure = _figure(2.3 * columns, 1.9 * rows + 0.4)
-    title = f'{question.y} over {question.x[0]}'
-    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    figure.suptitle(_title(question), x=0.01, ha='left', fontsize=13, color=figures.INK)
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw_curve(axes, curve, figures.COLOURS[0], size=2.5, label=None)
@@ -75,7 +131,7 @@ def _draw_predicted(curves: Sequence[Curve], question: Question) -> Figure:
     """Of forms with two columns of x: predicted over measured."""
     figure = _figure(5.6, 5 + 0.2 * len(curves))
     axes = figure.add_subplot()
-    for curve, colour in zip(curves, figures.COLOURS, strict=False):
+    for curve, colour in zip(curves, _colours(curves), strict=True):
         if curve.fit is not None:
             predicted = curve.fit.predict(curve.x)
             _points(axes, curve.y, predicted, curve.kept, colour, 4.5, _legend(curve))
@@ -92,7 +148,9 @@ def _draw_predicted(curves: Sequence[Curve], question: Question) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, size: float, label: str | None) -> None:
+def _draw_curve(
+    axes: Axes, curve: Curve, colour: Any, size: float, label: str | None, mark: bool = True
+) -> None:
     _points(axes, curve.x[:, 0], curve.y, curve.kept, colour, size, label)
     if curve.fit is None:
         return
@@ -100,8 +158,8 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, size: float, label: str |
     axes.plot(grid, curve.fit.predict(grid), color=colour, linewidth=1.4)
     if (band := curve.fit.predict_band(grid)) is not None:
         axes.fill_between(grid, *band, color=colour, alpha=0.18, linewidth=0)
-    if not curve.kept.all():
-        axes.axvline(curve.x[curve.kept].max(), color=colour, linewidth=0.8, linestyle=':')
+    if mark and (boundary := _boundary(curve)) is not None:
+        axes.axvline(boundary, color=colour, linewidth=0.8, linestyle=':')
 
 
 def _points(
@@ -109,7 +167,7 @@ def _points(
     x: np.ndarray,
     y: np.ndarray,
     kept: np.ndarray,
-    colour: str,
+    colour: Any,
     size: float,
     label: str | None,
 ) -> None:
@@ -166,13 +224,5 @@ def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -
     else:
         subs = (1.0, 2.0, 5.0) if decades > 0.7 else tuple(map(float, range(1, 10)))
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: table.short(value)))
     axis.set_minor_locator(NullLocator())
-
-
-def short(value: float) -> str:
-    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
-    for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-        if factor <= value < 1e12:
-            return f'{value / factor:.3g}{unit}'
-    return f'{value:.3g}'

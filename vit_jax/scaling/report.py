@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.scaling.table import label
 
-def markdown(summary: Mapping[str, Any], n_runs: int) -> str:
-    """A page about the fits of `table.summary`, with the picture that lies beside it."""
+
+def markdown(summary: Mapping[str, Any], n_taken: int, n_runs: int) -> str:
+    """A page about the fits of `table.summary`, with the picture that lies beside it.
+
+    Args:
+      summary: of the curves.
+      n_taken: how many runs they are made of.
+      n_runs: how many there are; those not taken are not finished.
+    """
+    left_out = f', {n_runs - n_taken} left out as not finished' if n_taken < n_runs else ''
     median = summary['median_holdout_rmse']
     doubts = [
-        f'- {_label(curve)}: {warning}'
+        f'- {label(curve["by"])}: {warning}'
         for curve in summary['curves']
         for warning in curve['warnings']
     ]
     parts = [
         f'# {summary["y"]} over {", ".join(summary["x"])}',
-        f'{n_runs} runs, {len(summary["curves"])} curves of the form `{summary["formula"]}`.',
+        f'{n_taken} runs{left_out}; {len(summary["curves"])} curves of the form '
+        f'`{summary["formula"]}`.',
         '![curves](scaling.png)',
         _table(summary),
         'Error held out is the root mean square of log(predicted) - log(measured) on points that '
@@ -32,12 +42,10 @@ def markdown(summary: Mapping[str, Any], n_runs: int) -> str:
     return '\n\n'.join(parts) + '\n'
 
 
-def _label(curve: Mapping[str, Any]) -> str:
-    return ' '.join(curve['by'].values()) or 'all'
-
-
 def _table(summary: Mapping[str, Any]) -> str:
     fitted = [curve for curve in summary['curves'] if curve['params']]
+    if not fitted:
+        return 'No curve has points enough to be fitted.'
     names = list(fitted[0]['params'])
     lines = [['curve', 'points', *names, 'error held out']]
     lines.append(['---'] * len(lines[0]))
@@ -45,7 +53,7 @@ def _table(summary: Mapping[str, Any]) -> str:
         error = curve['holdout_rmse']
         cells = [_cell(curve, name) for name in names]
         shown = '-' if error is None else f'{error:.4f}'
-        lines.append([_label(curve), str(curve['n_fit']), *cells, shown])
+        lines.append([label(curve['by']), str(curve['n_fit']), *cells, shown])
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 

@@ -13,13 +13,11 @@ from typing import Any
 
 from vit_jax import manifest
 from vit_jax.errors import UserError
+from vit_jax.scaling import flops
 from vit_jax.viz.curves import Series, read_series
 
 Cell = str | int | float | None
 FlopsOf = Callable[[dict[str, Any]], int | None]
-
-# What JAX calls a device is one of the two cores of these chips.
-_HALF_CHIPS = ('TPU v2', 'TPU v3')
 
 
 def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
@@ -83,7 +81,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     meta = _meta(folder / 'checkpoints', saved)
     logged = [int(steps[-1]) for steps, _ in series.values()]
     steps = max([*logged, *saved[-1:]], default=0)
-    flops = flops_of(meta) if meta else None
+    per_example = flops_of(meta) if meta else None
     hardware = meta.get('hardware')
     return {
         'run': str(folder),
@@ -95,7 +93,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'parameters': _parameters(folder / 'checkpoints', saved),
         'examples_seen': steps * batch_size,
         'data_size': meta.get('num_examples'),
-        'flops': None if flops is None else flops * steps * batch_size,
+        'flops': None if per_example is None else per_example * steps * batch_size,
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
         **{name: _finite(values[-1]) for name, (_, values) in series.items()},
     }
@@ -130,8 +128,7 @@ def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
     described = re.fullmatch(r'(\d+) x (.+) \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
-    devices, kind = int(described[1]), described[2]
-    chips = devices / 2 if kind.startswith(_HALF_CHIPS) else devices
+    chips = flops.chips(int(described[1]), described[2])
     steps, seconds = step_sec
     covered = [int(steps[0]), *(steps[1:] - steps[:-1])]
     return float(chips * sum(n * s for n, s in zip(covered, seconds, strict=True)) / 3600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,24 @@ class Curve:
     @property
     def label(self) -> str:
         """The values that tell it from the others."""
-        return ' '.join(self.by.values()) or 'all'
+        return label(self.by)
+
+
+def label(by: Mapping[str, str]) -> str:
+    """The values as words, large numbers rounded: `vit 305k`."""
+    return ' '.join(map(_rounded, by.values())) or 'all'
+
+
+def _rounded(text: str) -> str:
+    return short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
+
+
+def short(value: float) -> str:
+    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
+    for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if factor <= value < 1e12:
+            return f'{value / factor:.3g}{unit}'
+    return f'{value:.3g}'
 
 
 def read_csv(path: str | pathlib.Path) -> list[Row]:
@@ -95,8 +112,7 @@ def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
     Rows without a value of x or y are left out.
 
     Raises:
-      UserError: an unknown column or form, a value that is no positive number, or no
-        group that can be fitted.
+      UserError: an unknown column or form, a value that is no positive number, or no row.
     """
     form = forms.find(question.form)
     others = [forms.find(name) for name in question.against]
@@ -110,20 +126,32 @@ def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
             groups.setdefault(key, []).append((number, row))
     if not groups:
         raise UserError(f'no row has values of {", ".join((*question.x, question.y))}')
-    curves = [
+    return [
         _curve(dict(zip(question.by, key, strict=True)), groups[key], question, form, others)
         for key in _ordered(groups)
     ]
+
+
+def require_fit(curves: Sequence[Curve]) -> None:
+    """Raises UserError if no curve could be fitted."""
     if all(curve.fit is None for curve in curves):
         raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
-    return curves
 
 
 def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """By each column in turn."""
+    keys = list(keys)
+    ranks = [_ranks(column) for column in zip(*keys, strict=True)]
+    return sorted(keys, key=lambda key: [rank[v] for rank, v in zip(ranks, key, strict=True)])
+
+
+def _ranks(values: Sequence[str]) -> dict[str, float]:
+    """Numbers as they are, words in the order in which they first appear."""
+    different = list(dict.fromkeys(values))
     try:
-        return sorted(keys, key=lambda key: [float(value) for value in key])
+        return {value: float(value) for value in different}
     except ValueError:
-        return list(keys)
+        return {value: i for i, value in enumerate(different)}
 
 
 def _needed(question: Question) -> list[tuple[str, str]]:

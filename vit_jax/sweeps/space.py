@@ -185,15 +185,15 @@ def star(centre: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
     return [dict(centre), *(point for point in points if point != centre)]
 
 
-def load(spec: str) -> Sweep:
-    """The sweep of `FILE[:arg]`, which is executed.
+def load(spec: str, command: str = 'sweep create') -> Sweep:
+    """The sweep of `FILE[:arg]`, which is executed; errors name the command.
 
     Raises:
       UserError: no such file, or what it returns is no sweep.
     """
-    sweep = config_lib.run_file(spec, 'get_sweep', 'sweep create')
+    sweep = config_lib.run_file(spec, 'get_sweep', command)
     if not isinstance(sweep, Sweep):
-        raise UserError(f'sweep create: get_sweep of {spec!r} returns no Sweep')
+        raise UserError(f'{command}: get_sweep of {spec!r} returns no Sweep')
     return sweep
 
 

@@ -1,0 +1,106 @@
+r"""Few-shot accuracy over the number of pre-training images: ViT against BiT, as in the ViT paper.
+
+    python -m vit_jax scaling plan experiments/scaling/vit_data_size.py:vit
+    python -m vit_jax sweep create experiments/scaling/vit_data_size.py:vit --study data_vit
+    python -m vit_jax sweep work data_vit    # `:bit` likewise; any number of workers
+    python -m vit_jax scaling report runs/data_vit runs/data_bit --output data_size/ \
+        --x data_size --y '1-fewshot/5_shot' --by model,parameters --form power --holdout 0
+
+Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.3 and figure 4: B/32 with all dimensions
+halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, every model with the same
+hyperparameters on each of them and without further regularisation, by the linear 5-shot accuracy
+on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
+imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
+paper stops early where validation says so; here metrics.jsonl has all evaluations, and a report
+takes the last. For one run, and for its accuracy after fine-tuning:
+
+    python -m vit_jax train --config experiments/scaling/vit_data_size.py:bit --workdir runs/r50
+    python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/32 \
+        --config.init.from=runs/data_vit/0001 --workdir runs/data_vit_finetuned/0001
+
+Figure 3, whose regularisation is chosen for each data set, is imagenet2012_paper.py and
+imagenet21k.py in experiments/vit.
+
+Expected, as published in words: with 9 million images of JFT B/32 is far below R50x1, with 90
+million and more above it, and L/16 against R152x2 likewise; the values are in the plot alone.
+Planned at 40 % of the peak: 893 TPU v3-core-days for the ViTs, 541 for the BiTs. Not measured by
+this project yet.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.models import bit_resnet, vit
+from vit_jax.sweeps.space import Sweep
+
+HALF = {'patch_size': 32, 'width': 384, 'depth': 12, 'mlp_dim': 1536, 'num_heads': 6}
+SIZES = {
+    'vit': [HALF, *(vit.variant(name) for name in ('B/32', 'L/32', 'L/16'))],
+    'bit': [bit_resnet.variant(name) for name in ('R50x1', 'R152x2')],
+}
+# The first hundredth of every class is kept for `val`.
+SPLITS = ('train[1%:11% per class]', 'train[1%:31% per class]', 'train[1%: per class]')
+TOTAL = f'{90 * 14_197_122} examples'
+FILE = 'experiments/scaling/vit_data_size.py'
+ARGS = ('smoke', 'vit', 'bit', 'smoke-bit')
+
+
+def get_sweep(arg: str | None = None) -> Sweep:
+    """`arg`: vit (the default) or bit; with `smoke-` in front, two subsets of the digits."""
+    arg = arg or 'vit'
+    smoke = arg.startswith('smoke')
+    sizes = [{}] if smoke else SIZES[arg]
+    points = [
+        {**{f'model.{key}': _plain(value) for key, value in size.items()}, 'data.split': split}
+        for split in (('train[:100]', 'train[:200]') if smoke else SPLITS)
+        for size in sizes
+    ]
+    metric = 'val/accuracy' if smoke else 'fewshot/5_shot'
+    return Sweep(config=f'{FILE}:{arg}', metric=metric, points=points)
+
+
+def _plain(value: tuple[int, ...] | int) -> str | int:
+    """Points hold numbers and strings."""
+    return str(value) if isinstance(value, tuple) else value
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: as for `get_sweep`; what it gives is the smallest model on all images."""
+    arg = arg or 'vit'
+    smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else TOTAL
+    config.batch_size = 32 if smoke else 4096
+
+    size = SIZES[family][0]
+    if smoke:
+        size = vit.variant('mu/4') if family == 'vit' else {'layers': (1, 1), 'width_factor': 1}
+    name = 'vit' if family == 'vit' else 'bit_resnet'
+    config.model = dict(name=name, num_classes=placeholder(int), dtype='bfloat16', **size)
+    config.task = dict(name='classify', loss_name='sigmoid')
+
+    source, pixels = ('digits', 16) if smoke else ('folder:imagenet21k', 224)
+    center = f'resize_small({pixels * 8 // 7})|central_crop({pixels})'
+    config.data = dict(
+        source=source,
+        split='train[:80%]' if smoke else SPLITS[-1],
+        transforms=f'inception_crop({pixels})|flip',
+        workers=0 if smoke else 16,
+    )
+    held_out = 'train[80%:]' if smoke else 'train[:1% per class]'
+    config.evals = dict(val=dict(source=source, split=held_out, transforms=center))
+    few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
+    if smoke:
+        few = dict(source='digits', split='test', fit='train')
+    config.evals.fewshot = dict(few, transforms=center, evaluator='fewshot', shots=(5,))
+
+    config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.03, clip_norm=1.0)
+    warmup = '10%' if smoke else '10000 steps'
+    config.optim.schedule = dict(name='linear', warmup=warmup, final=1e-5)
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '5%')
+    config.every.checkpoint = '10' if smoke else '1000'
+    config.checkpoint = dict(keep_last=2, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config

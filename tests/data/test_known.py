@@ -1,0 +1,45 @@
+"""Data sets that are planned with and not read."""
+
+import pytest
+
+from vit_jax.data import known, sources
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def nothing_prepared(monkeypatch, tmp_path):
+    monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ('name', 'split', 'size', 'classes'),
+    [
+        ('tfds:cifar10', 'train[:45000]', 45_000, 10),
+        ('tfds:cifar10:3.0.2', 'train[98%:]', 1_000, 10),
+        ('tfds:oxford_flowers102', 'train+validation', 2_040, 102),
+        ('tfds:imagenet2012', 'train[:5 per class]', 5_000, 1_000),
+        ('folder:/nowhere/imagenet21k', 'train', 14_197_122, 21_843),
+        ('digits', 'train', 1_437, 10),
+    ],
+)
+def test_sizes(name, split, size, classes):
+    source = known.open_source(name, split)
+    assert (len(source), source.info.num_classes) == (size, classes)
+
+
+def test_images_have_the_size_that_all_of_them_have():
+    assert known.open_source('tfds:cifar100', 'test')[0]['image'].shape == (32, 32, 3)
+
+
+def test_a_folder_that_is_there_is_read(tmp_path):
+    (tmp_path / 'cifar10').mkdir()
+    with pytest.raises(UserError, match='cifar10'):
+        known.open_source(f'folder:{tmp_path}/cifar10', 'train')
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match="did you mean 'validation'"):
+        known.open_source('tfds:imagenet2012', 'validatio')
+    for open_source in (known.open_source, sources.open_source):
+        with pytest.raises(UserError, match='no data set is prepared'):
+            open_source('tfds:nowhere', 'train')
