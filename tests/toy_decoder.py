@@ -33,10 +33,17 @@ def step(cache, tokens, position):
 
 def log_prob(cache, example, tokens, warp=lambda logits: logits):
     """log P(tokens) of the example, each step's logits passed through `warp`."""
-    logits = np.asarray(cache['table'][example], np.float64)
-    fast, slow, total = 0, 0, 0.0
-    for position, (read, said) in enumerate(zip([BOS, *tokens], tokens, strict=False)):
-        fast, slow = remember(fast, read, position), slow + read
-        row = warp(logits[(fast + slow) % STATES])
-        total += row[said] - np.logaddexp.reduce(row)
-    return total
+    gains = [
+        next_log_probs(cache, example, tokens[:i], warp)[token] for i, token in enumerate(tokens)
+    ]
+    return float(np.sum(gains))
+
+
+def next_log_probs(cache, example, prefix, warp=lambda logits: logits):
+    """log P(token | prefix) of every token [V]."""
+    fast, slow = 0, 0
+    for position, token in enumerate([BOS, *prefix]):
+        fast, slow = remember(fast, token, position), slow + token
+    logits = np.asarray(cache['table'])[example, (fast + slow) % STATES].astype(np.float64)
+    logits = warp(logits)
+    return logits - np.logaddexp.reduce(logits)

@@ -1,5 +1,6 @@
 """Greedy decoding and sampling: the most probable, the right frequencies, filters as elsewhere."""
 
+import functools
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from toy_decoder import EOS, log_prob, step, table
+from toy_decoder import EOS, log_prob, next_log_probs, step, table
 
 from vit_jax.errors import UserError
 from vit_jax.ops import decoding
@@ -19,8 +20,15 @@ def keys(batch, seed=0):
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(batch))
 
 
-def decode(function, cache, *args, **options):
-    return jax.tree.map(np.asarray, jax.jit(lambda c: function(step, c, *args, **options))(cache))
+@functools.cache
+def compiled(function, **options):
+    return jax.jit(functools.partial(function, step, **options))
+
+
+def decode(function, cache, *args, max_lens=None, **options):
+    batch = len(cache['table'])
+    limits = jnp.full(batch, options['max_len']) if max_lens is None else jnp.asarray(max_lens)
+    return jax.tree.map(np.asarray, compiled(function, **options)(cache, *args, max_lens=limits))
 
 
 def check_form(decoded, limits):
@@ -35,13 +43,12 @@ def check_form(decoded, limits):
 
 def test_greedy_takes_the_most_probable_token():
     cache, limits = table(32), np.arange(32) % (LEN + 1)
-    decoded = decode(decoding.greedy, cache, max_len=LEN, max_lens=jnp.asarray(limits))
+    decoded = decode(decoding.greedy, cache, max_len=LEN, max_lens=limits)
     check_form(decoded, limits)
     for i, limit in enumerate(limits):
         prefix: list[int] = []
         while len(prefix) < limit and EOS not in prefix:
-            gains = [log_prob(cache, i, [*prefix, v]) for v in range(5)]
-            prefix.append(int(np.argmax(gains)))
+            prefix.append(int(np.argmax(next_log_probs(cache, i, prefix))))
         assert decoded.tokens[i, 0, : len(prefix)].tolist() == prefix
         assert decoded.lengths[i, 0] == len(prefix)
         expected = log_prob(cache, i, prefix) if limit else -np.inf

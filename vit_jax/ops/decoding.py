@@ -126,12 +126,10 @@ def keep_top_p(logits: Float[Array, '*B V'], p: float) -> Float[Array, '*B V']:
 
     Holtzman et al., 2020, arXiv:1904.09751, equation 2. The most probable token always stays.
     """
-    ordered = jnp.sort(logits, axis=-1, descending=True)
-    probs = jax.nn.softmax(ordered, axis=-1)
-    before = jnp.cumsum(probs, axis=-1) - probs
-    # Rounded sums can reach 1 before the last token does, which `p = 1` must not drop.
-    inside = (before < p) | (p == 1.0)
-    lowest = jnp.where(inside, ordered, jnp.inf).min(axis=-1, keepdims=True)
+    ordered = jnp.sort(logits, axis=-1)
+    # Summed from the least probable one, where a float32 is fine enough for a p close to 1.
+    inside = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
+    lowest = jnp.where(inside, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
     return jnp.where(logits < lowest, -jnp.inf, logits)
 
 
