@@ -6,7 +6,6 @@ from jaxtyping import Array, Float, Float32
 
 from vit_jax.errors import UserError, check_choice
 
-
 LAYOUTS = ('interleaved', 'concatenated')
 
 
