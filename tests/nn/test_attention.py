@@ -10,7 +10,7 @@ from vit_jax.nn.attention import (
     CrossAttention,
     SelfAttention,
     attention_weights,
-    dot_product_attention,
+    scaled_dot_product,
 )
 
 BATCH, HEADS, TOKENS, SIZE = 2, 3, 7, 4
@@ -47,7 +47,7 @@ def init(layer, *inputs):
 def test_attention_is_the_equation(memory):
     query, key, value = qkv(memory)
     np.testing.assert_allclose(
-        dot_product_attention(query, key, value), reference(query, key, value), atol=1e-6
+        scaled_dot_product(query, key, value)[0], reference(query, key, value), atol=1e-6
     )
 
 
@@ -58,7 +58,7 @@ def test_masked_keys_get_no_weight():
     weights = attention_weights(query, key, mask)
     assert (np.asarray(weights)[~np.broadcast_to(mask, weights.shape)] == 0).all()
     np.testing.assert_allclose(
-        dot_product_attention(query, key, value, mask),
+        scaled_dot_product(query, key, value, mask)[0],
         reference(query, key, value, mask),
         atol=1e-6,
     )
@@ -69,12 +69,12 @@ def test_weights_are_float32_probabilities_even_in_bfloat16():
     weights = attention_weights(query, key)
     assert weights.dtype == jnp.float32
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
-    assert dot_product_attention(query, key, value).dtype == jnp.bfloat16
+    assert scaled_dot_product(query, key, value)[0].dtype == jnp.bfloat16
 
 
 def test_large_scores_do_not_overflow():
     query, key, value = qkv()
-    out = dot_product_attention(1e4 * query, 1e4 * key, value)
+    out = scaled_dot_product(1e4 * query, 1e4 * key, value)[0]
     np.testing.assert_allclose(out, reference(1e4 * query, 1e4 * key, value), atol=1e-6)
 
 
