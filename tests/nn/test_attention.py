@@ -88,7 +88,7 @@ def test_large_scores_do_not_overflow():
 def test_other_scores_are_their_equations(shape, masked):
     query, key = random(*shape, 3, SIZE), random(*shape, TOKENS, SIZE, seed=1)
     value, v = random(*shape, TOKENS, 2, seed=2), random(SIZE, seed=3)
-    mask = np.arange(TOKENS) < np.array([4, 6]).reshape(BATCH, *[1] * len(shape))
+    mask = np.arange(TOKENS) < np.array([4, 6]).reshape(BATCH, *[1] * (len(shape) + 1))
     products = np.einsum('...nk,...mk->...nm', query, key)
     sums = np.tanh(np.asarray(query)[..., :, None, :] + np.asarray(key)[..., None, :, :]) @ v
     given = jnp.asarray(mask) if masked else None
