@@ -6,6 +6,7 @@ target shifted right, so that its output at t is the score of token t given thos
 
 import functools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -101,7 +102,7 @@ class Model(nn.Module):
 
     def setup(self) -> None:
         dtype = jnp.dtype(self.dtype)
-        fields = dict(
+        fields: dict[str, Any] = dict(
             num_heads=self.num_heads,
             mlp_dim=self.mlp_dim,
             norm=self.norm,

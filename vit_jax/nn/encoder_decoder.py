@@ -73,8 +73,8 @@ class FeedForward(nn.Module):
         return dense(x.shape[-1], dtype=self.dtype, name='fc2')(ACTIVATIONS[self.activation](y))
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention and a feed-forward layer f, each in a residual connection.
+class _Block(nn.Module):
+    """Parts of a block, each of which is a function f in a residual connection.
 
         post-norm: LN(x + f(x))
         pre-norm:  x + f(LN(x))
@@ -98,12 +98,6 @@ class EncoderBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
         self.drop = Dropout(self.dropout)
 
-    def __call__(
-        self, x: Float[Array, 'B N D'], mask: Bool[Array, '#B 1 #N N'], train: bool = False
-    ) -> Float[Array, 'B N D']:
-        y = self.attention(self._before(x, self.attention_norm), mask, train)
-        return self._transform(self._after(x, y, self.attention_norm, train), train)
-
     def _transform(self, x: Array, train: bool) -> Array:
         return self._after(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm, train)
 
@@ -115,7 +109,17 @@ class EncoderBlock(nn.Module):
         return x if self.norm == 'pre' else norm(x)
 
 
-class DecoderBlock(EncoderBlock):
+class EncoderBlock(_Block):
+    """Self-attention and a feed-forward layer."""
+
+    def __call__(
+        self, x: Float[Array, 'B N D'], mask: Bool[Array, '#B 1 #N N'], train: bool = False
+    ) -> Float[Array, 'B N D']:
+        y = self.attention(self._before(x, self.attention_norm), mask, train)
+        return self._transform(self._after(x, y, self.attention_norm, train), train)
+
+
+class DecoderBlock(_Block):
     """Causal self-attention, attention to the source, and a feed-forward layer."""
 
     def setup(self) -> None:
