@@ -25,6 +25,12 @@ def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     return f'unknown {what} {name!r}{hint} (valid: {", ".join(valid)})'
 
 
+def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
+    """Raises UserError unless `value` of `field` is one of `choices`."""
+    if value not in choices:
+        raise UserError(nearest(field, value, choices))
+
+
 def resolve(package: str, name: str, attribute: str) -> Any:
     """The class that a config names.
 

@@ -8,9 +8,14 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import (
     CrossAttention,
+    KeyValue,
     SelfAttention,
+    additive,
     attention_weights,
-    dot_product_attention,
+    causal_mask,
+    dot_product,
+    padding_mask,
+    scaled_dot_product,
 )
 
 BATCH, HEADS, TOKENS, SIZE = 2, 3, 7, 4
@@ -47,7 +52,7 @@ def init(layer, *inputs):
 def test_attention_is_the_equation(memory):
     query, key, value = qkv(memory)
     np.testing.assert_allclose(
-        dot_product_attention(query, key, value), reference(query, key, value), atol=1e-6
+        scaled_dot_product(query, key, value)[0], reference(query, key, value), atol=1e-6
     )
 
 
@@ -58,7 +63,7 @@ def test_masked_keys_get_no_weight():
     weights = attention_weights(query, key, mask)
     assert (np.asarray(weights)[~np.broadcast_to(mask, weights.shape)] == 0).all()
     np.testing.assert_allclose(
-        dot_product_attention(query, key, value, mask),
+        scaled_dot_product(query, key, value, mask)[0],
         reference(query, key, value, mask),
         atol=1e-6,
     )
@@ -69,13 +74,63 @@ def test_weights_are_float32_probabilities_even_in_bfloat16():
     weights = attention_weights(query, key)
     assert weights.dtype == jnp.float32
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
-    assert dot_product_attention(query, key, value).dtype == jnp.bfloat16
+    assert scaled_dot_product(query, key, value)[0].dtype == jnp.bfloat16
 
 
 def test_large_scores_do_not_overflow():
     query, key, value = qkv()
-    out = dot_product_attention(1e4 * query, 1e4 * key, value)
+    out = scaled_dot_product(1e4 * query, 1e4 * key, value)[0]
     np.testing.assert_allclose(out, reference(1e4 * query, 1e4 * key, value), atol=1e-6)
+
+
+@pytest.mark.parametrize('shape', [(BATCH,), (BATCH, HEADS)], ids=['plain', 'heads'])
+@pytest.mark.parametrize('masked', [False, True])
+def test_other_scores_are_their_equations(shape, masked):
+    query, key = random(*shape, 3, SIZE), random(*shape, TOKENS, SIZE, seed=1)
+    value, v = random(*shape, TOKENS, 2, seed=2), random(SIZE, seed=3)
+    mask = np.arange(TOKENS) < np.array([4, 6]).reshape(BATCH, *[1] * (len(shape) + 1))
+    products = np.einsum('...nk,...mk->...nm', query, key)
+    sums = np.tanh(np.asarray(query)[..., :, None, :] + np.asarray(key)[..., None, :, :]) @ v
+    given = jnp.asarray(mask) if masked else None
+    for found, scores in [
+        (dot_product(query, key, value, given), products),
+        (additive(query, key, value, v, given), sums),
+    ]:
+        exps = np.exp(np.asarray(scores, np.float64)) * (mask if masked else 1)
+        expected = exps / exps.sum(-1, keepdims=True)
+        context, weights = found
+        np.testing.assert_allclose(weights, expected, atol=1e-6)
+        np.testing.assert_allclose(context, expected @ value, atol=1e-5)
+
+
+def test_masks():
+    tokens = jnp.array([[5, 6, 0], [7, 0, 0]])
+    np.testing.assert_array_equal(
+        padding_mask(tokens)[:, 0, 0], [[True, True, False], [True, False, False]]
+    )
+    np.testing.assert_array_equal(
+        causal_mask(3)[0, 0], [[True, False, False], [True, True, False], [True, True, True]]
+    )
+
+
+def test_a_query_that_may_look_nowhere_gets_the_mean():
+    query, key, value = qkv()
+    out, weights = scaled_dot_product(query, key, value, jnp.zeros((1, 1, 1, TOKENS), bool))
+    np.testing.assert_allclose(weights, 1 / TOKENS, rtol=1e-6)
+    np.testing.assert_allclose(
+        out, np.broadcast_to(value.mean(2, keepdims=True), out.shape), atol=1e-6
+    )
+
+
+def test_steps_of_self_attention_equal_the_whole_under_a_causal_mask():
+    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
+    variables = init(layer, x)
+    whole = layer.apply(variables, x, causal_mask(TOKENS))
+    # Room that is never filled must not be looked at.
+    past = KeyValue(*[jnp.full((BATCH, HEADS, TOKENS + 2, SIZE), 9.0)] * 2)
+    for i in range(TOKENS):
+        y, past = layer.apply(variables, x[:, i : i + 1], past, i, method='step')
+        np.testing.assert_allclose(y[:, 0], whole[:, i], atol=5e-6)
 
 
 def test_self_attention_is_its_projections_around_the_equation():

@@ -8,7 +8,7 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
 from vit_jax.nn.pooling import MapHead
-from vit_jax.nn.positions import sincos2d
+from vit_jax.nn.positions import sincos1d, sincos2d
 
 
 def random(*shape, seed=0):
@@ -81,3 +81,22 @@ def test_attention_pooling_ignores_the_order_of_the_tokens():
     assert pooled.shape == (2, 16)
     np.testing.assert_allclose(head.apply(variables, x[:, ::-1]), pooled, atol=1e-5)
     assert np.abs(head.apply(variables, x + random(2, 7, 16, seed=1)) - pooled).max() > 1e-2
+
+
+def test_sincos1d_is_the_paper_s_equation():
+    tokens, dim = 50, 6
+    table, halves = sincos1d(tokens, dim), sincos1d(tokens, dim, 'concatenated')
+    assert table.dtype == np.float32
+    for p in range(tokens):
+        for i in range(dim // 2):
+            angle = p / 10_000 ** (2 * i / dim)
+            pair = np.float32([np.sin(angle), np.cos(angle)])
+            np.testing.assert_allclose(table[p, 2 * i : 2 * i + 2], pair, atol=1e-7)
+            np.testing.assert_allclose(halves[p, [i, dim // 2 + i]], pair, atol=1e-7)
+
+
+def test_sincos1d_needs_an_even_width_and_a_known_layout():
+    with pytest.raises(UserError, match='an even width, not 7'):
+        sincos1d(3, 7)
+    with pytest.raises(UserError, match="unknown positions 'interleave'; did you mean"):
+        sincos1d(3, 8, 'interleave')

@@ -6,14 +6,13 @@ arXiv:2106.04560, and Alabdulmohsin et al., 2023, arXiv:2305.13035.
 
 import functools
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import GELUS, Block, Encoder
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.pooling import MapHead
@@ -111,10 +110,10 @@ class Model(nn.Module):
     dtype: str = 'float32'
 
     def __post_init__(self) -> None:
-        _check_choice('pool', self.pool, POOLS)
-        _check_choice('posemb', self.posemb, POSEMBS)
-        _check_choice('gelu', self.gelu, GELUS)
-        _check_choice('dtype', self.dtype, DTYPES)
+        check_choice('pool', self.pool, POOLS)
+        check_choice('posemb', self.posemb, POSEMBS)
+        check_choice('gelu', self.gelu, GELUS)
+        check_choice('dtype', self.dtype, DTYPES)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
         if self.width % self.num_heads:
@@ -212,8 +211,3 @@ class Model(nn.Module):
             bias_init=nn.initializers.constant(self.head_bias),
             name='head',
         )
-
-
-def _check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise UserError(nearest(field, value, choices))

@@ -1,32 +1,52 @@
-"""Scaled dot-product attention as pure functions, and the multi-head layers around it.
+"""Attention as pure functions, and the multi-head layers around scaled dot products.
 
-Vaswani et al., 2017, arXiv:1706.03762, section 3.2. Arrays are [B H N K]: batch, heads, tokens,
-width of a head. With heads before tokens both products are plain batched matrix products.
+A query looks at M keys and gets the average of their values:
+
+    additive            v^T tanh(W s + U h)  Bahdanau et al., 2015, arXiv:1409.0473, appendix A.1.2
+    dot_product         s^T h                Luong et al., 2015, arXiv:1508.04025, equation 7
+    scaled_dot_product  q^T k / sqrt(K)      Vaswani et al., 2017, arXiv:1706.03762, equation 1
+
+are the scores whose softmax over the keys are the weights. Each function returns (context,
+weights), and takes a mask that is true where a query may look at a key.
+
+Layers hold arrays as [B H N K]: batch, heads, tokens, width of a head. With heads before tokens
+both products are plain batched matrix products.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError
 from vit_jax.nn.stochastic import Dropout
 
 
 def attention_weights(
-    query: Float[Array, 'B H N K'],
-    key: Float[Array, 'B H M K'],
-    mask: Bool[Array, '#B #H #N M'] | None = None,
-) -> Float[Array, 'B H N M']:
+    query: Float[Array, '*B N K'],
+    key: Float[Array, '*B M K'],
+    mask: Bool[Array, '*#B #N M'] | None = None,
+) -> Float[Array, '*B N M']:
     """softmax(Q K^T / sqrt(K)) over the keys (equation 1), in float32 whatever the inputs' dtype.
 
     `mask` is true where a query may look at a key.
     """
-    scores = jnp.einsum('bhnk,bhmk->bhnm', query, key, preferred_element_type=jnp.float32)
-    scores = scores / math.sqrt(query.shape[-1])
+    return masked_softmax(_products(query, key) / math.sqrt(query.shape[-1]), mask)
+
+
+def _products(query: Array, key: Array) -> Array:
+    return jnp.einsum('...nk,...mk->...nm', query, key, preferred_element_type=jnp.float32)
+
+
+def masked_softmax(
+    scores: Float[Array, '*B N M'], mask: Bool[Array, '*#B #N M'] | None = None
+) -> Float[Array, '*B N M']:
+    """Softmax over the keys where `mask` is true; a query that may look nowhere looks everywhere
+    alike, so that nothing becomes NaN.
+    """
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     return softmax(scores)
@@ -50,20 +70,71 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 def attend(
-    weights: Float[Array, 'B H N M'], value: Float[Array, 'B H M K']
-) -> Float[Array, 'B H N K']:
+    weights: Float[Array, '*B N M'], value: Float[Array, '*B M K']
+) -> Float[Array, '*B N K']:
     """The values averaged by the weights, in the dtype of the values."""
-    return jnp.einsum('bhnm,bhmk->bhnk', weights.astype(value.dtype), value)
+    return jnp.einsum('...nm,...mk->...nk', weights.astype(value.dtype), value)
 
 
-def dot_product_attention(
-    query: Float[Array, 'B H N K'],
-    key: Float[Array, 'B H M K'],
-    value: Float[Array, 'B H M K'],
-    mask: Bool[Array, '#B #H #N M'] | None = None,
-) -> Float[Array, 'B H N K']:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, equation 1."""
-    return attend(attention_weights(query, key, mask), value)
+def scaled_dot_product(
+    query: Float[Array, '*B N K'],
+    key: Float[Array, '*B M K'],
+    value: Float[Array, '*B M D'],
+    mask: Bool[Array, '*#B #N M'] | None = None,
+) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, equation 1 of Vaswani et al."""
+    weights = attention_weights(query, key, mask)
+    return attend(weights, value), weights
+
+
+def dot_product(
+    query: Float[Array, '*B N K'],
+    key: Float[Array, '*B M K'],
+    value: Float[Array, '*B M D'],
+    mask: Bool[Array, '*#B #N M'] | None = None,
+) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
+    """softmax(Q K^T) V, Luong's `dot`; with keys W h it is his `general`."""
+    weights = masked_softmax(_products(query, key), mask)
+    return attend(weights, value), weights
+
+
+def additive(
+    query: Float[Array, '*B N K'],
+    key: Float[Array, '*B M K'],
+    value: Float[Array, '*B M D'],
+    v: Float[Array, 'K'],
+    mask: Bool[Array, '*#B #N M'] | None = None,
+) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
+    """softmax(v^T tanh(q + k)) V of Bahdanau et al., for queries W s and keys U h.
+
+    The keys are the same at every step of a decoder, so they come in projected.
+    """
+    hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
+    scores = jnp.einsum('...k,k->...', hidden, v, preferred_element_type=jnp.float32)
+    weights = masked_softmax(scores, mask)
+    return attend(weights, value), weights
+
+
+def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:
+    """True where a token is not padding, for all heads and queries."""
+    return (tokens != pad)[:, None, None]
+
+
+def causal_mask(tokens: int) -> Bool[Array, '1 1 N N']:
+    """True where the key does not come after the query."""
+    return jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
+
+
+class KeyValue(NamedTuple):
+    """What queries look at, in heads."""
+
+    key: Float[Array, 'B H M K']
+    value: Float[Array, 'B H M K']
+
+    def write(self, new: 'KeyValue', position: int | Int[Array, '']) -> 'KeyValue':
+        """With `new` in the places of the tokens from `position` on."""
+        update = jax.lax.dynamic_update_slice_in_dim
+        return KeyValue(*(update(a, b, position, axis=2) for a, b in zip(self, new, strict=True)))
 
 
 class Heads(nn.Module):
@@ -110,7 +181,7 @@ class MergeHeads(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention, section 3.2.2: every token looks at every token.
+    """Multi-head self-attention, section 3.2.2 of Vaswani et al.
 
     Parameters `qkv` (queries, keys and values in this order) and `out`. When the collection
     `intermediates` is mutable it receives the weights [B H N N], named `attention`.
@@ -120,18 +191,42 @@ class SelfAttention(nn.Module):
     dropout: float = 0.0
     dtype: Any = jnp.float32
 
-    @nn.compact
     def __call__(
         self,
         x: Float[Array, 'B N D'],
         mask: Bool[Array, '#B #H #N N'] | None = None,
         train: bool = False,
     ) -> Float[Array, 'B N D']:
+        return self._attend(x, mask, train)[0]
+
+    def step(
+        self, x: Float[Array, 'B 1 D'], past: KeyValue, position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B 1 D'], KeyValue]:
+        """The token at `position`, which looks at itself and at the tokens before it in `past`.
+
+        Returns:
+          what `__call__` under a causal mask gives for this token, and `past` with the token.
+        """
+        seen = jnp.arange(past.key.shape[2]) <= position
+        return self._attend(x, seen[None, None, None], False, past, position)
+
+    @nn.compact
+    def _attend(
+        self,
+        x: Array,
+        mask: Array | None,
+        train: bool,
+        past: KeyValue | None = None,
+        position: int | Array = 0,
+    ) -> tuple[Array, KeyValue]:
         query, key, value = Heads(3, self.num_heads, self.dtype, name='qkv')(x)
-        weights = attention_weights(query, key, mask)
+        tokens = KeyValue(key, value)
+        if past is not None:
+            tokens = past.write(tokens, position)
+        weights = attention_weights(query, tokens.key, mask)
         sow_attention(self, weights)
         weights = Dropout(self.dropout)(weights, train)
-        return MergeHeads(self.dtype, name='out')(attend(weights, value))
+        return MergeHeads(self.dtype, name='out')(attend(weights, tokens.value)), tokens
 
 
 class CrossAttention(nn.Module):
@@ -145,7 +240,12 @@ class CrossAttention(nn.Module):
     dropout: float = 0.0
     dtype: Any = jnp.float32
 
-    @nn.compact
+    def setup(self) -> None:
+        self.q = Heads(1, self.num_heads, self.dtype)
+        self.kv = Heads(2, self.num_heads, self.dtype)
+        self.out = MergeHeads(self.dtype)
+        self.drop = Dropout(self.dropout)
+
     def __call__(
         self,
         x: Float[Array, 'B N D'],
@@ -153,12 +253,24 @@ class CrossAttention(nn.Module):
         mask: Bool[Array, '#B #H #N M'] | None = None,
         train: bool = False,
     ) -> Float[Array, 'B N D']:
-        (query,) = Heads(1, self.num_heads, self.dtype, name='q')(x)
-        key, value = Heads(2, self.num_heads, self.dtype, name='kv')(memory)
-        weights = attention_weights(query, key, mask)
+        return self.attend(x, self.project(memory), mask, train)
+
+    def project(self, memory: Float[Array, 'B M D']) -> KeyValue:
+        """The keys and values of a sequence, which many queries may share."""
+        return KeyValue(*self.kv(memory))
+
+    def attend(
+        self,
+        x: Float[Array, 'B N D'],
+        memory: KeyValue,
+        mask: Bool[Array, '#B #H #N M'] | None = None,
+        train: bool = False,
+    ) -> Float[Array, 'B N D']:
+        """`__call__` for a sequence that is projected already."""
+        (query,) = self.q(x)
+        weights = attention_weights(query, memory.key, mask)
         sow_attention(self, weights)
-        weights = Dropout(self.dropout)(weights, train)
-        return MergeHeads(self.dtype, name='out')(attend(weights, value))
+        return self.out(attend(self.drop(weights, train), memory.value))
 
 
 def sow_attention(module: nn.Module, weights: Float[Array, 'B H N M']) -> None:

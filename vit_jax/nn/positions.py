@@ -1,10 +1,34 @@
-"""Position embeddings for a grid of patches."""
+"""Position embeddings for a sequence of tokens and for a grid of patches."""
 
 import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
+
+LAYOUTS = ('interleaved', 'concatenated')
+
+
+def sincos1d(
+    tokens: int, dim: int, layout: str = 'interleaved', temperature: float = 10_000.0
+) -> Float32[np.ndarray, 'N D']:
+    """Fixed sine-cosine embedding of Vaswani et al., 2017, arXiv:1706.03762, section 3.5.
+
+    The angles of position p are p / temperature^(2i / dim). In the layout 'interleaved', that of
+    the paper, feature 2i is the sine and 2i + 1 the cosine; 'concatenated' has the sines in the
+    first half and the cosines in the second.
+
+    Raises:
+      UserError: if `dim` is odd, or there is no such layout.
+    """
+    check_choice('positions', layout, LAYOUTS)
+    if dim % 2:
+        raise UserError(f'sine-cosine positions need an even width, not {dim}')
+    angles = np.outer(np.arange(tokens), temperature ** -(np.arange(0, dim, 2) / dim))
+    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+    if layout == 'concatenated':
+        pairs = pairs.swapaxes(1, 2)
+    return pairs.reshape(tokens, dim).astype(np.float32)
 
 
 def sincos2d(

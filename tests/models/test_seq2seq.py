@@ -1,0 +1,368 @@
+"""The Transformer: exact parameter counts, parity, decoding step by step, what may see what."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import marian
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models.seq2seq import VARIANTS, Model, variant
+from vit_jax.nn.embeddings import Embeddings
+from vit_jax.nn.positions import sincos1d
+
+VOCAB = 23
+TINY = {'vocab_size': VOCAB, 'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 24}
+SOURCE = jnp.array([[5, 6, 7, 8, 9, 2], [10, 11, 2, 0, 0, 0], [12, 2, 0, 0, 0, 0]])
+TARGET_IN = jnp.array([[1, 4, 5, 6, 7], [1, 8, 9, 10, 0], [1, 11, 0, 0, 0]])
+
+# With 37,000 tokens in one matrix: those of the paper's table 3, exactly, and a smaller one.
+COUNTS = {'tiny': 6_061_056, 'base': 63_082_496, 'big': 214_245_376}
+
+
+def shapes(model):
+    tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)['params']
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def perturbed(model):
+    """Parameters none of which is zero, one or like another."""
+    rng = np.random.default_rng(1)
+
+    def values(path, leaf):
+        mean = 1.0 if path[-1].key == 'scale' else 0.0
+        return jnp.asarray(mean + 0.2 * rng.normal(size=leaf.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(values, shapes(model))
+
+
+def forward(model, params, source=SOURCE, target_in=TARGET_IN, **kwargs):
+    with jax.default_matmul_precision('highest'):
+        return jax.jit(lambda p: model.apply({'params': p}, source, target_in, **kwargs))(params)
+
+
+@pytest.mark.parametrize('name', COUNTS)
+def test_parameter_counts_are_exact(name):
+    assert count(shapes(Model(vocab_size=37_000, **variant(name)))) == COUNTS[name]
+
+
+def test_every_variant_has_a_listed_count():
+    assert set(COUNTS) == set(VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'more'),
+    [
+        ({'norm': 'pre'}, 2 * 2 * 16),  # a final layer norm on both sides
+        ({'tied': False}, 2 * VOCAB * 16),
+        ({'positions': 'concatenated'}, 0),
+    ],
+)
+def test_options_add_what_they_should(fields, more):
+    assert count(shapes(Model(**TINY, **fields))) - count(shapes(Model(**TINY))) == more
+
+
+def test_parameter_names():
+    params = shapes(Model(**{**TINY, 'depth': 1}, norm='pre', tied=False))
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+    def norm(name):
+        return {f'{name}/scale': (16,), f'{name}/bias': (16,)}
+
+    out = {'out/kernel': (2, 8, 16), 'out/bias': (16,)}
+    self_attention = {'qkv/kernel': (16, 3, 2, 8), 'qkv/bias': (3, 2, 8), **out}
+    cross = {
+        'q/kernel': (16, 1, 2, 8),
+        'q/bias': (1, 2, 8),
+        'kv/kernel': (16, 2, 2, 8),
+        'kv/bias': (2, 2, 8),
+        **out,
+    }
+    block = {
+        **{f'attention/{name}': shape for name, shape in self_attention.items()},
+        **norm('attention_norm'),
+        'mlp/fc1/kernel': (16, 24),
+        'mlp/fc1/bias': (24,),
+        'mlp/fc2/kernel': (24, 16),
+        'mlp/fc2/bias': (16,),
+        **norm('mlp_norm'),
+    }
+    decoder = block | norm('cross_norm') | {f'cross/{name}': s for name, s in cross.items()}
+    assert names == {
+        **{f'embed/{name}': (VOCAB, 16) for name in ('source', 'target', 'output')},
+        **{f'encoder/block_0/{name}': shape for name, shape in block.items()},
+        **norm('encoder/norm'),
+        **{f'decoder/block_0/{name}': shape for name, shape in decoder.items()},
+        **norm('decoder/norm'),
+    }
+
+
+@pytest.mark.parametrize('norm', ['post', 'pre'])
+def test_parity_with_transformers(norm):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    model = Model(**TINY, norm=norm, positions='concatenated', activation='swish', norm_eps=1e-5)
+    params = perturbed(model)
+    fields = {
+        f'{side}_{name}': value
+        for side in ('encoder', 'decoder')
+        for name, value in [('layers', 2), ('attention_heads', 2), ('ffn_dim', 24)]
+    }
+    tokens = {'pad_token_id': 0, 'eos_token_id': 2, 'decoder_start_token_id': 1}
+    config, reference = {
+        'post': (transformers.MarianConfig, transformers.MarianMTModel),
+        'pre': (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration),
+    }[norm]
+    reference = reference(
+        config(
+            vocab_size=VOCAB,
+            d_model=16,
+            max_position_embeddings=8,
+            activation_function='swish',
+            scale_embedding=True,
+            attn_implementation='eager',
+            forced_eos_token_id=None,
+            **fields,
+            **tokens,
+        )
+    )
+    missing, unexpected = reference.load_state_dict(marian.state(params), strict=False)
+    assert not unexpected
+    assert all('embed_positions' in name or name == 'final_logits_bias' for name in missing)
+    with torch.no_grad():
+        expected = reference.eval()(
+            torch.from_numpy(np.array(SOURCE)),
+            attention_mask=torch.from_numpy(np.array(SOURCE != 0)),
+            decoder_input_ids=torch.from_numpy(np.array(TARGET_IN)),
+            output_attentions=True,
+        )
+    outputs, kept = forward(model, params, mutable='intermediates')
+    np.testing.assert_allclose(outputs['logits'], expected.logits, atol=1e-5)
+    real = np.asarray(SOURCE != 0)
+    memory = expected.encoder_last_hidden_state.numpy()
+    np.testing.assert_allclose(outputs['memory'][real], memory[real], atol=1e-5)
+    sides = {
+        ('encoder', 'attention'): expected.encoder_attentions,
+        ('decoder', 'attention'): expected.decoder_attentions,
+        ('decoder', 'cross'): expected.cross_attentions,
+    }
+    for (side, layer), attentions in sides.items():
+        for i, attention in enumerate(attentions):
+            (weights,) = kept['intermediates'][side][f'block_{i}'][layer]['attention']
+            np.testing.assert_allclose(weights, attention, atol=1e-5)
+
+
+def torch_state(params):
+    """Tensors of torch.nn.Transformer by name."""
+    import torch
+
+    norms = {
+        'encoder': {'attention_norm': 'norm1', 'mlp_norm': 'norm2'},
+        'decoder': {'attention_norm': 'norm1', 'cross_norm': 'norm2', 'mlp_norm': 'norm3'},
+    }
+    arrays = {}
+
+    def dense(name, kernel, bias):
+        arrays.update({f'{name}.weight': np.asarray(kernel).T, f'{name}.bias': bias})
+
+    def norm(name, p):
+        arrays.update({f'{name}.weight': p['scale'], f'{name}.bias': p['bias']})
+
+    def attention(name, p):
+        kernel, bias = marian.projections(p)
+        arrays[f'{name}.in_proj_weight'] = kernel.reshape(len(kernel), -1).T
+        arrays[f'{name}.in_proj_bias'] = bias.reshape(-1)
+        dense(f'{name}.out_proj', p['out']['kernel'].reshape(16, 16), p['out']['bias'])
+
+    for side, names in norms.items():
+        for i in range(2):
+            layer, block = f'{side}.layers.{i}', params[side][f'block_{i}']
+            for ours, theirs in names.items():
+                norm(f'{layer}.{theirs}', block[ours])
+            attention(f'{layer}.self_attn', block['attention'])
+            if side == 'decoder':
+                attention(f'{layer}.multihead_attn', block['cross'])
+            dense(f'{layer}.linear1', **block['mlp']['fc1'])
+            dense(f'{layer}.linear2', **block['mlp']['fc2'])
+        if 'norm' in params[side]:
+            norm(f'{side}.norm', params[side]['norm'])
+    return {name: torch.from_numpy(np.array(x)) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize('norm', ['post', 'pre'])
+def test_parity_with_torch(norm):
+    torch = pytest.importorskip('torch')
+    model = Model(**TINY, norm=norm, norm_eps=1e-5)
+    params = perturbed(model)
+    reference = torch.nn.Transformer(
+        16, 2, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == 'pre'
+    )
+    if norm == 'post':  # torch has final layer norms always
+        reference.encoder.norm = reference.decoder.norm = None
+    reference.load_state_dict(torch_state(params), strict=True)
+    table = np.asarray(params['embed']['shared'])
+
+    def embed(tokens):
+        x = table[tokens] * math.sqrt(16) + sincos1d(tokens.shape[1], 16)
+        return torch.from_numpy(x.astype(np.float32))
+
+    padding = torch.from_numpy(np.array(SOURCE == 0))
+    with torch.no_grad():
+        hidden = reference(
+            embed(SOURCE),
+            embed(TARGET_IN),
+            tgt_mask=torch.ones(5, 5, dtype=torch.bool).triu(1),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+    logits = forward(model, params)['logits']
+    np.testing.assert_allclose(logits, hidden.numpy() @ table.T, atol=1e-5)
+
+
+def decoded(model, params, order=None):
+    """Logits of one cached step after another; rows change places by `order` after the second."""
+    variables = {'params': params}
+    memory = jax.jit(lambda v: model.apply(v, SOURCE, method='encode'))(variables)
+    cache = jax.jit(lambda v, m: model.apply(v, m, 7, method='init_cache'))(variables, memory)
+    step = jax.jit(lambda *args: model.apply(variables, *args, method='decode_step'))
+    target_in, steps = TARGET_IN, []
+    for i in range(TARGET_IN.shape[1]):
+        logits, cache = step(cache, target_in[:, i], jnp.int32(i))
+        steps.append(logits)
+        if i == 1 and order is not None:
+            cache = jax.tree.map(lambda x: x[order], cache)
+            target_in = target_in[order]
+    return steps
+
+
+@pytest.mark.parametrize(
+    'fields', [{}, {'norm': 'pre', 'positions': 'concatenated', 'tied': False}]
+)
+def test_steps_with_a_cache_equal_teacher_forcing(fields):
+    model = Model(**TINY, **fields)
+    params = perturbed(model)
+    logits = forward(model, params)['logits']
+    for i, step in enumerate(decoded(model, params)):
+        np.testing.assert_allclose(step, logits[:, i], atol=1e-5)
+
+
+def test_rows_of_a_cache_can_be_gathered():
+    model = Model(**TINY)
+    params, order = perturbed(model), jnp.array([2, 0, 0])
+    logits = forward(model, params)['logits']
+    for i, step in enumerate(decoded(model, params, order)):
+        expected = logits[:, i] if i < 2 else logits[order, i]
+        np.testing.assert_allclose(step, expected, atol=1e-5)
+
+
+def test_the_decoder_does_not_see_the_future():
+    model = Model(**TINY)
+    params = perturbed(model)
+    logits = forward(model, params)['logits']
+    changed = forward(model, params, target_in=TARGET_IN.at[:, 3].set(13))['logits']
+    np.testing.assert_array_equal(changed[:, :3], logits[:, :3])
+    assert (changed[:, 3:] != logits[:, 3:]).any(-1).all()
+
+
+def test_padding_of_the_source_changes_nothing():
+    model = Model(**TINY)
+    params = perturbed(model)
+    logits = forward(model, params)['logits']
+    padded = forward(model, params, source=jnp.pad(SOURCE, ((0, 0), (0, 3))))['logits']
+    np.testing.assert_allclose(padded, logits, atol=1e-5)
+    alone = forward(model, params, source=SOURCE[2:, :2], target_in=TARGET_IN[2:])['logits']
+    np.testing.assert_allclose(alone, logits[2:], atol=1e-5)
+
+
+@pytest.mark.parametrize('fields', [{}, {'norm': 'pre', 'tied': False, 'activation': 'gelu'}])
+def test_gradients_reach_every_parameter_and_empty_rows_do_no_harm(fields):
+    model = Model(**TINY, **fields)
+    source, target_in = (x.at[1].set(0) for x in (SOURCE, TARGET_IN))
+
+    def loss(params):
+        return (model.apply({'params': params}, source, target_in)['logits'] ** 2).sum()
+
+    grads = jax.jit(jax.grad(loss))(perturbed(model))
+    assert all(0 < np.abs(g).max() < np.inf for g in jax.tree.leaves(grads))
+
+
+def test_dropout_acts_in_training_alone():
+    model = Model(**{**TINY, 'depth': 1}, dropout=0.5)
+    params = perturbed(model)
+    expected = forward(dataclasses.replace(model, dropout=0.0), params)['logits']
+    np.testing.assert_array_equal(forward(model, params)['logits'], expected)
+    rngs = {'dropout': jax.random.key(0)}
+    trained = forward(model, params, train=True, rngs=rngs)['logits']
+    assert (trained != expected).any(-1).all()
+
+
+def test_dropout_falls_on_embeddings_and_on_every_branch():
+    model = Model(**{**TINY, 'depth': 1}, dropout=0.5)
+    kept = forward(
+        model,
+        perturbed(model),
+        train=True,
+        rngs={'dropout': jax.random.key(0)},
+        capture_intermediates=lambda module, _: module.name == 'drop',
+        mutable='intermediates',
+    )[1]['intermediates']
+    calls = {
+        side: [*kept['drop']['__call__'], *kept[side]['block_0']['drop']['__call__']]
+        for side in ('encoder', 'decoder')
+    }
+    # The embeddings' dropout is one module for both sides.
+    assert {side: len(arrays) for side, arrays in calls.items()} == {'encoder': 4, 'decoder': 5}
+    for arrays in calls.values():
+        assert all(0.3 < (np.asarray(x) == 0).mean() < 0.7 for x in arrays)
+
+
+def test_bfloat16_computes_close_to_float32_with_float32_parameters():
+    full = Model(**TINY)
+    half = dataclasses.replace(full, dtype='bfloat16')
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
+    params = perturbed(full)
+    expected, outputs = (forward(model, params) for model in (full, half))
+    assert outputs['memory'].dtype == jnp.bfloat16
+    assert outputs['logits'].dtype == jnp.float32
+    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
+    error = np.abs(outputs['logits'] - expected['logits']).max() / np.abs(expected['logits']).max()
+    assert 0 < error < 0.1
+
+
+def test_embeddings_start_with_variance_1_over_width():
+    layer = Embeddings(4000, 16)
+    variables = layer.init(jax.random.key(0), jnp.array([0]), method='source')
+    assert variables['params']['shared'].std() == pytest.approx(16**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'norm': 'past'}, "unknown norm 'past'; did you mean 'post'"),
+        ({'positions': 'learned'}, "unknown positions 'learned'; did you mean 'interleaved'"),
+        ({'activation': 'relu6'}, "unknown activation 'relu6'; did you mean 'relu'"),
+        ({'dtype': 'float8'}, "unknown dtype 'float8'"),
+        ({'num_heads': 3}, 'width 16 is not a multiple of num_heads 3'),
+        ({'width': 15, 'num_heads': 5}, 'an even width, not 15'),
+        ({'depth': 0}, 'depth must be at least 1, not 0'),
+        ({'dropout': 1.0}, 'dropout must be at least 0 and below 1, not 1.0'),
+    ],
+)
+def test_mistakes(fields, message):
+    with pytest.raises(UserError, match=message):
+        shapes(Model(**{**TINY, **fields}))
+
+
+def test_unknown_variant():
+    with pytest.raises(UserError, match="unknown seq2seq variant 'bas'; did you mean 'base'"):
+        variant('bas')

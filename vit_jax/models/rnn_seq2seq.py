@@ -1,0 +1,260 @@
+"""LSTM encoder and decoder with attention, what the Transformer is compared with.
+
+Bahdanau et al., 2015, arXiv:1409.0473 (additive attention, by the decoder's previous state), and
+Luong et al., 2015, arXiv:1508.04025 (products, by its current state). LSTMs stand where the former
+has gated recurrent units; the readout is the latter's equation 5, without input feeding.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn import attention, lstm
+from vit_jax.nn.blocks import dense
+from vit_jax.nn.embeddings import Embeddings
+from vit_jax.nn.stochastic import Dropout, check_rate
+
+ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
+
+
+class Memory(NamedTuple):
+    """What the decoder starts from and looks at, and with newer states its cache.
+
+    Axis 0 of every array is the sentence.
+
+    Attributes:
+      states: of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state of the
+        encoder's layer at the first token, and c = 0.
+      tokens: annotations h of the source: both directions of the last layer.
+      keys: annotations projected for the attention.
+      mask: true where the source is not padding.
+    """
+
+    states: tuple[lstm.State, ...]
+    tokens: Float[Array, 'B S H']
+    keys: Float[Array, 'B S D']
+    mask: Bool[Array, 'B 1 S']
+
+
+class BiLSTM(nn.Module):
+    """An LSTM in each direction. Parameters `forward` and `backward`."""
+
+    width: int
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.forward = lstm.LSTM(self.width, self.dtype)
+        self.backward = lstm.LSTM(self.width, self.dtype)
+
+    def __call__(
+        self, x: Float[Array, 'B S E'], mask: Bool[Array, 'B S']
+    ) -> tuple[Float[Array, 'B S H'], Float[Array, 'B D']]:
+        """Hidden states [forward; backward] of width 2D, and the backward one of token 0."""
+        backward = self.backward(x, mask, reverse=True)
+        return jnp.concatenate([self.forward(x, mask), backward], axis=-1), backward[:, 0]
+
+
+class Attention(nn.Module):
+    """Attention of decoder states to annotations h; see `vit_jax.nn.attention` for the scores.
+
+    Keys are U h, so that `dot_product` is Luong's `general`, which, unlike his `dot`, lets the two
+    widths differ. Additive attention projects queries too and has a vector `v`.
+    """
+
+    kind: str
+    width: int
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.key = dense(self.width, use_bias=False, dtype=self.dtype)
+        if self.kind == 'additive':
+            self.query = dense(self.width, dtype=self.dtype)
+            self.v = self.param('v', nn.initializers.normal(self.width**-0.5), (self.width,))
+
+    def project(self, tokens: Float[Array, 'B S H']) -> Float[Array, 'B S D']:
+        """The keys, which all steps share."""
+        return self.key(tokens)
+
+    def __call__(
+        self, state: Float[Array, 'B D'], memory: Memory
+    ) -> tuple[Float[Array, 'B H'], Float[Array, 'B S']]:
+        """(context, weights) of a step."""
+        looked_at = memory.keys, memory.tokens
+        query = state[:, None]
+        if self.kind == 'additive':
+            v = self.v.astype(self.dtype)
+            found = attention.additive(self.query(query), *looked_at, v, memory.mask)
+        else:
+            found = getattr(attention, self.kind)(query, *looked_at, memory.mask)
+        context, weights = (x[:, 0] for x in found)
+        return context, weights
+
+
+class Decoder(nn.Module):
+    """LSTM layers with attention, and a readout tanh(W [h; context]).
+
+    Attention by the previous state, which is additive, feeds its context to the first layer.
+    """
+
+    attention: str
+    width: int
+    embed_dim: int
+    depth: int
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        layers = range(self.depth)
+        self.bridge = [dense(self.width, dtype=self.dtype) for _ in layers]
+        self.layer = [lstm.LSTM(self.width, self.dtype) for _ in layers]
+        self.cross = Attention(self.attention, self.width, self.dtype)
+        self.readout = dense(self.embed_dim, dtype=self.dtype)
+        self.drop = Dropout(self.dropout)
+
+    def start(
+        self, tokens: Float[Array, 'B S H'], firsts: list[Array], mask: Bool[Array, 'B 1 S']
+    ) -> Memory:
+        """The state before the first token; `firsts` are the encoder's, one [B D] a layer."""
+        hidden = [jnp.tanh(bridge(h)) for bridge, h in zip(self.bridge, firsts, strict=True)]
+        states = tuple(lstm.State(h, jnp.zeros_like(h)) for h in hidden)
+        return Memory(states, tokens, self.cross.project(tokens), mask)
+
+    def __call__(
+        self, x: Float[Array, 'B T E'], memory: Memory, train: bool = False
+    ) -> Float[Array, 'B T E']:
+        """The readout of every step. Keeps the weights [B 1 T S]."""
+        scanned = nn.scan(
+            lambda decoder, states, x: decoder._advance(states, x, memory, train),
+            variable_broadcast='params',
+            split_rngs={'params': False, 'dropout': True},
+            in_axes=1,
+            out_axes=1,
+        )
+        _, (found, weights) = scanned(self, memory.states, x)
+        attention.sow_attention(self, weights[:, None])
+        return self._read_out(found, train)
+
+    def step(self, x: Float[Array, 'B E'], memory: Memory) -> tuple[Float[Array, 'B E'], Memory]:
+        """The readout of one step, and the memory with the states after it."""
+        states, (found, _) = self._advance(memory.states, x, memory, train=False)
+        return self._read_out(found, train=False), memory._replace(states=states)
+
+    def _advance(
+        self, states: tuple[lstm.State, ...], x: Array, memory: Memory, train: bool
+    ) -> tuple[tuple[lstm.State, ...], tuple[Array, Array]]:
+        """The next states, and ([hidden; context], weights)."""
+        by_previous = self.attention == 'additive'
+        if by_previous:
+            context, weights = self.cross(states[-1].hidden, memory)
+            x = jnp.concatenate([x, context], axis=-1)
+        new: list[lstm.State] = []
+        for layer, state in zip(self.layer, states, strict=True):
+            x = self.drop(new[-1].hidden, train) if new else x
+            new.append(layer.step(x, state))
+        hidden = new[-1].hidden
+        if not by_previous:
+            context, weights = self.cross(hidden, memory)
+        return tuple(new), (jnp.concatenate([hidden, context], axis=-1), weights)
+
+    def _read_out(self, found: Array, train: bool) -> Array:
+        return self.drop(jnp.tanh(self.readout(found)), train)
+
+
+class Model(nn.Module):
+    """Bidirectional LSTM encoder and LSTM decoder with attention.
+
+    It is called and decoded from as the Transformer is, `vit_jax.models.seq2seq.Model`. When the
+    collection `intermediates` is mutable it receives the weights [B 1 T S] of a call, named
+    `attention`, in `decoder`.
+
+    Attributes:
+      vocab_size: V, of source and target together.
+      width: D, of a state; an annotation has both directions, 2D.
+      embed_dim: E, of a token.
+      depth: layers of the encoder, and of the decoder.
+      attention: 'additive', 'dot_product' or 'scaled_dot_product'.
+      dropout: on embeddings, between layers and before the scores.
+      tied: one matrix for both embeddings and for the scores.
+      dtype: of the computation. Parameters, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    vocab_size: int
+    width: int = 1000
+    embed_dim: int = 620
+    depth: int = 1
+    attention: str = 'additive'
+    dropout: float = 0.0
+    tied: bool = False
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('attention', self.attention, ATTENTIONS)
+        check_choice('dtype', self.dtype, DTYPES)
+        check_rate('dropout', self.dropout)
+        if self.depth < 1:
+            raise UserError(f'depth must be at least 1, not {self.depth}')
+        super().__post_init__()
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        self.embed = Embeddings(self.vocab_size, self.embed_dim, self.tied, dtype)
+        self.encoder = [BiLSTM(self.width, dtype) for _ in range(self.depth)]
+        self.decoder = Decoder(
+            self.attention, self.width, self.embed_dim, self.depth, self.dropout, dtype
+        )
+        self.drop = Dropout(self.dropout)
+
+    def __call__(
+        self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Scores of every next token, given the true ones before it.
+
+        Args:
+          source: tokens, with eos at the end, then padding.
+          target_in: bos and the target without its last token.
+          train: whether dropout acts.
+
+        Returns:
+          logits: [B T V] in float32.
+          memory: [B S 2D], the annotations of the source.
+        """
+        memory = self.encode(source, train)
+        return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
+
+    def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
+        """What the decoder needs of the source."""
+        mask = attention.padding_mask(source)[:, 0]
+        x, firsts = self.embed.source(source), []
+        for layer in self.encoder:
+            x, first = layer(self.drop(x, train), mask[:, 0])
+            firsts.append(first)
+        return self.decoder.start(x, firsts, mask)
+
+    def decode(
+        self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
+    ) -> Float[Array, 'B T V']:
+        """Scores of every next token, given the true ones before it."""
+        x = self.drop(self.embed.target(target_in), train)
+        return self.embed.logits(self.decoder(x, memory, train))
+
+    def init_cache(self, memory: Memory, max_len: int) -> Memory:
+        """The decoder's state before its first step: the same for any `max_len`."""
+        return memory
+
+    def decode_step(
+        self, cache: Memory, token: Int[Array, 'B'], position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B V'], Memory]:
+        """Reads the next token of the target shifted right, whatever its position.
+
+        Returns:
+          the scores of the token that follows, as `decode` gives them, and the next step's cache.
+        """
+        x, cache = self.decoder.step(self.embed.target(token), cache)
+        return self.embed.logits(x), cache

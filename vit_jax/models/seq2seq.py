@@ -1,0 +1,175 @@
+"""The encoder-decoder Transformer of Vaswani et al., 2017, arXiv:1706.03762.
+
+Tokens are integers; 0 is padding and is never looked at in the source. The decoder reads the
+target shifted right, so that its output at t is the score of token t given those before it.
+"""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention import causal_mask, padding_mask
+from vit_jax.nn.embeddings import Embeddings
+from vit_jax.nn.encoder_decoder import (
+    ACTIVATIONS,
+    NORMS,
+    Cache,
+    DecoderBlock,
+    EncoderBlock,
+    Memory,
+    Stack,
+)
+from vit_jax.nn.positions import LAYOUTS, sincos1d
+from vit_jax.nn.stochastic import Dropout, check_rate
+
+# name: width, depth, mlp_dim, num_heads, dropout; base and big are those of table 3.
+VARIANTS = {
+    'tiny': (128, 4, 256, 4, 0.1),
+    'base': (512, 6, 2048, 8, 0.1),
+    'big': (1024, 6, 4096, 16, 0.3),
+}
+
+
+def variant(name: str) -> dict[str, int | float]:
+    """Keywords of `Model` for a name of VARIANTS.
+
+    Raises:
+      UserError: if there is no such variant.
+    """
+    if name not in VARIANTS:
+        raise UserError(nearest('seq2seq variant', name, VARIANTS))
+    fields = ('width', 'depth', 'mlp_dim', 'num_heads', 'dropout')
+    return dict(zip(fields, VARIANTS[name], strict=True))
+
+
+class Model(nn.Module):
+    """Transformer from one sequence of tokens to another.
+
+    Besides the call it has what a decoder goes step by step with: `encode`, `init_cache` and
+    `decode_step`, called as `model.apply(variables, ..., method='encode')`.
+
+    Attributes:
+      vocab_size: V, of source and target together.
+      width: D, of a token.
+      depth: N, blocks of the encoder and blocks of the decoder.
+      num_heads: of the attention; divides width.
+      mlp_dim: hidden width of the feed-forward layers.
+      norm: 'post', as in the paper, or 'pre', which has a final layer norm after both stacks.
+      positions: 'interleaved' sines and cosines, as in the paper, or 'concatenated' ones.
+      dropout: on the sums of embedding and position, and on each branch before it is added.
+      attention_dropout: on the attention weights.
+      activation: of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
+      tied: one matrix for both embeddings and for the scores, as in section 3.4.
+      norm_eps: added to the variance in layer norms.
+      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    vocab_size: int
+    width: int = 512
+    depth: int = 6
+    num_heads: int = 8
+    mlp_dim: int = 2048
+    norm: str = 'post'
+    positions: str = 'interleaved'
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation: str = 'relu'
+    tied: bool = True
+    norm_eps: float = 1e-6
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('norm', self.norm, NORMS)
+        check_choice('positions', self.positions, LAYOUTS)
+        check_choice('activation', self.activation, ACTIVATIONS)
+        check_choice('dtype', self.dtype, DTYPES)
+        if self.depth < 1:
+            raise UserError(f'depth must be at least 1, not {self.depth}')
+        for rate in ('dropout', 'attention_dropout'):
+            check_rate(rate, getattr(self, rate))
+        if self.width % self.num_heads:
+            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        super().__post_init__()
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        fields: dict[str, Any] = dict(
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            norm=self.norm,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation=self.activation,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+        )
+        self.embed = Embeddings(self.vocab_size, self.width, self.tied, dtype)
+        self.encoder = Stack(functools.partial(EncoderBlock, **fields), self.depth)
+        self.decoder = Stack(functools.partial(DecoderBlock, **fields), self.depth)
+        self.drop = Dropout(self.dropout)
+
+    def __call__(
+        self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Scores of every next token, given the true ones before it.
+
+        Args:
+          source: tokens, with eos at the end, then padding.
+          target_in: bos and the target without its last token.
+          train: whether dropout acts.
+
+        Returns:
+          logits: [B T V] in float32.
+          memory: [B S D], outputs of the encoder.
+        """
+        memory = self.encode(source, train)
+        return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
+
+    def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
+        """What the decoder needs of the source."""
+        mask = padding_mask(source)
+        x = self._place(self.embed.source(source), self._rows(source.shape[1]))
+        return Memory(self.encoder(self.drop(x, train), mask, train), mask)
+
+    def decode(
+        self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
+    ) -> Float[Array, 'B T V']:
+        """Scores of every next token, given the true ones before it."""
+        tokens = target_in.shape[1]
+        x = self._place(self.embed.target(target_in), self._rows(tokens))
+        x = self.decoder(self.drop(x, train), causal_mask(tokens), memory, train)
+        return self.embed.logits(x)
+
+    def init_cache(self, memory: Memory, max_len: int) -> Cache:
+        """The decoder's state before its first step, with room for `max_len` tokens."""
+        return self.decoder.start(memory, max_len)
+
+    def decode_step(
+        self, cache: Cache, token: Int[Array, 'B'], position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B V'], Cache]:
+        """Reads the token at `position` of the target shifted right, bos at 0.
+
+        Returns:
+          the scores of the token that follows, as `decode` gives them, and the next step's cache.
+        """
+        row = self._rows(cache.max_len)[position]
+        x, cache = self.decoder.step(
+            self._place(self.embed.target(token), row)[:, None], cache, position
+        )
+        return self.embed.logits(x[:, 0]), cache
+
+    def _rows(self, tokens: int) -> Array:
+        return jnp.asarray(sincos1d(tokens, self.width, self.positions), self.dtype)
+
+    def _place(self, x: Array, rows: Array) -> Array:
+        """Embeddings times sqrt(D), section 3.4, plus positions, section 3.5."""
+        return x * math.sqrt(self.width) + rows

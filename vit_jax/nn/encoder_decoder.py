@@ -1,0 +1,199 @@
+"""Blocks of the encoder-decoder Transformer, which read a sequence at once or token by token.
+
+Vaswani et al., 2017, arXiv:1706.03762, section 3.1; pre-norm blocks are those of Xiong et al.,
+2020, arXiv:2002.04745.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.nn.attention import CrossAttention, KeyValue, SelfAttention
+from vit_jax.nn.blocks import dense, erf_gelu
+from vit_jax.nn.stochastic import Dropout
+
+NORMS = ('post', 'pre')
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    'relu': jax.nn.relu,
+    'gelu': erf_gelu,
+    'swish': jax.nn.swish,
+}
+
+
+class Memory(NamedTuple):
+    """What the decoder looks at.
+
+    Attributes:
+      tokens: outputs of the encoder.
+      mask: true where the source is not padding.
+    """
+
+    tokens: Float[Array, 'B S D']
+    mask: Bool[Array, 'B 1 1 S']
+
+
+class Past(NamedTuple):
+    """What a block of the decoder keeps between steps: the target so far, and the source."""
+
+    target: KeyValue
+    source: KeyValue
+
+
+class Cache(NamedTuple):
+    """What the decoder keeps between steps. Axis 0 of every array is the sentence.
+
+    Attributes:
+      blocks: one `Past` a block.
+      mask: true where the source is not padding.
+    """
+
+    blocks: tuple[Past, ...]
+    mask: Bool[Array, 'B 1 1 S']
+
+    @property
+    def max_len(self) -> int:
+        """Number of tokens of the target that there is room for."""
+        return self.blocks[0].target.key.shape[2]
+
+
+class FeedForward(nn.Module):
+    """Two dense layers with an activation between them, equation 2. Parameters `fc1` and `fc2`."""
+
+    hidden_dim: int
+    activation: str = 'relu'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B N D']) -> Float[Array, 'B N D']:
+        y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
+        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(ACTIVATIONS[self.activation](y))
+
+
+class _Block(nn.Module):
+    """Parts of a block, each of which is a function f in a residual connection.
+
+        post-norm: LN(x + f(x))
+        pre-norm:  x + f(LN(x))
+
+    f(x) goes through dropout before it is added.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    norm: str = 'post'
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation: str = 'relu'
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.attention = SelfAttention(self.num_heads, self.attention_dropout, self.dtype)
+        self.attention_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+        self.mlp = FeedForward(self.mlp_dim, self.activation, self.dtype)
+        self.mlp_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+        self.drop = Dropout(self.dropout)
+
+    def _transform(self, x: Array, train: bool) -> Array:
+        return self._after(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm, train)
+
+    def _before(self, x: Array, norm: nn.LayerNorm) -> Array:
+        return norm(x) if self.norm == 'pre' else x
+
+    def _after(self, x: Array, y: Array, norm: nn.LayerNorm, train: bool) -> Array:
+        x = x + self.drop(y, train)
+        return x if self.norm == 'pre' else norm(x)
+
+
+class EncoderBlock(_Block):
+    """Self-attention and a feed-forward layer."""
+
+    def __call__(
+        self, x: Float[Array, 'B N D'], mask: Bool[Array, '#B 1 #N N'], train: bool = False
+    ) -> Float[Array, 'B N D']:
+        y = self.attention(self._before(x, self.attention_norm), mask, train)
+        return self._transform(self._after(x, y, self.attention_norm, train), train)
+
+
+class DecoderBlock(_Block):
+    """Causal self-attention, attention to the source, and a feed-forward layer."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.cross = CrossAttention(self.num_heads, self.attention_dropout, self.dtype)
+        self.cross_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, 'B T D'],
+        mask: Bool[Array, '#B 1 #T T'],
+        memory: Memory,
+        train: bool = False,
+    ) -> Float[Array, 'B T D']:
+        y = self.attention(self._before(x, self.attention_norm), mask, train)
+        x = self._after(x, y, self.attention_norm, train)
+        return self._look(x, self.cross.project(memory.tokens), memory.mask, train)
+
+    def start(self, memory: Float[Array, 'B S D'], max_len: int) -> Past:
+        """The source's keys and values, and room for those of `max_len` tokens of the target."""
+        source = self.cross.project(memory)
+        batch, heads, _, size = source.key.shape
+        empty = jnp.zeros((batch, heads, max_len, size), source.key.dtype)
+        return Past(KeyValue(empty, empty), source)
+
+    def step(
+        self,
+        x: Float[Array, 'B 1 D'],
+        past: Past,
+        mask: Bool[Array, 'B 1 1 S'],
+        position: int | Int[Array, ''],
+    ) -> tuple[Float[Array, 'B 1 D'], Past]:
+        """What `__call__` gives for the token at `position`, after those before it."""
+        y = self._before(x, self.attention_norm)
+        y, target = self.attention.step(y, past.target, position)
+        x = self._after(x, y, self.attention_norm, train=False)
+        return self._look(x, past.source, mask, train=False), Past(target, past.source)
+
+    def _look(self, x: Array, source: KeyValue, mask: Array, train: bool) -> Array:
+        y = self.cross.attend(self._before(x, self.cross_norm), source, mask, train)
+        return self._transform(self._after(x, y, self.cross_norm, train), train)
+
+
+class Stack(nn.Module):
+    """Blocks `block_0`, `block_1`, ..., and a layer norm `norm` after those that are pre-norm."""
+
+    make_block: Callable[[], Any]
+    depth: int
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        last = self.block[-1]
+        pre = last.norm == 'pre'
+        self.norm = nn.LayerNorm(last.norm_eps, dtype=last.dtype) if pre else None
+
+    def __call__(self, x: Float[Array, 'B N D'], *inputs: Any) -> Float[Array, 'B N D']:
+        for block in self.block:
+            x = block(x, *inputs)
+        return self._end(x)
+
+    def start(self, memory: Memory, max_len: int) -> Cache:
+        """See `DecoderBlock.start`."""
+        blocks = tuple(block.start(memory.tokens, max_len) for block in self.block)
+        return Cache(blocks, memory.mask)
+
+    def step(
+        self, x: Float[Array, 'B 1 D'], cache: Cache, position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B 1 D'], Cache]:
+        """See `DecoderBlock.step`."""
+        blocks = []
+        for block, past in zip(self.block, cache.blocks, strict=True):
+            x, past = block.step(x, past, cache.mask, position)
+            blocks.append(past)
+        return self._end(x), Cache(tuple(blocks), cache.mask)
+
+    def _end(self, x: Array) -> Array:
+        return x if self.norm is None else self.norm(x)
