@@ -75,4 +75,7 @@ def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):
     path = program(tmp_path, 'sbatch', 'echo "sbatch: error: invalid partition" >&2; exit 1')
     monkeypatch.setenv('PATH', path)
     assert cli.main(['launch', 'slurm', '--partition', 'x', '--', *TRAIN]) == 2
-    assert capsys.readouterr().err == 'error: launch: sbatch refused: sbatch: error: invalid partition\n'
+    assert (
+        capsys.readouterr().err
+        == 'error: launch: sbatch refused: sbatch: error: invalid partition\n'
+    )

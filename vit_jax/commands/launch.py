@@ -144,7 +144,9 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
     if args.dry_run:
         return task
     if not pathlib.Path('constraints.txt').is_file():
-        raise UserError('launch sky copies the current folder: run it in the root of the repository')
+        raise UserError(
+            'launch sky copies the current folder: run it in the root of the repository'
+        )
     return submit.sky(name, task)
 
 
