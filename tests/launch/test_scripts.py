@@ -75,20 +75,32 @@ def test_every_word_of_the_command_survives_the_shell():
 def test_how_a_job_ends_decides_whether_it_is_queued_again(
     tmp_path, srun, stopped, restarted, requeues
 ):
+    restarts = {'SLURM_RESTART_COUNT': str(restarted)} if restarted else {}
+    code, asked = run_script(tmp_path, srun, stopped, SLURM_JOB_ID='7', **restarts)
+    assert code == srun
+    assert asked == ('requeue 7\n' if requeues else '')
+
+
+def run_script(folder, srun, stopped=False, **environ):
+    """Exit code, and what scontrol was asked for, when the processes end with `srun`."""
     programs = {
         'srun': f'{"kill -TERM $PPID;" if stopped else ""} exit {srun}',
-        'scontrol': f'echo "$@" > {tmp_path}/requeued',
+        'scontrol': f'echo "$@" > {folder}/requeued',
     }
     for name, text in programs.items():
-        (tmp_path / name).write_text(f'#!/bin/bash\n{text}\n')
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text(f'#!/bin/bash\n{text}\n')
+        (folder / name).chmod(0o755)
     script = slurm.script(slurm.Job(['train'], 'a', restarts=2))
-    environ = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'SLURM_JOB_ID': '7'}
-    environ |= {'SLURM_RESTART_COUNT': str(restarted)} if restarted else {}
+    environ['PATH'] = f'{folder}:/usr/bin:/bin'
     done = subprocess.run(['bash', '-c', script], env=environ, check=False)
-    assert done.returncode == srun
-    asked = tmp_path / 'requeued'
-    assert (asked.read_text() if asked.exists() else '') == ('requeue 7\n' if requeues else '')
+    asked = folder / 'requeued'
+    return done.returncode, asked.read_text() if asked.exists() else ''
+
+
+def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
+    array = {'SLURM_ARRAY_JOB_ID': '3', 'SLURM_ARRAY_TASK_ID': '2'}
+    _, asked = run_script(tmp_path, workdir.EXIT_PREEMPTED, SLURM_JOB_ID='3', **array)
+    assert asked == 'requeue 3_2\n'
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,11 @@ export PYTHONUNBUFFERED=1
 srun --kill-on-bad-exit=0 {command}
 code=$?
 
+# The last job of an array has the number of the whole array.
+job=$SLURM_JOB_ID
+[ -n "${{SLURM_ARRAY_TASK_ID:-}}" ] && job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 again() {{
-  [ -z "$ended" ] && scontrol requeue "$SLURM_JOB_ID"
+  [ -z "$ended" ] && scontrol requeue "$job"
 }}
 case $code in
   0 | 2 | 3) ;;  # done, or what would only be repeated
