@@ -86,6 +86,7 @@ FORBIDDEN = {
     'viz': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
     'train': (*ours('sweeps'), *COMMANDS),
     'sweeps': COMMANDS,
+    'launch': (*ours('nn', 'models', 'tasks', 'step', 'data', 'workdir'), *TRAINER, 'jax', 'flax'),
     'evaluate': (*ours('train'), *COMMANDS),
     'interop': (*ours('tasks', 'step', 'train', 'evaluate', 'runs'), *COMMANDS),
     'evaluators': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'jax', 'flax'),

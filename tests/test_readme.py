@@ -16,7 +16,12 @@ from vit_jax.models import vit
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / 'README.md').read_text()
-DOCUMENTS = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'experiments').rglob('*.md')]
+DOCUMENTS = [
+    ROOT / 'README.md',
+    ROOT / 'CONTRIBUTING.md',
+    *(ROOT / 'docs').glob('*.md'),
+    *(ROOT / 'experiments').rglob('*.md'),
+]
 SOURCES = [*DOCUMENTS, *(ROOT / 'experiments').rglob('*.py'), *(ROOT / 'vit_jax').rglob('*.py')]
 
 
@@ -29,7 +34,7 @@ def commands_in(text: str) -> list[str]:
     return [text[:-1] if text.count("'") % 2 else text for text in words]
 
 
-WITH_ACTIONS = ('scaling', 'sweep')  # `scaling fit`, `sweep create`, ...
+WITH_ACTIONS = ('launch', 'scaling', 'sweep')  # `scaling fit`, `sweep create`, ...
 COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.read_text())})
 
 
@@ -40,7 +45,16 @@ def test_commands_are_found():
 @pytest.mark.parametrize('command', COMMANDS)
 def test_documented_command_has_these_flags_and_config(command, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    name, *words = shlex.split(command, comments=True)
+    check(shlex.split(command, comments=True), capsys)
+
+
+def check(words, capsys):
+    """Of what a launcher starts, too."""
+    name, *words = words
+    if '--' in words:
+        cut = words.index('--')
+        words, launched = words[:cut], words[cut + 1 :]
+        check(launched, capsys)
     action = words[:1] if name in WITH_ACTIONS else []
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, '--help'])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -45,6 +46,44 @@ def initialize(
             f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
+
+
+def join_cluster(heartbeat_seconds: int | None = None) -> None:
+    """Joins the other processes of the job if the environment tells of any, else does nothing.
+
+    Args:
+      heartbeat_seconds: as for `initialize`.
+
+    Raises:
+      UserError: if a launcher started several processes and they cannot be found.
+    """
+    if (count := launched(os.environ)) is None:
+        with contextlib.suppress(UserError, OSError):  # OSError: no metadata server
+            initialize(heartbeat_seconds=heartbeat_seconds)
+    elif count > 1:
+        initialize(heartbeat_seconds=heartbeat_seconds)
+
+
+def launched(environ: Mapping[str, str]) -> int | None:
+    """How many processes the launcher of this one started, as its variables tell.
+
+    One process is no cluster, and neither is an allocation of Slurm's without srun. None means
+    that a TPU VM's metadata tell, which JAX asks.
+    """
+    if 'OMPI_MCA_orte_hnp_uri' in environ:
+        return int(environ['OMPI_COMM_WORLD_SIZE'])
+    if 'SLURM_STEP_NODELIST' in environ:
+        return int(environ['SLURM_NTASKS'])
+    if not on_tpu_vm():
+        return 1
+    workers = environ.get('TPU_PROCESS_ADDRESSES', environ.get('TPU_WORKER_HOSTNAMES'))
+    slices = int(environ.get('MEGASCALE_NUM_SLICES') or 1)
+    return None if workers is None else slices * len(workers.split(','))
+
+
+def on_tpu_vm() -> bool:
+    """Whether this machine may have TPUs of its own; other accelerators use VFIO too."""
+    return any(glob.glob(f'/dev/{pattern}') for pattern in ('accel[0-9]*', 'vfio/[0-9]*'))
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that `initialize` reads."""
     group = parser.add_argument_group('several processes')
-    group.add_argument('--distributed', action='store_true', help='detect the cluster')
+    group.add_argument('--distributed', action='store_true', help='fail where no cluster is found')
     group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
     group.add_argument('--num-processes', type=int, metavar='N')
     group.add_argument('--process-id', type=int, metavar='I')
@@ -63,12 +63,14 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Sets up the compilation cache, and joins the other processes if there are any."""
+    """Sets up the compilation cache, and joins the other processes of the job if there are any."""
     from vit_jax import processes, sharding
 
     sharding.use_compilation_cache()
     if args.distributed or args.coordinator:
         processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)
+    else:
+        processes.join_cluster(args.heartbeat)
 
 
 def step_timeout(args: argparse.Namespace) -> float | None:

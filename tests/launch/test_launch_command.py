@@ -1,0 +1,81 @@
+"""`launch`: what it prints, what it hands over, and mistakes in one line."""
+
+import pytest
+import yaml
+
+from vit_jax import __main__ as cli
+
+TRAIN = ['train', '--config', 'experiments/vit/digits.py']
+
+
+def program(folder, name, text):
+    """Puts a program on a PATH of its own."""
+    path = folder / name
+    path.write_text(f'#!/bin/bash\n{text}\n')
+    path.chmod(0o755)
+    return f'{folder}:/usr/bin:/bin'
+
+
+def test_slurm_gets_the_script_that_dry_run_prints(tmp_path, monkeypatch, capsys):
+    path = program(tmp_path, 'sbatch', f'cat > {tmp_path}/script; echo "41;cluster"')
+    monkeypatch.setenv('PATH', path)
+    words = ['slurm', '--nodes', '2', '--sbatch', 'account=a']
+    assert cli.main(['launch', *words, '--dry-run', '--', *TRAIN, '--workdir', 'a b']) == 0
+    shown = capsys.readouterr().out
+    assert "'a b' --distributed" in shown
+    assert not (tmp_path / 'script').exists()
+    assert cli.main(['launch', *words, '--', *TRAIN, '--workdir', 'a b']) == 0
+    assert capsys.readouterr().out == 'submitted job 41\n'
+    assert (tmp_path / 'script').read_text() == shown
+
+
+def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsys, repo):
+    path = program(tmp_path, 'sky', f'cp "${{@: -1}}" {tmp_path}/task; echo "$@"')
+    monkeypatch.setenv('PATH', path)
+    monkeypatch.chdir(repo)
+    words = ['sky', '--tpu', 'v4-16', '--spot', '--job-name', 'b16']
+    command = ['--', *TRAIN, '--workdir', 'gs://bucket/run']
+    assert cli.main(['launch', *words, '--dry-run', *command]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown)['resources']['use_spot'] is True
+    assert cli.main(['launch', *words, *command]) == 0
+    assert capsys.readouterr().out.startswith('jobs launch --yes --detach-run ')
+    assert (tmp_path / 'task').read_text() == shown
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        ([], 'say where: slurm, sky'),
+        (['slrum', '--', *TRAIN], "did you mean 'slurm'"),
+        (['slurm'], 'what is to run?'),
+        (['slurm', '--', 'trian'], "did you mean 'train'"),
+        (['slurm', '--', 'launch', 'slurm'], "unknown command 'launch'"),
+        (['slurm', '--nodes', '0', '--', *TRAIN], '--nodes: must be at least 1'),
+        (['slurm', '--node', '2', '--', *TRAIN], "did you mean '--nodes'"),
+        (['slurm', '--nodes', '2', '--', 'benchmark'], 'benchmark runs in one process'),
+        (['slurm', '--array', '2', '--', *TRAIN], '--array starts the same command 2 times'),
+        (['slurm', '--sbatch', 'a\nb', '--', *TRAIN], 'must be one line'),
+        (['slurm', '--', *TRAIN], 'sbatch was not found; run this on a login node'),
+        (['sky', '--', *TRAIN], '--tpu'),
+        (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
+        (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
+        (['sky', '--tpu', 'v4-8', '--', *TRAIN, '--workdir=gs://a'], 'root of the repository'),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(['launch', *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):
+    path = program(tmp_path, 'sbatch', 'echo "sbatch: error: invalid partition" >&2; exit 1')
+    monkeypatch.setenv('PATH', path)
+    assert cli.main(['launch', 'slurm', '--partition', 'x', '--', *TRAIN]) == 2
+    assert (
+        capsys.readouterr().err
+        == 'error: launch: sbatch refused: sbatch: error: invalid partition\n'
+    )

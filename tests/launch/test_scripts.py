@@ -1,0 +1,219 @@
+"""The texts that are submitted, and who has to find whom."""
+
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+import yaml
+
+from vit_jax import processes, workdir
+from vit_jax.errors import UserError
+from vit_jax.launch import command, sky, slurm
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
+TRAIN = ['train', '--config', 'experiments/vit/imagenet2012.py:B/16', '--workdir']
+QUOTED = "--config.data.transforms=resize_small(36)|flip  it's $HOME {x} `id`"
+TEXTS = {
+    'two_nodes.sbatch': lambda: slurm.script(
+        slurm.Job(
+            [*TRAIN, 'runs/b16', QUOTED],
+            'b16 again',
+            nodes=2,
+            gpus=4,
+            partition='gpu',
+            time='1-00:00:00',
+            options=['account=vision', '--exclusive'],
+        )
+    ),
+    'sweep.sbatch': lambda: slurm.script(
+        slurm.Job(['sweep', 'work', 'digits'], 'digits', array=8, grace=60, restarts=0)
+    ),
+    'pod.yaml': lambda: sky.text(
+        sky.Job([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', spot=True)
+    ),
+    'one_host.yaml': lambda: sky.text(
+        sky.Job([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', zone='us-east5-b', restarts=0)
+    ),
+}
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_text_is_the_golden_one(name):
+    assert TEXTS[name]() == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize('name', ['two_nodes.sbatch', 'sweep.sbatch'])
+def test_script_is_valid_bash(name):
+    subprocess.run(['bash', '-n', GOLDEN / name], check=True)
+
+
+def test_every_word_of_the_command_survives_the_shell():
+    words = [*TRAIN, 'runs/b16', QUOTED, 'two\nlines', '']
+    script = slurm.script(slurm.Job(words, 'a'))
+    heard = script.replace('srun --kill-on-bad-exit=0 python', "printf '%s\\0'")
+    printed = subprocess.run(['bash', '-c', heard], capture_output=True, text=True, check=True)
+    assert printed.stdout.split('\0')[:-1] == ['-m', 'vit_jax', *words]
+    run = yaml.safe_load(sky.text(sky.Job([*TRAIN, 'gs://b/r', QUOTED], 'a', 'v4-8')))['run']
+    assert shlex.split(run)[3:] == [*TRAIN, 'gs://b/r', QUOTED]
+
+
+@pytest.mark.parametrize(
+    ('srun', 'stopped', 'restarted', 'requeues'),
+    [
+        (0, False, 0, False),
+        (2, False, 0, False),  # a mistake of the user's
+        (3, False, 0, False),  # diverged
+        (workdir.EXIT_PREEMPTED, False, 0, True),
+        (workdir.EXIT_PREEMPTED, False, 99, True),
+        (workdir.EXIT_PREEMPTED, True, 0, False),  # scancel
+        (137, False, 0, True),
+        (137, False, 1, True),
+        (137, False, 2, False),
+    ],
+)
+def test_how_a_job_ends_decides_whether_it_is_queued_again(
+    tmp_path, srun, stopped, restarted, requeues
+):
+    restarts = {'SLURM_RESTART_COUNT': str(restarted)} if restarted else {}
+    code, asked = run_script(tmp_path, srun, stopped, SLURM_JOB_ID='7', **restarts)
+    assert code == srun
+    assert asked == ('requeue 7\n' if requeues else '')
+
+
+def run_script(folder, srun, stopped=False, **environ):
+    """Exit code, and what scontrol was asked for, when the processes end with `srun`."""
+    programs = {
+        'srun': f'{"kill -TERM $PPID;" if stopped else ""} exit {srun}',
+        'scontrol': f'echo "$@" > {folder}/requeued',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f'#!/bin/bash\n{text}\n')
+        (folder / name).chmod(0o755)
+    script = slurm.script(slurm.Job(['train'], 'a', restarts=2))
+    environ['PATH'] = f'{folder}:/usr/bin:/bin'
+    done = subprocess.run(['bash', '-c', script], env=environ, check=False)
+    asked = folder / 'requeued'
+    return done.returncode, asked.read_text() if asked.exists() else ''
+
+
+def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
+    array = {'SLURM_ARRAY_JOB_ID': '3', 'SLURM_ARRAY_TASK_ID': '2'}
+    _, asked = run_script(tmp_path, workdir.EXIT_PREEMPTED, SLURM_JOB_ID='3', **array)
+    assert asked == 'requeue 3_2\n'
+
+
+@pytest.mark.parametrize(
+    ('tpu', 'hosts'),
+    [
+        ('v2-8', 1),
+        ('v3-32', 4),
+        ('v4-8', 1),
+        ('v4-16', 2),
+        ('v5litepod-1', 1),
+        ('v5litepod-8', 1),
+        ('v5litepod-16', 4),
+        ('v5p-8', 1),
+        ('v5p-128', 16),
+        ('v6e-8', 1),
+        ('tpu-v6e-256', 64),
+    ],
+)
+def test_number_of_machines_of_a_slice(tpu, hosts):
+    assert sky.hosts(tpu) == hosts
+    words = sky.task(sky.Job(['train', '--workdir', 'gs://b/r'], 'a', tpu))['run'].split()
+    assert ('--distributed' in words) == (hosts > 1)
+
+
+@pytest.mark.parametrize('tpu', ['v5litpod-8', 'v4', 'v4-0', 'v4-x'])
+def test_no_such_tpu(tpu):
+    with pytest.raises(UserError, match='--tpu'):
+        sky.hosts(tpu)
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ['train', '--workdir', 'runs/a'],
+        ['train', '--workdir=runs/a'],
+        ['train', '--workdir'],
+        ['train', '--config', 'a.py'],
+        ['sweep', 'work', 'a'],
+        ['evaluate', '--workdir', '/runs/a'],
+    ],
+)
+def test_what_would_be_lost_with_the_machine_is_refused(words):
+    with pytest.raises(UserError, match='give a bucket'):
+        command.require_bucket(words)
+
+
+@pytest.mark.parametrize(
+    'words', [['train', '--workdir=s3://b/r'], ['benchmark', '--config', 'a.py']]
+)
+def test_what_outlives_the_machine_is_not_refused(words):
+    command.require_bucket(words)
+
+
+def test_processes_that_cannot_share_a_command():
+    with pytest.raises(UserError, match='evaluate runs in one process'):
+        slurm.script(slurm.Job(['evaluate', '--workdir', 'a'], 'a', nodes=2))
+    with pytest.raises(UserError, match='--array'):
+        slurm.script(slurm.Job(['train'], 'a', array=2))
+    assert command.for_processes(['train', '--distributed'], 2) == ['train', '--distributed']
+    assert command.EXIT_PREEMPTED == workdir.EXIT_PREEMPTED
+
+
+def test_skypilot_accepts_the_tasks():
+    task = pytest.importorskip('sky').Task
+    for name in ('pod.yaml', 'one_host.yaml'):
+        (resources,) = task.from_yaml_config(yaml.safe_load((GOLDEN / name).read_text())).resources
+        assert resources.job_recovery['recover_on_exit_codes'] == [workdir.EXIT_PREEMPTED]
+
+
+STEP = {'SLURM_STEP_NODELIST': 'node[1-2]', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
+MPI = {'OMPI_MCA_orte_hnp_uri': '1.0;tcp://10.0.0.1:1'}
+
+
+@pytest.mark.parametrize(
+    ('environ', 'tpu', 'count'),
+    [
+        ({}, False, 1),
+        ({'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}, False, 1),  # sbatch without srun
+        ({**STEP, 'SLURM_NTASKS': '1'}, False, 1),
+        ({**STEP, 'SLURM_NTASKS': '8'}, False, 8),
+        ({**MPI, 'OMPI_COMM_WORLD_SIZE': '2'}, False, 2),
+        ({'TPU_WORKER_HOSTNAMES': 'a,b'}, False, 1),
+        ({'TPU_WORKER_HOSTNAMES': 'localhost'}, True, 1),
+        ({'TPU_WORKER_HOSTNAMES': 'a,b'}, True, 2),
+        ({'TPU_PROCESS_ADDRESSES': 'a:1,b:1', 'MEGASCALE_NUM_SLICES': '3'}, True, 6),
+        ({}, True, None),
+    ],
+)
+def test_launchers_tell_how_many_processes_there_are(monkeypatch, environ, tpu, count):
+    monkeypatch.setattr(processes, 'on_tpu_vm', lambda: tpu)
+    assert processes.launched(environ) == count
+
+
+@pytest.mark.parametrize(
+    ('environ', 'tpu', 'joins'),
+    [
+        ({**STEP, 'SLURM_NTASKS': '1'}, False, False),
+        ({**STEP, 'SLURM_NTASKS': '2'}, False, True),
+        ({}, False, False),
+        ({}, True, True),
+    ],
+)
+def test_only_several_processes_join(monkeypatch, environ, tpu, joins):
+    calls = []
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(processes, 'on_tpu_vm', lambda: tpu)
+    monkeypatch.setattr(processes.jax.distributed, 'initialize', lambda *a, **k: calls.append(k))
+    processes.join_cluster(heartbeat_seconds=7)
+    assert calls == ([{'heartbeat_timeout_seconds': 7}] if joins else [])
+
+
+def test_vfio_devices_of_another_kind_are_no_cluster(monkeypatch):
+    monkeypatch.setattr(processes, 'on_tpu_vm', lambda: True)
+    processes.join_cluster()
+    assert not processes.jax.distributed.is_initialized()

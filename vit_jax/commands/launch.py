@@ -1,0 +1,156 @@
+"""Launch a command: as a Slurm job, or on Cloud TPUs by SkyPilot."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError, nearest
+
+
+def main(argv: Sequence[str]) -> int:
+    """Submits what follows `--`, or prints the script that would be."""
+    words = list(argv)
+    flags, command = words, []
+    if '--' in words:
+        cut = words.index('--')
+        flags, command = words[:cut], words[cut + 1 :]
+    if not flags or flags[0] in ('-h', '--help'):
+        overview().parse_args(flags)
+        raise UserError(f'launch: say where: {", ".join(LAUNCHERS)} (see vit_jax launch --help)')
+    if flags[0] not in LAUNCHERS:
+        raise UserError('launch: ' + nearest('launcher', flags[0], LAUNCHERS))
+    args = parser(flags[0]).parse_args(flags[1:])
+    check(command)
+    print(LAUNCHERS[flags[0]](args, command), end='')
+    return 0
+
+
+def overview() -> Parser:
+    """Prints the flags of all launchers."""
+    shown = Parser('launch', __doc__)
+    shown.usage = 'vit_jax launch LAUNCHER [flags] -- COMMAND [its flags]'
+    shown.formatter_class = argparse.RawDescriptionHelpFormatter
+    shown.epilog = ''.join(parser(name).format_usage() for name in LAUNCHERS)
+    return shown
+
+
+def parser(launcher: str) -> Parser:
+    """The flags of one launcher."""
+    made = Parser(f'launch {launcher}', LAUNCHERS[launcher].__doc__)
+    made.epilog = 'What follows -- is a command of vit_jax with its flags: -- train --config ...'
+    made.add_argument('--job-name', metavar='NAME', help='vit-jax-COMMAND by default')
+    made.add_argument(
+        '--restarts', type=_count, default=3, metavar='N', help='of a job that failed; 3 by default'
+    )
+    made.add_argument('--dry-run', action='store_true', help='print what would be submitted')
+    {'slurm': _slurm_flags, 'sky': _sky_flags}[launcher](made)
+    return made
+
+
+def _slurm_flags(made: Parser) -> None:
+    made.add_argument('--nodes', type=_positive, default=1, metavar='N')
+    made.add_argument(
+        '--gpus', type=_count, default=0, metavar='G', help='a node; one process each'
+    )
+    made.add_argument('--array', type=_count, default=0, metavar='K', help='so many sweep workers')
+    made.add_argument('--partition', default='', metavar='P')
+    made.add_argument('--time', default='', metavar='T', help='the limit, as 12:00:00')
+    made.add_argument(
+        '--grace',
+        type=_positive,
+        default=120,
+        metavar='SECONDS',
+        help='the job is told to save its state so long before the limit; 120 by default',
+    )
+    made.add_argument(
+        '--sbatch',
+        action='append',
+        default=[],
+        metavar='OPTION',
+        help='one more of sbatch, as account=vision; may be repeated',
+    )
+
+
+def _sky_flags(made: Parser) -> None:
+    made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
+    made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
+    made.add_argument('--region', default='')
+    made.add_argument('--zone', default='')
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not (number := _count(text)):
+        raise argparse.ArgumentTypeError('must be at least 1')
+    return number
+
+
+def check(command: Sequence[str]) -> None:
+    """Raises UserError unless it is a command of vit_jax."""
+    from vit_jax.__main__ import commands
+
+    if not command:
+        raise UserError('launch: what is to run? -- train --config FILE --workdir FOLDER')
+    if command[0] == 'launch' or command[0] not in commands():
+        raise UserError('launch: ' + nearest('command', command[0], commands().keys() - {'launch'}))
+
+
+def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:
+    """Submit a job to Slurm by sbatch."""
+    from vit_jax.launch import slurm, submit
+
+    job = slurm.Job(
+        command,
+        args.job_name or f'vit-jax-{command[0]}',
+        nodes=args.nodes,
+        gpus=args.gpus,
+        array=args.array,
+        partition=args.partition,
+        time=args.time,
+        grace=args.grace,
+        restarts=args.restarts,
+        options=args.sbatch,
+        python=sys.executable,
+    )
+    script = slurm.script(job)
+    return script if args.dry_run else f'submitted job {submit.slurm(script)}\n'
+
+
+def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
+    """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
+    from vit_jax.launch import sky, submit
+
+    name = args.job_name or f'vit-jax-{command[0]}'
+    task = sky.text(
+        sky.Job(
+            command,
+            name,
+            tpu=args.tpu,
+            spot=args.spot,
+            region=args.region,
+            zone=args.zone,
+            restarts=args.restarts,
+        )
+    )
+    if args.dry_run:
+        return task
+    if not pathlib.Path('constraints.txt').is_file():
+        raise UserError(
+            'launch sky copies the current folder: run it in the root of the repository'
+        )
+    return submit.sky(name, task)
+
+
+LAUNCHERS: dict[str, Callable[[argparse.Namespace, Sequence[str]], str]] = {
+    'slurm': slurm,
+    'sky': sky,
+}

@@ -1,0 +1,51 @@
+"""What is launched, as each process of the job runs it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from vit_jax.errors import UserError
+
+EXIT_PREEMPTED = 75  # workdir.EXIT_PREEMPTED; that module imports JAX
+SEVERAL = (('train',), ('sweep', 'work'))  # commands that several processes can share
+WRITERS = ('train', 'sweep')  # commands whose results are in their --workdir
+BUCKETS = ('gs://', 's3://')
+
+
+def for_processes(words: Sequence[str], processes: int) -> list[str]:
+    """The command as each of so many processes runs it.
+
+    Args:
+      words: what follows `vit_jax`, as `['train', '--config', ...]`.
+      processes: of the job.
+
+    Raises:
+      UserError: if the command runs in one process only.
+    """
+    if processes == 1 or '--distributed' in words:
+        return list(words)
+    if not any(tuple(words[: len(known)]) == known for known in SEVERAL):
+        valid = ', '.join(' '.join(known) for known in SEVERAL)
+        raise UserError(
+            f'launch: {words[0]} runs in one process, and this would start {processes} '
+            f'(several can share: {valid})'
+        )
+    return [*words, '--distributed']
+
+
+def require_bucket(words: Sequence[str]) -> None:
+    """Checks that what the command writes outlives the machine that it runs on.
+
+    Raises:
+      UserError: if its --workdir is a local folder.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    absent = '' if words[0] in WRITERS else None
+    parser.add_argument('--workdir', nargs='?', const='', default=absent)
+    workdir = parser.parse_known_args(list(words))[0].workdir
+    if workdir is not None and not workdir.startswith(BUCKETS):
+        raise UserError(
+            'launch sky: the machine is deleted when the job ends or is preempted, and '
+            f'{workdir or "its runs/"} with it: give a bucket, as --workdir gs://BUCKET/RUN'
+        )

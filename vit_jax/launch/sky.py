@@ -1,0 +1,134 @@
+"""The SkyPilot task of a managed job on Cloud TPUs, which is recovered when it is preempted."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.launch import command
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One of Cloud TPUs.
+
+    Attributes:
+      runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes).
+      single: the largest size, as types are named, that is one machine.
+      step: the size that one machine of a larger slice has.
+    """
+
+    runtime: str
+    single: int
+    step: int
+
+
+GENERATIONS = {
+    'v2': Generation('tpu-ubuntu2204-base', 8, 8),
+    'v3': Generation('tpu-ubuntu2204-base', 8, 8),
+    'v4': Generation('tpu-ubuntu2204-base', 8, 8),
+    'v5litepod': Generation('v2-alpha-tpuv5-lite', 8, 4),
+    'v5p': Generation('v2-alpha-tpuv5', 8, 8),
+    'v6e': Generation('v2-alpha-tpuv6e', 8, 4),
+}
+# The Python of the images is older than 3.11.
+SETUP = """\
+export PATH="$HOME/.local/bin:$PATH"
+command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
+uv venv --python 3.12 --allow-existing .venv
+uv pip install --python .venv -c constraints.txt -e '.[tpu,gcs,sweep]'
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to run, and where.
+
+    Attributes:
+      words: the command, as `['train', '--config', ...]`.
+      name: of the job.
+      tpu: type of the slice, as `v5litepod-8`.
+      spot: whether it may be preempted, at a lower price.
+      region, zone: anywhere if empty.
+      restarts: how often a failed job is started again; a preempted one always is.
+    """
+
+    words: Sequence[str]
+    name: str
+    tpu: str
+    spot: bool = False
+    region: str = ''
+    zone: str = ''
+    restarts: int = 3
+
+
+def parse(tpu: str) -> tuple[Generation, int]:
+    """Generation and size of a type such as `v5litepod-8`.
+
+    Raises:
+      UserError: if it is no such name.
+    """
+    match = re.fullmatch(r'(?:tpu-)?(.+)-([1-9][0-9]*)', tpu)
+    if match is None:
+        raise UserError(f'launch sky: --tpu {tpu!r}: must be GENERATION-SIZE, as v5litepod-8')
+    if match[1] not in GENERATIONS:
+        raise UserError('launch sky: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
+    return GENERATIONS[match[1]], int(match[2])
+
+
+def hosts(tpu: str) -> int:
+    """How many machines a slice has; each runs one process."""
+    generation, size = parse(tpu)
+    return 1 if size <= generation.single else size // generation.step
+
+
+def task(job: Job) -> dict[str, Any]:
+    """The fields of the task, as docs.skypilot.co/en/latest/reference/yaml-spec.html has them.
+
+    Raises:
+      UserError: for an unknown type of TPU, or results that would be lost.
+    """
+    command.require_bucket(job.words)
+    words = command.for_processes(job.words, hosts(job.tpu))
+    return {
+        'name': job.name,
+        'workdir': '.',
+        'resources': {
+            'infra': '/'.join(['gcp', job.region or '*', job.zone or '*']),
+            'accelerators': f'tpu-{job.tpu.removeprefix("tpu-")}',
+            'accelerator_args': {'runtime_version': parse(job.tpu)[0].runtime},
+            'use_spot': job.spot,
+            'job_recovery': {
+                'strategy': 'EAGER_NEXT_REGION',
+                'max_restarts_on_errors': job.restarts,
+                'recover_on_exit_codes': [command.EXIT_PREEMPTED],
+            },
+        },
+        # The port that is open between the machines of every slice.
+        'envs': {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1'},
+        'setup': SETUP,
+        'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
+    }
+
+
+def text(job: Job) -> str:
+    """The task as YAML; raises UserError as `task`."""
+    return yaml.dump(task(job), Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = '|' if value.endswith('\n') else None
+    return dumper.represent_scalar('tag:yaml.org,2002:str', value, style=style)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,110 @@
+"""The sbatch script of a job.
+
+A job that is told to stop saves its state and exits with code 75; the script then puts it
+back into the queue under the same number, and it continues. It needs no accounting database.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from vit_jax.errors import UserError
+from vit_jax.launch import command
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to run, and where.
+
+    Attributes:
+      words: the command, as `['train', '--config', ...]`.
+      name: of the job.
+      nodes: how many.
+      gpus: of each node, with one process each; one process a node without any.
+      array: so many jobs with the same command, which share a sweep's trials; 0 for one job.
+      partition: the cluster's default if empty.
+      time: the limit, as `12:00:00`; the partition's if empty.
+      grace: seconds before the limit at which the job is told to stop.
+      restarts: a failed job is started again while it was so fewer times.
+      options: more options of sbatch, as `account=vision`.
+      python: the interpreter.
+    """
+
+    words: Sequence[str]
+    name: str
+    nodes: int = 1
+    gpus: int = 0
+    array: int = 0
+    partition: str = ''
+    time: str = ''
+    grace: int = 120
+    restarts: int = 3
+    options: Sequence[str] = ()
+    python: str = 'python'
+
+
+BODY = """\
+# The processes are told to stop, this shell is not, unless Slurm itself ends the job.
+ended=
+trap 'ended=1' TERM
+export PYTHONUNBUFFERED=1
+
+srun --kill-on-bad-exit=0 {command}
+code=$?
+
+# The last job of an array has the number of the whole array.
+job=$SLURM_JOB_ID
+[ -n "${{SLURM_ARRAY_TASK_ID:-}}" ] && job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+again() {{
+  [ -z "$ended" ] && scontrol requeue "$job"
+}}
+case $code in
+  0 | 2 | 3) ;;  # done, or what would only be repeated
+  {preempted}) again ;;  # stopped with the state saved
+  *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && again ;;
+esac
+exit $code
+"""
+
+
+def script(job: Job) -> str:
+    """The text that sbatch reads.
+
+    Raises:
+      UserError: if the command cannot be run so.
+    """
+    if job.array and tuple(job.words[:2]) != ('sweep', 'work'):
+        raise UserError(
+            f'launch slurm: --array starts the same command {job.array} times, which only '
+            f'the workers of a sweep can share: -- sweep work NAME'
+        )
+    words = command.for_processes(job.words, job.nodes * max(job.gpus, 1))
+    run = shlex.join([job.python, '-m', 'vit_jax', *words])
+    body = BODY.format(command=run, preempted=command.EXIT_PREEMPTED, restarts=job.restarts)
+    lines = [_line(option) for option in (*_options(job), *job.options)]
+    return '\n'.join(['#!/bin/bash', *lines, '', body])
+
+
+def _options(job: Job) -> list[str]:
+    options = {
+        'job-name': job.name,
+        'nodes': job.nodes,
+        'ntasks-per-node': max(job.gpus, 1),
+        'gpus-per-node': job.gpus,
+        'array': f'1-{job.array}' if job.array else '',
+        'partition': job.partition,
+        'time': job.time,
+        'output': '%x-%A_%a.out' if job.array else '%x-%j.out',
+        'open-mode': 'append',  # one file, however often the job is started again
+        'signal': f'TERM@{job.grace}',
+    }
+    given = [f'{name}={shlex.quote(str(value))}' for name, value in options.items() if value]
+    return [*given, 'requeue']
+
+
+def _line(option: str) -> str:
+    if not option.isprintable():
+        raise UserError(f'launch slurm: option {option!r} of sbatch: must be one line')
+    return f'#SBATCH --{option.removeprefix("--")}'

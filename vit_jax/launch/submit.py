@@ -1,0 +1,45 @@
+"""Hands a script or a task to the program that runs it."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+from vit_jax.errors import UserError
+
+
+def slurm(script: str) -> str:
+    """Submits an sbatch script and returns the number of the job.
+
+    Raises:
+      UserError: without sbatch, or if it refuses.
+    """
+    hint = 'run this on a login node of the cluster, or with --dry-run'
+    printed = _run(['sbatch', '--parsable'], script, hint)
+    return printed.strip().partition(';')[0]  # the name of the cluster may follow
+
+
+def sky(name: str, task: str) -> str:
+    """Submits a SkyPilot task as a managed job and returns what SkyPilot prints.
+
+    Raises:
+      UserError: without SkyPilot, or if it refuses.
+    """
+    hint = "install it (uv tool install 'skypilot[gcp]'), or use --dry-run"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / f'{name}.yaml'
+        path.write_text(task)
+        return _run(['sky', 'jobs', 'launch', '--yes', '--detach-run', str(path)], '', hint)
+
+
+def _run(words: Sequence[str], given: str, hint: str) -> str:
+    try:
+        done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
+    except FileNotFoundError as e:
+        raise UserError(f'launch: {words[0]} was not found; {hint}') from e
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or 'it does not say why').splitlines()
+        raise UserError(f'launch: {words[0]} refused: {said[-1]}')
+    return done.stdout
