@@ -265,7 +265,7 @@ def loop(
         meter.add(step, metrics)
         writer.progress(step)
         checkpointer.check()
-        stopping = preemption.reached(step) or step == stop_at
+        stopping = preemption.reached() or step == stop_at
         if due(step, every['log'], total) or stopping:
             logged = meter.log()
             writer.write(step, logged)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import pathlib
 import shlex
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from optuna.trial import FrozenTrial, TrialState
 
+from vit_jax import workdir
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
 from vit_jax.sweeps.study import Study
@@ -28,22 +31,56 @@ def counts(study: Study) -> dict[str, int]:
     return {state.name.lower(): found[state] for state in TrialState}
 
 
+def workers(study: Study) -> dict[int, str]:
+    """Who is at work on which trial, as HOST:PID; who is not there has lost its worker."""
+    found = {
+        trial.number: workdir.holder(study.claim_folder(trial.number))
+        for trial in study.trials(TrialState.RUNNING)
+    }
+    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in found.items() if owner}
+
+
 def rows(study: Study) -> list[list[str]]:
     """A line a trial that has begun: number, state, last step evaluated, value, and its point."""
+    at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
-    return [[*_progress(trial), *_point(study, trial)] for trial in begun]
+    return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
 
 
-def _progress(trial: FrozenTrial) -> list[str]:
-    return [str(trial.number), outcome(trial), last_step(trial), value(trial)]
+def _progress(trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
+    return [str(trial.number), outcome(trial, at_work), last_step(trial), value(trial)]
 
 
 def _point(study: Study, trial: FrozenTrial) -> list[str]:
     return [number(trial.params.get(name)) for name in study.sweep.dimensions()]
 
 
-def outcome(trial: FrozenTrial) -> str:
-    """The trial's state in a word."""
+def notes(study: Study) -> list[str]:
+    """A line for each trial that failed or lost its worker, and one on the time that is left."""
+    failed = [
+        f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
+        for trial in study.trials(TrialState.FAIL)
+    ]
+    return [*failed, *filter(None, [time_left(study)])]
+
+
+def time_left(study: Study) -> str:
+    """How long the present workers will need; empty while nothing tells."""
+    open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
+    spans = [trial.duration for trial in study.trials(*MARKS) if trial.duration]
+    if not (spans and open_trials and (at_work := len(workers(study)))):
+        return ''
+    typical = statistics.median(span.total_seconds() for span in spans)
+    seconds = typical * max(1.0, len(open_trials) / at_work)
+    each, left = (datetime.timedelta(seconds=round(s)) for s in (typical, seconds))
+    return f'about {left} left: {len(open_trials)} trials of {each} (h:mm:ss), workers: {at_work}'
+
+
+def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
+    """The trial's state in a word, or who is at work on it."""
+    if trial.state == TrialState.RUNNING:
+        worker = at_work.get(trial.number)
+        return f'running on {worker}' if worker else 'interrupted'
     return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
 
 
@@ -81,10 +118,11 @@ def best(study: Study) -> FrozenTrial:
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
-    """The command that trains as the trial did, to be given a run folder."""
+    """The command that trains as the trial did, in a new folder beside that of the sweep."""
     point = {**study.sweep.overrides, **trial.params}
     flags = [f'--config.{text}' for text in space.overrides(point)]
-    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags)
+    place = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)
     return shlex.join(words)
 
 
