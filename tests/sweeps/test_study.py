@@ -261,13 +261,10 @@ def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
 
     fake_training(height)
     dimensions = {'optim.lr': log_uniform(1e-6, 1.0), 'optim.weight_decay': log_uniform(1e-8, 1e-2)}
-    means = {}
-    for search in ('cmaes', 'random'):
-        made = make(tmp_path / search, space=dimensions, trials=60, search=search)
-        assert worker.work(made).finished == 60
-        values = [trial.value for trial in made.trials()]
-        means[search] = sum(values[30:]) / 30
-    assert means['cmaes'] > means['random'] + 0.5
+    made = make(tmp_path, space=dimensions, trials=40, search='cmaes')
+    assert worker.work(made).finished == 40
+    values = [trial.value for trial in made.trials()]
+    assert sum(values[25:]) / 15 > sum(values[:10]) / 10 + 0.5
 
 
 def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
@@ -430,7 +427,7 @@ def test_a_password_is_not_written_down(tmp_path):
 
 def test_without_cmaes_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(study.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match='pip install cmaes'):
+    with pytest.raises(UserError, match=r"pip install 'vit_jax\[sweep\]'"):
         study.make_sampler('cmaes', 0)
 
 
