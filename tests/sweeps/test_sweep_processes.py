@@ -19,7 +19,6 @@ METRIC = 'test/loss'
 SMALL = {
     'model.dropout': 0.0,
     'task.mixup': 0.0,
-    'optim.name': 'adamw',
     'total': '6 steps',
     'every.eval': '2',
     'every.checkpoint': '6',
@@ -43,7 +42,7 @@ def work_together(repo, folder, port):
         for rank in (0, 1)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=400)[0] for process in processes]
         return [process.returncode for process in processes], outputs
     finally:
         for process in processes:
@@ -52,14 +51,13 @@ def work_together(repo, folder, port):
 
 
 def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port):
-    """Of four points one is pruned after step 2, and one cannot be split between two devices."""
+    """Of three points one cannot be split between two devices, and one is pruned after step 2."""
     monkeypatch.chdir(repo)
     common = {'batch_size': 16, 'seed': 0}
     points = [
         {**common, 'optim.lr': 0.003},
-        {**common, 'optim.lr': 3.0},
         {**common, 'optim.lr': 0.003, 'batch_size': 15},
-        {**common, 'optim.lr': 0.004},
+        {**common, 'optim.lr': 3.0},
     ]
     sweep = Sweep(
         config='experiments/vit/digits.py:smoke',
@@ -73,15 +71,15 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port)
     made = study.create(sweep, 'name', folder=tmp_path / 'study')
     codes, outputs = work_together(repo, made.folder, free_port)
     assert codes == [2, 2], outputs
-    first, pruned, failed, last = made.trials()
-    assert (first.state, last.state) == (TrialState.COMPLETE, TrialState.COMPLETE), outputs
+    first, failed, pruned = made.trials()
+    assert first.state == TrialState.COMPLETE, outputs
     assert [t.params for t in made.trials()] == points
     assert (pruned.state, list(pruned.intermediate_values)) == (TrialState.PRUNED, [2])
     assert failed.state == TrialState.FAIL
     assert 'batch_size' in failed.user_attrs['error']
     assert 'trial 0: complete' in outputs[0]
     assert 'complete' not in outputs[1]
-    assert all('error: 1 of 4 trials failed; the first: trial 2: ' in text for text in outputs)
+    assert all('1 of 3 trials failed; the first: trial 1: ' in text for text in outputs)
 
     step, _, meta = load_variables(made.run_folder(0) / 'checkpoints')
     assert (step, meta['hardware']) == (6, '2 x cpu (jit)')

@@ -127,7 +127,9 @@ def command(study: Study, trial: FrozenTrial) -> str:
 
 
 def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
-    """Draws the course of every trial, and its value over each dimension.
+    """Draws the course of every trial, and its final value over each dimension.
+
+    Trials that were pruned have no final value; they stand at the worse edge.
 
     Raises:
       UserError: while there is nothing to draw.
@@ -154,8 +156,9 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     winner = best(study).number if complete else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     _courses(axes[0], trials, winner)
+    edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
     for panel, (name, dimension) in zip(axes[1:], dimensions.items(), strict=True):
-        _dimension(panel, trials, winner, name, dimension)
+        _dimension(panel, trials, winner, name, dimension, edge)
     return figure
 
 
@@ -187,19 +190,24 @@ def _dimension(
     winner: int | None,
     name: str,
     dimension: space.Dimension,
+    edge: float,
 ) -> None:
     figures.style(axes, name)
     xs = positions(axes, dimension, [trial.params[name] for trial in trials])
     for x, trial in zip(xs, trials, strict=True):
+        # The last value of a pruned trial is of an early step, and no match for a final one.
+        at_edge = winner is not None and trial.state != TrialState.COMPLETE
         is_best = trial.number == winner
         axes.plot(
             x,
-            trial.values[0],
+            edge if at_edge else trial.values[0],
             MARKS[trial.state],
             color=_colour(trial, winner),
+            transform=axes.get_xaxis_transform() if at_edge else axes.transData,
             markersize=9 if is_best else 6,
             zorder=4 if is_best else 3,
         )
+    axes.margins(y=0.15)
 
 
 def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
@@ -214,4 +222,6 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
         choices.sort()
     axes.set_xticks(np.arange(len(choices)), [number(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    return [float(choices.index(v)) for v in values]
+    # Side by side, as many a trial has the same value.
+    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
+    return list(np.array([choices.index(v) for v in values]) + spread)
