@@ -97,9 +97,9 @@ def work(args: argparse.Namespace) -> int:
         except Stalled as e:
             print(f'error: {e}', file=sys.stderr, flush=True)
             os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
-    if done.failures:
-        first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
-        raise UserError(first + done.failures[0])
+        if done.failures:
+            first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
+            raise UserError(first + done.failures[0])
     print(f'trials finished by this worker: {done.finished}')
     return 0
 
