@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.commands.train import add_distributed_flags, initialize
+from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import UserError, nearest
 
 PACKAGES = ('optuna', 'sqlalchemy')
@@ -90,7 +90,7 @@ def work(args: argparse.Namespace) -> int:
         opened = open_study(args)
         study.require_shared_folder(opened)
         try:
-            done = worker.work(opened, args.trials)
+            done = worker.work(opened, args.trials, step_timeout(args))
         except train.Preempted as e:
             print(e)
             return workdir.EXIT_PREEMPTED

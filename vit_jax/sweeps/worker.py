@@ -57,8 +57,13 @@ class Job:
     trial: Trial | None = None
 
 
-def work(study: Study, limit: int | None = None) -> Work:
+def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Work:
     """Runs trials until none is left to claim, or `limit` of them are finished.
+
+    Args:
+      study: as from `open_study`.
+      limit: at least 1.
+      step_timeout: seconds, see `vit_jax.watchdog.Watchdog`.
 
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
@@ -69,7 +74,7 @@ def work(study: Study, limit: int | None = None) -> Work:
             with next_job(study) as job:
                 if job is None:
                     break
-                if failure := run(study, job):
+                if failure := run(study, job, step_timeout):
                     done.failures.append(f'trial {job.number}: {failure}')
             done.finished += 1
             jax.clear_caches()  # the next trial may have another shape
@@ -90,7 +95,7 @@ def next_job(study: Study) -> Iterator[Job | None]:
             yield Job(number, point, study.run_folder(run), trial)
 
 
-def run(study: Study, job: Job) -> str:
+def run(study: Study, job: Job, step_timeout: float | None = None) -> str:
     """Trains a trial and tells the study; returns what went wrong, if its config cannot run.
 
     A run that diverges counts as pruned, so that a search learns from it. What is interrupted
@@ -100,7 +105,7 @@ def run(study: Study, job: Job) -> str:
         words = ' '.join(space.overrides(job.point))
         print(f'trial {job.number} of {len(study.trials())}: {words}', flush=True)
     try:
-        value = train_trial(study, job)
+        value = train_trial(study, job, step_timeout)
     except train.Pruned:
         end(job.trial, TrialState.PRUNED)
     except Diverged as e:
@@ -125,7 +130,7 @@ def run(study: Study, job: Job) -> str:
     return ''
 
 
-def train_trial(study: Study, job: Job) -> float:
+def train_trial(study: Study, job: Job, step_timeout: float | None) -> float:
     """The final value of the trial.
 
     Raises:
@@ -134,7 +139,8 @@ def train_trial(study: Study, job: Job) -> float:
     config = study.config(job.point)
     note(job.trial, 'folder', str(job.folder))
     note(job.trial, 'config', config.to_dict())
-    results = train.train(config, job.folder, report=reporter(study, job))
+    report = reporter(study, job)
+    results = train.train(config, job.folder, report=report, step_timeout=step_timeout)
     return finite(results, study.sweep.metric)
 
 
