@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from vit_jax.errors import UserError
 
 EXIT_FAILED = 1
+MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
 
 
 def initialize(

@@ -44,7 +44,7 @@ def fake_training(monkeypatch):
     """`fake_training(f)`: a run's metric is f(config, step) at the steps 1, 2, 3."""
 
     def install(f):
-        def run(config, folder, report):
+        def run(config, folder, report, **_):
             for step in (1, 2, 3):
                 results = {METRIC: f(config, step)}
                 if report(step, results) and step < 3:
@@ -61,7 +61,7 @@ import sys
 from vit_jax import train
 from vit_jax.sweeps import study, worker
 
-def run(config, folder, report):
+def run(config, folder, report, **_):
     with open(sys.argv[2], 'a') as file:
         file.write(f'{config.seed} {config.optim.lr}\\n')
     return {'test/accuracy': config.optim.lr}
@@ -107,7 +107,7 @@ def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, 
 def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, capsys):
     made = make(tmp_path, points=grid({'seed': [0, 1]}), retries=2)
 
-    def killed(config, folder, report):
+    def killed(config, folder, report, **_):
         if config.seed == 0:
             raise KeyboardInterrupt  # which tells the study as little as a SIGKILL
         return {METRIC: 0.5}
@@ -128,11 +128,11 @@ def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypat
     monkeypatch.setattr(manifest, 'steps', lambda root: saved)
     saved: list[int] = []
 
-    def killed(config, folder, report):
+    def killed(config, folder, report, **_):
         saved.append(len(saved) + 1)
         raise KeyboardInterrupt
 
-    def preempted(config, folder, report):
+    def preempted(config, folder, report, **_):
         raise train.Preempted
 
     monkeypatch.setattr(train, 'train', killed)
@@ -163,7 +163,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
     made = make(tmp_path, points=grid({'seed': [0, 1]}))
     folders = []
 
-    def run(config, folder, report):
+    def run(config, folder, report, **_):
         folders.append(folder.name)
         if config.seed == 1 and folders.count('0001') < 3:
             raise UserError('the data are away')
@@ -185,7 +185,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
 def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
     made = make(tmp_path, points=grid({'seed': [0, 1]}))
 
-    def run(config, folder, report):
+    def run(config, folder, report, **_):
         with workdir.Preemption():
             os.kill(os.getpid(), signal.SIGINT)  # after the last step: too late for this run
         return {METRIC: 0.5}
@@ -278,7 +278,7 @@ def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
 
 
 def test_what_diverges_is_pruned_and_what_cannot_run_fails(tmp_path, monkeypatch, capsys):
-    def run(config, folder, report):
+    def run(config, folder, report, **_):
         if config.seed == 0:
             raise Diverged('step 3: not finite')
         if config.seed == 1:

@@ -98,6 +98,7 @@ def work(args: argparse.Namespace) -> int:
             print(f'error: {e}', file=sys.stderr, flush=True)
             os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
         if done.failures:
+            processes.meet('the last trial is finished', processes.MEET_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
             raise UserError(first + done.failures[0])
     print(f'trials finished by this worker: {done.finished}')

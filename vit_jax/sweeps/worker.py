@@ -24,8 +24,6 @@ from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
 from vit_jax.sweeps.study import Study, run_number
 
-_MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
-
 
 @dataclasses.dataclass
 class Work:
@@ -118,7 +116,7 @@ def run(study: Study, job: Job, step_timeout: float | None = None) -> str:
         raise
     except UserError as e:
         # One process alone may have failed, while the others train on.
-        processes.meet(f'trial {job.number} failed', _MEET_SECONDS)
+        processes.meet(f'trial {job.number} failed', processes.MEET_SECONDS)
         fail(job.trial, str(e))
         return str(e)
     except Exception as e:
