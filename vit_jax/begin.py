@@ -119,6 +119,8 @@ def branch(parts: Parts) -> Beginning:
     """
     section = parts.config.branch
     trunk, step = pathlib.Path(section['from']).expanduser().resolve(), section.step
+    if step < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
     if step >= parts.total_steps:
         raise UserError(
             f'config.branch.step={step}: the run ends at step {parts.total_steps}; give a '

@@ -251,8 +251,6 @@ def _check_optional(config: ConfigDict) -> None:
     init, branch = ({**OPTIONAL[k], **config.get(k, {})} for k in ('init', 'branch'))
     if init['posemb'] not in POSEMBS:
         raise UserError('config.init.posemb: ' + nearest('method', init['posemb'], POSEMBS))
-    if branch['from'] and branch['step'] < 1:
-        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
     if branch['from'] and init['from']:
         raise UserError('config: a run starts from config.branch or config.init, not both')
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import re
 import sys
@@ -13,10 +14,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
 
 EXIT_FAILED = 1
+MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
 
 
 def initialize(
@@ -86,6 +91,30 @@ def on_tpu_vm() -> bool:
     return any(glob.glob(f'/dev/{pattern}') for pattern in ('accel[0-9]*', 'vfio/[0-9]*'))
 
 
+def broadcast(value: Any) -> Any:
+    """The value of process 0, of what JSON can hold, on every process; the others' is unused."""
+    if jax.process_count() == 1:
+        return value
+    text = json.dumps(value).encode() if jax.process_index() == 0 else b''
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    padded = np.frombuffer(text.ljust(size), np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(padded).astype(np.uint8).tobytes())
+
+
+def meet(name: str, seconds: float) -> None:
+    """Waits until every process is here, without a collective: others may be in one of theirs.
+
+    Args:
+      name: of the meeting, the same on every process.
+      seconds: how long to wait.
+
+    Raises:
+      RuntimeError: if some did not come.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+    wait(key=name, timeout_ms=int(1000 * seconds))
+
+
 @contextlib.contextmanager
 def shared_fate() -> Iterator[None]:
     """Ends this process at once when it fails while others of its job may wait for it.
@@ -109,13 +138,18 @@ def shared_fate() -> Iterator[None]:
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
 
 
+def lost_another(error: Exception) -> bool:
+    """Whether the error is about another process of the job, which is gone."""
+    return bool(_PEER_LOST.search(str(error)))
+
+
 def _report(error: Exception) -> int:
     """Says what failed, and returns the exit code."""
     who = f'process {jax.process_index()} of {jax.process_count()}'
     if isinstance(error, UserError):
         print(f'error: {who}: {error}', file=sys.stderr)
         return getattr(error, 'exit_code', 2)
-    if _PEER_LOST.search(str(error)):
+    if lost_another(error):
         reason = f'{who} lost another process ({str(error).splitlines()[0]})'
     else:
         traceback.print_exception(error)

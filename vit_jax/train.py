@@ -129,7 +129,7 @@ def loop(
         meter.add(step, metrics)
         writer.progress(step)
         checkpointer.check()
-        stopping = preemption.reached(step) or step == stop_at
+        stopping = preemption.reached() or step == stop_at
         watchdog.beat(f'step {step}')
         if due(step, every['log'], total) or stopping:
             logged = meter.log()

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ LOCK = 'lock'
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
+_calls = itertools.count(1)
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +55,38 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
     with contextlib.ExitStack() as held:
         on_process_0(lambda: _hold(held, Path(path), silent_seconds))
         yield
+
+
+@contextlib.contextmanager
+def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+    """As `lock`, by this process alone: the others of its job are not asked."""
+    with contextlib.ExitStack() as held:
+        _hold(held, Path(path), silent_seconds)
+        yield
+
+
+def holder(path: str | Path) -> dict[str, Any] | None:
+    """Who holds the folder, as `host`, `pid` and `since`; None if nobody does.
+
+    For display: the lock is not touched, so that nobody who tries for it meanwhile fails. An
+    owner on this host lives if its process does; one on another, if its time stamp is recent.
+    """
+    file = Path(path) / LOCK
+    try:
+        owner, renewed = json.loads(file.read_text()), file.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    if owner['host'] == socket.gethostname():
+        return owner if _is_alive(owner['pid']) else None
+    return owner if time.time() - renewed < _SILENT_SECONDS else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def require_writable(path: str | Path) -> None:
@@ -168,13 +202,18 @@ class Preemption:
 
     With several processes, a signal to any one of them makes all of them agree on
     one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
+
+    One inside of another, as that of a run inside of a worker's, passes on what it was told.
     """
 
     def __init__(self) -> None:
-        self._flag = False
+        self._flag = self._agreed = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Preemption:
+        self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
+        if isinstance(self._outer, Preemption):
+            self._flag, self._agreed = self._outer._flag, self._outer._agreed
         watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
         self._previous = {number: signal.signal(number, self._receive) for number in watched}
         return self
@@ -182,14 +221,19 @@ class Preemption:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if isinstance(self._outer, Preemption):
+            self._outer._flag, self._outer._agreed = self._flag, self._agreed
         if self._flag and not _distributed():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def reached(self, step: int) -> bool:
-        """Whether to save after `step` and exit; all processes call it after every step."""
-        if _distributed():
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._flag
+    def reached(self) -> bool:
+        """Whether to save now and exit; all processes call it after every step."""
+        if not _distributed():
+            return self._flag
+        # Steps start anew with the next run of a worker, but what is agreed on is a later call.
+        if not self._agreed:
+            self._agreed = multihost_utils.reached_preemption_sync_point(next(_calls))
+        return self._agreed
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._flag:

@@ -61,6 +61,7 @@ def test_a_sweep_survives_json():
         ({'space': {'a': log_uniform(0.0, 1.0)}, 'trials': 1}, 'positive'),
         ({'space': {'a': uniform(2.0, 1.0)}, 'trials': 1}, 'in order'),
         ({'space': {'a': choice()}, 'trials': 1}, 'no values'),
+        ({'space': {'a': uniform(0, 1)}, 'trials': 1, 'search': 'cmaes'}, 'two ranges'),
     ],
 )
 def test_a_mistake_is_named(fields, words):

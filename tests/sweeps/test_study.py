@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +16,12 @@ pytest.importorskip('optuna')
 
 from optuna.trial import TrialState
 
-from vit_jax import train
+from vit_jax import manifest, train, workdir
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command
 from vit_jax.errors import UserError
 from vit_jax.meter import Diverged
-from vit_jax.sweeps import report, study, worker
+from vit_jax.sweeps import claims, report, study, worker
 from vit_jax.sweeps.space import Sweep, choice, grid, log_uniform, uniform
 
 METRIC = 'test/accuracy'
@@ -41,7 +44,7 @@ def fake_training(monkeypatch):
     """`fake_training(f)`: a run's metric is f(config, step) at the steps 1, 2, 3."""
 
     def install(f):
-        def run(config, folder, report):
+        def run(config, folder, report, **_):
             for step in (1, 2, 3):
                 results = {METRIC: f(config, step)}
                 if report(step, results) and step < 3:
@@ -58,7 +61,7 @@ import sys
 from vit_jax import train
 from vit_jax.sweeps import study, worker
 
-def run(config, folder, report):
+def run(config, folder, report, **_):
     with open(sys.argv[2], 'a') as file:
         file.write(f'{config.seed} {config.optim.lr}\\n')
     return {'test/accuracy': config.optim.lr}
@@ -86,11 +89,11 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
 def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, fake_training):
     make(tmp_path, storage, space={'optim.lr': log_uniform(1e-4, 1e-1)}, trials=2)
     first = study.open_study('name', folder=tmp_path)
-    with worker.claimed(first) as trial:
+    with claims.claimed(first) as trial:
         point = worker.suggest(first, trial)
         trial.report(0.25, 1)
         second = study.open_study('name', folder=tmp_path)
-        with worker.claimed(second) as other:
+        with claims.claimed(second) as other:
             assert (trial.number, other.number) == (0, 1)
     # Both ended without a word to the study.
     fake_training(lambda config, step: 0.25 * step)
@@ -101,12 +104,108 @@ def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, 
     assert frozen.intermediate_values == {1: 0.25, 2: 0.5, 3: 0.75}
 
 
+def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, capsys):
+    made = make(tmp_path, points=grid({'seed': [0, 1]}), retries=2)
+
+    def killed(config, folder, report, **_):
+        if config.seed == 0:
+            raise KeyboardInterrupt  # which tells the study as little as a SIGKILL
+        return {METRIC: 0.5}
+
+    monkeypatch.setattr(train, 'train', killed)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            worker.work(made)
+        assert report.rows(made)[0][:2] == ['0', 'interrupted']
+    assert worker.work(made).finished == 1
+    assert [row[1] for row in report.rows(made)] == ['fail', 'complete']
+    reason = 'trial 0 failed: its worker died 3 times after step 0'
+    assert report.notes(made) == [reason]
+
+
+def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypatch):
+    made = make(tmp_path, points=grid({'seed': [0]}), retries=0)
+    monkeypatch.setattr(manifest, 'steps', lambda root: saved)
+    saved: list[int] = []
+
+    def killed(config, folder, report, **_):
+        saved.append(len(saved) + 1)
+        raise KeyboardInterrupt
+
+    def preempted(config, folder, report, **_):
+        raise train.Preempted
+
+    monkeypatch.setattr(train, 'train', killed)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            worker.work(made)
+    monkeypatch.setattr(train, 'train', preempted)
+    for _ in range(3):
+        with pytest.raises(train.Preempted):
+            worker.work(made)
+    assert report.counts(made)['running'] == 1
+
+
+def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_training):
+    made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
+    fake_training(lambda config, step: 0.5)
+    worker.work(made, 1)
+    assert report.notes(made) == []
+    with claims.claimed(made) as trial:
+        owner = f'running on {socket.gethostname()}:{os.getpid()}'
+        assert report.rows(made)[1][:2] == [str(trial.number), owner]
+        (line,) = report.notes(made)
+        assert re.fullmatch(r'about 0:00:\d\d left: 3 trials of 0:00:\d\d .*workers: 1', line)
+    assert report.rows(made)[1][1] == 'interrupted'
+
+
+def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path, monkeypatch):
+    made = make(tmp_path, points=grid({'seed': [0, 1]}))
+    folders = []
+
+    def run(config, folder, report, **_):
+        folders.append(folder.name)
+        if config.seed == 1 and folders.count('0001') < 3:
+            raise UserError('the data are away')
+        return {METRIC: 0.5}
+
+    monkeypatch.setattr(train, 'train', run)
+    assert study.retry(made) == 0
+    worker.work(made)
+    for _ in range(2):
+        assert study.retry(made) == 1
+        assert study.retry(made) == 0
+        worker.work(made)
+    assert folders == ['0000', '0001', '0001', '0001']
+    states = [row[1] for row in report.rows(made)]
+    assert states == ['complete', 'fail', 'fail', 'complete']
+    assert made.trials()[-1].params == {'seed': 1}
+
+
+def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
+    made = make(tmp_path, points=grid({'seed': [0, 1]}))
+
+    def run(config, folder, report, **_):
+        with workdir.Preemption():
+            os.kill(os.getpid(), signal.SIGINT)  # after the last step: too late for this run
+        return {METRIC: 0.5}
+
+    monkeypatch.setattr(train, 'train', run)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(train.Preempted, match='after trial 0'):
+            worker.work(made)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert report.counts(made) | {'complete': 1, 'waiting': 1} == report.counts(made)
+
+
 def test_a_trial_that_ended_before_it_was_claimed_is_left_alone(tmp_path, fake_training):
     made = make(tmp_path, points=grid({'seed': [0]}))
     (waiting,) = made.trials()
     fake_training(lambda config, step: 1.0)
     worker.work(made)
-    assert worker.take(made, waiting) is None
+    assert claims.take(made, waiting) is None
 
 
 @pytest.mark.parametrize('pruner', ['median', 'hyperband'])
@@ -153,6 +252,21 @@ def test_tpe_goes_where_it_is_better(tmp_path, fake_training):
     assert sum(values[15:]) / 10 > sum(values[:10]) / 10
 
 
+def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
+    pytest.importorskip('cmaes')
+
+    def height(config, step):
+        lr, decay = config.optim.lr, config.optim.weight_decay
+        return -abs(math.log10(lr) + 3) - abs(math.log10(decay) + 5)
+
+    fake_training(height)
+    dimensions = {'optim.lr': log_uniform(1e-6, 1.0), 'optim.weight_decay': log_uniform(1e-8, 1e-2)}
+    made = make(tmp_path, space=dimensions, trials=40, search='cmaes')
+    assert worker.work(made).finished == 40
+    values = [trial.value for trial in made.trials()]
+    assert sum(values[25:]) / 15 > sum(values[:10]) / 10 + 0.5
+
+
 def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
     made = make(tmp_path, points=grid({'optim.lr': [0.5]}), overrides={'seed': 7})
     fake_training(lambda config, step: 1.0)
@@ -164,7 +278,7 @@ def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
 
 
 def test_what_diverges_is_pruned_and_what_cannot_run_fails(tmp_path, monkeypatch, capsys):
-    def run(config, folder, report):
+    def run(config, folder, report, **_):
         if config.seed == 0:
             raise Diverged('step 3: not finite')
         if config.seed == 1:
@@ -203,7 +317,8 @@ def test_status_best_and_plot(finished, capsys):
     output = capsys.readouterr().out
     assert output.startswith(f'trial 3: {METRIC} 0.1400\n  optim.lr = 0.01\n  seed = 1\n')
     flags = '--config.batch_size=16 --config.optim.lr=0.01 --config.seed=1'
-    assert f'--config experiments/vit/digits.py:smoke {flags}\n' in output
+    place = f'--workdir {finished}-0003'
+    assert f'--config experiments/vit/digits.py:smoke {flags} {place}\n' in output
 
     assert main(['sweep', 'plot', 'name', '--workdir', str(finished)]) == 0
     assert (finished / 'sweep.png').read_bytes().startswith(b'\x89PNG')
@@ -225,7 +340,7 @@ def test_help_lists_every_action_and_flag(capsys):
     assert stop.value.code == 0
     output = capsys.readouterr().out
     assert all(f'vit_jax sweep {name}' in output for name in command.ACTIONS)
-    assert all(flag in output for flag in ('--study', '--storage', '--trials', '--output'))
+    assert all(flag in output for flag in ('--study', '--storage', '--trials', '--coordinator'))
 
 
 # --- mistakes ---
@@ -312,7 +427,7 @@ def test_a_password_is_not_written_down(tmp_path):
 
 def test_without_cmaes_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(study.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match='pip install cmaes'):
+    with pytest.raises(UserError, match=r"pip install 'vit_jax\[sweep\]'"):
         study.make_sampler('cmaes', 0)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.commands._parser import Parser
+from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import UserError, nearest
 
 PACKAGES = ('optuna', 'sqlalchemy')
@@ -50,6 +51,7 @@ def action_parser(action: str) -> Parser:
     parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
     if action == 'work':
         parser.add_argument('--trials', type=int, metavar='N', help='end after so many')
+        add_distributed_flags(parser)
     if action == 'plot':
         parser.add_argument('--output', metavar='PATH', help='sweep.png in the workdir by default')
     return parser
@@ -73,33 +75,46 @@ def create(args: argparse.Namespace) -> int:
 
 
 def work(args: argparse.Namespace) -> int:
-    """Run trials until none is left; any number of workers, started again at will."""
+    """Run trials until none is left; any number of workers, started again at will.
+
+    With the flags of several processes, these are one worker that trains one trial at a time.
+    """
     if args.trials is not None and args.trials < 1:
         raise UserError(f'--trials {args.trials}: must be at least 1')
-    from vit_jax import processes, sharding, train, workdir
+    initialize(args)
+    from vit_jax import processes, train, workdir
     from vit_jax.data.watchdog import Stalled
     from vit_jax.sweeps import study, worker
 
-    sharding.use_compilation_cache()
-    opened = open_study(args)
-    study.require_shared_folder(opened)
-    try:
-        done = worker.work(opened, args.trials)
-    except train.Preempted as e:
-        print(e)
-        return workdir.EXIT_PREEMPTED
-    except Stalled as e:
-        print(f'error: {e}', file=sys.stderr, flush=True)
-        os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
-    if done.failures:
-        first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
-        raise UserError(first + done.failures[0])
+    with processes.shared_fate():
+        opened = open_study(args)
+        study.require_shared_folder(opened)
+        try:
+            done = worker.work(opened, args.trials, step_timeout(args))
+        except train.Preempted as e:
+            print(e)
+            return workdir.EXIT_PREEMPTED
+        except Stalled as e:
+            print(f'error: {e}', file=sys.stderr, flush=True)
+            os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
+        if done.failures:
+            processes.meet('the last trial is finished', processes.MEET_SECONDS)
+            first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
+            raise UserError(first + done.failures[0])
     print(f'trials finished by this worker: {done.finished}')
     return 0
 
 
+def retry(args: argparse.Namespace) -> int:
+    """Queue the trials that failed again; each goes on from what its run has saved."""
+    from vit_jax.sweeps import study
+
+    print(f'trials queued again: {study.retry(open_study(args))}')
+    return 0
+
+
 def status(args: argparse.Namespace) -> int:
-    """Show how many trials are in which state, and a line a trial."""
+    """Show how many trials are in which state, and a line a trial with who is at work on it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -117,6 +132,8 @@ def status(args: argparse.Namespace) -> int:
     for row in report.rows(study):
         table.add_row(*row)
     console.print(table)
+    for line in report.notes(study):
+        console.print(line, soft_wrap=True, markup=False)
     return 0
 
 
@@ -153,6 +170,7 @@ def plot(args: argparse.Namespace) -> int:
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     'create': create,
     'work': work,
+    'retry': retry,
     'status': status,
     'best': best,
     'plot': plot,

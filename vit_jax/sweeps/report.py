@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import pathlib
 import shlex
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from optuna.trial import FrozenTrial, TrialState
 
+from vit_jax import workdir
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
 from vit_jax.sweeps.study import Study
@@ -28,22 +31,56 @@ def counts(study: Study) -> dict[str, int]:
     return {state.name.lower(): found[state] for state in TrialState}
 
 
+def workers(study: Study) -> dict[int, str]:
+    """Who is at work on which trial, as HOST:PID; who is not there has lost its worker."""
+    found = {
+        trial.number: workdir.holder(study.claim_folder(trial.number))
+        for trial in study.trials(TrialState.RUNNING)
+    }
+    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in found.items() if owner}
+
+
 def rows(study: Study) -> list[list[str]]:
     """A line a trial that has begun: number, state, last step evaluated, value, and its point."""
+    at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
-    return [[*_progress(trial), *_point(study, trial)] for trial in begun]
+    return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
 
 
-def _progress(trial: FrozenTrial) -> list[str]:
-    return [str(trial.number), outcome(trial), last_step(trial), value(trial)]
+def _progress(trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
+    return [str(trial.number), outcome(trial, at_work), last_step(trial), value(trial)]
 
 
 def _point(study: Study, trial: FrozenTrial) -> list[str]:
     return [number(trial.params.get(name)) for name in study.sweep.dimensions()]
 
 
-def outcome(trial: FrozenTrial) -> str:
-    """The trial's state in a word."""
+def notes(study: Study) -> list[str]:
+    """A line for each trial that failed or lost its worker, and one on the time that is left."""
+    failed = [
+        f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
+        for trial in study.trials(TrialState.FAIL)
+    ]
+    return [*failed, *filter(None, [time_left(study)])]
+
+
+def time_left(study: Study) -> str:
+    """How long the present workers will need; empty while nothing tells."""
+    open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
+    spans = [trial.duration for trial in study.trials(*MARKS) if trial.duration]
+    if not (spans and open_trials and (at_work := len(workers(study)))):
+        return ''
+    typical = statistics.median(span.total_seconds() for span in spans)
+    seconds = typical * max(1.0, len(open_trials) / at_work)
+    each, left = (datetime.timedelta(seconds=round(s)) for s in (typical, seconds))
+    return f'about {left} left: {len(open_trials)} trials of {each} (h:mm:ss), workers: {at_work}'
+
+
+def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
+    """The trial's state in a word, or who is at work on it."""
+    if trial.state == TrialState.RUNNING:
+        worker = at_work.get(trial.number)
+        return f'running on {worker}' if worker else 'interrupted'
     return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
 
 
@@ -81,15 +118,18 @@ def best(study: Study) -> FrozenTrial:
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
-    """The command that trains as the trial did, to be given a run folder."""
+    """The command that trains as the trial did, in a new folder beside that of the sweep."""
     point = {**study.sweep.overrides, **trial.params}
     flags = [f'--config.{text}' for text in space.overrides(point)]
-    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags)
+    place = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)
     return shlex.join(words)
 
 
 def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
-    """Draws the course of every trial, and its value over each dimension.
+    """Draws the course of every trial, and its final value over each dimension.
+
+    Trials that were pruned have no final value; they stand at the worse edge.
 
     Raises:
       UserError: while there is nothing to draw.
@@ -116,8 +156,9 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     winner = best(study).number if complete else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     _courses(axes[0], trials, winner)
+    edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
     for panel, (name, dimension) in zip(axes[1:], dimensions.items(), strict=True):
-        _dimension(panel, trials, winner, name, dimension)
+        _dimension(panel, trials, winner, name, dimension, edge)
     return figure
 
 
@@ -149,19 +190,24 @@ def _dimension(
     winner: int | None,
     name: str,
     dimension: space.Dimension,
+    edge: float,
 ) -> None:
     figures.style(axes, name)
     xs = positions(axes, dimension, [trial.params[name] for trial in trials])
     for x, trial in zip(xs, trials, strict=True):
+        # The last value of a pruned trial is of an early step, and no match for a final one.
+        at_edge = winner is not None and trial.state != TrialState.COMPLETE
         is_best = trial.number == winner
         axes.plot(
             x,
-            trial.values[0],
+            edge if at_edge else trial.values[0],
             MARKS[trial.state],
             color=_colour(trial, winner),
+            transform=axes.get_xaxis_transform() if at_edge else axes.transData,
             markersize=9 if is_best else 6,
             zorder=4 if is_best else 3,
         )
+    axes.margins(y=0.15)
 
 
 def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
@@ -176,4 +222,6 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
         choices.sort()
     axes.set_xticks(np.arange(len(choices)), [number(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    return [float(choices.index(v)) for v in values]
+    # Side by side, as many a trial has the same value.
+    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
+    return list(np.array([choices.index(v) for v in values]) + spread)

@@ -64,6 +64,8 @@ class Sweep:
       pruner_options: keywords of Optuna's pruner; steps in them are those of the trainer.
       overrides: what differs from the base config in every run, by dimension.
       seed: of the search.
+      retries: how often in a row a trial is taken up again whose worker died before it had saved
+        anything new; then it fails.
     """
 
     config: str
@@ -77,6 +79,7 @@ class Sweep:
     pruner_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     overrides: Point = dataclasses.field(default_factory=dict)
     seed: int = 0
+    retries: int = 3
 
     def __post_init__(self) -> None:
         for what, value, valid in (
@@ -97,6 +100,9 @@ class Sweep:
         _check_points(self.points, self.space)
         for name, dimension in self.space.items():
             _check_dimension(name, dimension)
+        ranges = [d for d in self.space.values() if isinstance(d, Range) and d.low < d.high]
+        if self.trials and self.search == 'cmaes' and len(ranges) < 2:
+            raise UserError("sweep: the search 'cmaes' needs at least two ranges: search by 'tpe'")
 
     def queue(self) -> list[Point]:
         """Every trial in order: what it fixes, which is nothing where the search chooses."""
@@ -206,9 +212,7 @@ def corners(sweep: Sweep) -> list[Point]:
     """Points that show whether the config takes the sweep's dimensions and values."""
     if sweep.points and not sweep.trials:
         return [dict(point) for point in sweep.points]
-    ends = {
-        k: d.values if isinstance(d, Choice) else (d.low, d.high) for k, d in sweep.space.items()
-    }
+    ends = {name: _ends(dimension) for name, dimension in sweep.space.items()}
     return star({name: values[0] for name, values in ends.items()}, ends)
 
 

@@ -2,6 +2,13 @@
 
 The storage keeps the sweep, the base config, and of every trial its values, evaluations and
 resolved config. The folder keeps the runs, and who is at work on which: `claims/NUMBER/lock`.
+
+Attributes of a trial beside Optuna's own:
+  folder, config  of its run
+  attempt         how often it was begun since what was saved last, and after which step that was
+  run             the trial whose run it continues, if it was queued again
+  error           why it failed
+  diverged        why it was ended as hopeless
 """
 
 from __future__ import annotations
@@ -68,8 +75,12 @@ class Study:
         )
 
     def run_folder(self, number: int) -> pathlib.Path:
-        """Of a trial."""
+        """Of a trial, or of the one that it continues."""
         return self.folder / f'{number:04d}'
+
+    def claim_folder(self, number: int) -> pathlib.Path:
+        """Locked by who is at work on a trial."""
+        return self.folder / 'claims' / str(number)
 
     def config(self, point: dict[str, Any]) -> ConfigDict:
         """The config of a trial.
@@ -101,7 +112,7 @@ def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
     if search == 'tpe':
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if importlib.util.find_spec('cmaes') is None:
-        raise UserError("the search 'cmaes' needs a package: pip install cmaes")
+        raise UserError("the search 'cmaes' needs a package: pip install 'vit_jax[sweep]'")
     return optuna.samplers.CmaEsSampler(seed=seed)
 
 
@@ -208,6 +219,20 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     return Study(name, opened, found, space.from_json(attributes['sweep']), base)
 
 
+def retry(study: Study) -> int:
+    """Queues the trials that failed again, each to go on in its run folder; returns how many."""
+    by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
+    failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
+    for number in failed:
+        study.load(0).enqueue_trial(by_run[number].params, user_attrs={'run': number})
+    return len(failed)
+
+
+def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
+    """Which run is the trial's: its own, or that of the failed trial that it repeats."""
+    return trial.user_attrs.get('run', trial.number)
+
+
 def require_shared_folder(study: Study) -> None:
     """Workers see by the folder who is at work and what is saved: it has to be the same one.
 
@@ -262,7 +287,12 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
         # Of SQLite's many workers one writes at a time.
         waiting = {'connect_args': {'timeout': 60}} if scheme else {}
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError) as e:
+    except ImportError as e:
+        raise UserError(
+            f"--storage needs the package {e.name!r}: pip install 'vit_jax[postgres]', or the "
+            'driver of your database'
+        ) from e
+    except (sqlalchemy.exc.SQLAlchemyError, OSError) as e:
         reason = str(e).strip().splitlines()[0]
         raise UserError(
             f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '

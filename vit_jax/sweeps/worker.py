@@ -1,8 +1,7 @@
 """A worker: claim a trial -> train -> tell, until none is left.
 
-A claim is a lock in the shared folder, which ends with its process however that dies. A trial
-that is said to run but is claimed by nobody lost its worker: whoever claims it next continues
-the same trial from its checkpoint. This needs nothing of the storage, so that it holds for all.
+A worker may be several processes. The first one alone claims, chooses and tells; it says to the
+others which trial it is, and after every evaluation whether the run ends there.
 """
 
 from __future__ import annotations
@@ -10,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import optuna
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
-from vit_jax import train, workdir
+from vit_jax import processes, train, workdir
+from vit_jax.data.watchdog import Stalled
 from vit_jax.errors import UserError, nearest
 from vit_jax.meter import Diverged
 from vit_jax.sweeps import space
-from vit_jax.sweeps.study import Study
+from vit_jax.sweeps.claims import claimed, end, fail, note
+from vit_jax.sweeps.study import Study, run_number
 
 
 @dataclasses.dataclass
@@ -37,81 +38,108 @@ class Work:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-def work(study: Study, limit: int | None = None) -> Work:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A trial as every process of a worker knows it.
+
+    Attributes:
+      number: of the trial.
+      point: its values.
+      folder: of its run.
+      trial: Optuna's, on process 0, which alone speaks with the study; None on the others.
+    """
+
+    number: int
+    point: space.Point
+    folder: pathlib.Path
+    trial: Trial | None = None
+
+
+def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Work:
     """Runs trials until none is left to claim, or `limit` of them are finished.
+
+    Args:
+      study: as from `open_study`.
+      limit: at least 1.
+      step_timeout: seconds, see `vit_jax.watchdog.Watchdog`.
 
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
     """
     done = Work()
-    while limit is None or done.finished < limit:
-        with claimed(study) as trial:
-            if trial is None:
-                break
-            if failure := run(study, trial):
-                done.failures.append(f'trial {trial.number}: {failure}')
-        done.finished += 1
-        jax.clear_caches()  # the next trial may have another shape
+    with workdir.Preemption() as preemption:
+        while limit is None or done.finished < limit:
+            with next_job(study) as job:
+                if job is None:
+                    break
+                if failure := run(study, job, step_timeout):
+                    done.failures.append(f'trial {job.number}: {failure}')
+            done.finished += 1
+            jax.clear_caches()  # the next trial may have another shape
+            if preemption.reached():
+                raise train.Preempted(f'stopped after trial {job.number}')
     return done
 
 
 @contextlib.contextmanager
-def claimed(study: Study) -> Iterator[Trial | None]:
-    """A trial that lost its worker, or else the next that waits; None if there is neither."""
-    for state in (TrialState.RUNNING, TrialState.WAITING):
-        for frozen in study.trials(state):
-            with contextlib.ExitStack() as held:
-                try:
-                    held.enter_context(workdir.lock(study.folder / 'claims' / str(frozen.number)))
-                except workdir.InUse:
-                    continue
-                if (trial := take(study, frozen)) is not None:
-                    yield trial
-                    return
-    yield None
+def next_job(study: Study) -> Iterator[Job | None]:
+    """What process 0 claims, on all of them; None if nothing is left."""
+    with claimed(study) if jax.process_index() == 0 else contextlib.nullcontext() as trial:
+        words = trial and [trial.number, run_number(trial), suggest(study, trial)]
+        if (words := processes.broadcast(words)) is None:
+            yield None
+        else:
+            number, run, point = words
+            yield Job(number, point, study.run_folder(run), trial)
 
 
-def take(study: Study, frozen: FrozenTrial) -> Trial | None:
-    """The trial as one that runs; None if it ended or was taken before it was claimed."""
-    state = study.storage.get_trial(frozen._trial_id).state
-    if state.is_finished():
-        return None
-    if state == TrialState.WAITING and not study.storage.set_trial_state_values(
-        frozen._trial_id, TrialState.RUNNING
-    ):
-        return None
-    # A search then depends on its seed and on what is known, not on who runs the trial.
-    return Trial(study.load(study.sweep.seed + frozen.number), frozen._trial_id)
-
-
-def run(study: Study, trial: Trial) -> str:
+def run(study: Study, job: Job, step_timeout: float | None = None) -> str:
     """Trains a trial and tells the study; returns what went wrong, if its config cannot run.
 
-    A run that diverges counts as pruned, so that a search learns from it.
+    A run that diverges counts as pruned, so that a search learns from it. What is interrupted
+    stays a running trial, which a worker takes up.
     """
-    point, folder = suggest(study, trial), study.run_folder(trial.number)
-    words = ' '.join(space.overrides(point))
-    print(f'trial {trial.number} of {len(study.trials())}: {words}', flush=True)
-    trial.set_user_attr('folder', str(folder))
+    if job.trial:
+        words = ' '.join(space.overrides(job.point))
+        print(f'trial {job.number} of {len(study.trials())}: {words}', flush=True)
     try:
-        config = study.config(point)
-        trial.set_user_attr('config', config.to_dict())
-        results = train.train(config, folder, report=reporter(study, trial))
-        end(trial, TrialState.COMPLETE, finite(results, study.sweep.metric))
+        value = train_trial(study, job, step_timeout)
     except train.Pruned:
-        end(trial, TrialState.PRUNED)
+        end(job.trial, TrialState.PRUNED)
     except Diverged as e:
-        trial.set_user_attr('diverged', str(e))
-        end(trial, TrialState.PRUNED)
-    except workdir.InUse:
+        note(job.trial, 'diverged', str(e))
+        end(job.trial, TrialState.PRUNED)
+    except train.Preempted:
+        note(job.trial, 'attempt', None)
+        raise
+    except (workdir.InUse, Stalled):
         raise
     except UserError as e:
-        fail(trial, str(e))
+        # One process alone may have failed, while the others train on.
+        processes.meet(f'trial {job.number} failed', processes.MEET_SECONDS)
+        fail(job.trial, str(e))
         return str(e)
     except Exception as e:
-        fail(trial, f'{type(e).__name__}: {e}')
+        if not processes.lost_another(e):
+            fail(job.trial, f'{type(e).__name__}: {e}')
         raise
+    else:
+        end(job.trial, TrialState.COMPLETE, value)
     return ''
+
+
+def train_trial(study: Study, job: Job, step_timeout: float | None) -> float:
+    """The final value of the trial.
+
+    Raises:
+      Diverged: also if that is not a finite number.
+    """
+    config = study.config(job.point)
+    note(job.trial, 'folder', str(job.folder))
+    note(job.trial, 'config', config.to_dict())
+    report = reporter(study, job)
+    results = train.train(config, job.folder, report=report, step_timeout=step_timeout)
+    return finite(results, study.sweep.metric)
 
 
 def suggest(study: Study, trial: Trial) -> space.Point:
@@ -128,17 +156,23 @@ def _suggest(trial: Trial, name: str, dimension: space.Dimension) -> Any:
     return trial.suggest_float(name, low, high, log=log)
 
 
-def reporter(study: Study, trial: Trial) -> train.Report:
+def reporter(study: Study, job: Job) -> train.Report:
     """Passes evaluations on to the study, and says when its pruner ends the run.
 
     Evaluations that a resumed run repeats are already there.
     """
-    known = set(study.storage.get_trial(trial._trial_id).intermediate_values)
+    trial = job.trial
+    known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
+
+    def tell(step: int, value: float) -> bool:
+        assert trial is not None
+        if step not in known:
+            trial.report(value, step)
+        return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
-        if step not in known:
-            trial.report(pick(results, study.sweep.metric), step)
-        return trial.should_prune()
+        value = pick(results, study.sweep.metric)
+        return bool(workdir.on_process_0(lambda: int(tell(step, value))))
 
     return report
 
@@ -155,16 +189,3 @@ def finite(results: dict[str, float], metric: str) -> float:
     if not math.isfinite(value := pick(results, metric)):
         raise Diverged(f'{metric} is {value}')
     return value
-
-
-def end(trial: Trial, state: TrialState, value: float | None = None) -> None:
-    """Tells the study how a trial ended."""
-    frozen = trial.study.tell(trial, value, state)
-    number = '' if frozen.value is None else f' at {frozen.value:.4f}'
-    print(f'trial {trial.number}: {state.name.lower()}{number}', flush=True)
-
-
-def fail(trial: Trial, reason: str) -> None:
-    """Tells the study that a trial failed, and why."""
-    trial.set_user_attr('error', reason)
-    end(trial, optuna.trial.TrialState.FAIL)

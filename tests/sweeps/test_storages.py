@@ -1,0 +1,176 @@
+"""Storages for real: a PostgreSQL server of the test's own, and Optuna's dashboard on files."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+
+import pytest
+
+pytest.importorskip('optuna')
+
+from optuna.trial import TrialState
+
+from vit_jax.sweeps import report, study
+from vit_jax.sweeps.space import Sweep, grid, log_uniform
+
+METRIC = 'test/accuracy'
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(repo, monkeypatch):
+    monkeypatch.chdir(repo)
+
+
+def make(folder, url, **fields):
+    sweep = Sweep(config='experiments/vit/digits.py:smoke', metric=METRIC, **fields)
+    return study.create(sweep, 'name', url, folder)
+
+
+# --- PostgreSQL ---
+
+
+def postgres_programs():
+    """The folder of initdb and pg_ctl; Debian keeps it off the path."""
+    folders = [*map(pathlib.Path, os.environ['PATH'].split(os.pathsep))]
+    folders += sorted(pathlib.Path('/usr/lib/postgresql').glob('*/bin'), reverse=True)
+    found = [f for f in folders if all(os.access(f / p, os.X_OK) for p in ('initdb', 'pg_ctl'))]
+    return found[0] if found else pytest.skip('PostgreSQL is not installed: initdb, pg_ctl')
+
+
+def postgres_user():
+    """Whom the server runs as, which must not be root."""
+    if os.geteuid():
+        return None
+    try:
+        return pwd.getpwnam('postgres').pw_name
+    except KeyError:
+        return pytest.skip('PostgreSQL does not run as root, and there is no user postgres')
+
+
+@pytest.fixture
+def postgres(free_port):
+    """The URL of an empty database."""
+    pytest.importorskip('psycopg')
+    programs, user = postgres_programs(), postgres_user()
+    folder = tempfile.mkdtemp(prefix='postgres')
+    if user:
+        shutil.chown(folder, user)
+
+    def run(program, *words):
+        subprocess.run(
+            [programs / program, '-D', f'{folder}/data', *words],
+            user=user,
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=120,
+        )
+
+    options = f'-p {free_port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off'
+    try:
+        run('initdb', '-U', 'someone', '--auth=trust', '-E', 'UTF8')
+        run('pg_ctl', '-w', '-l', f'{folder}/log', '-o', options, 'start')
+        yield f'postgresql+psycopg://someone@127.0.0.1:{free_port}/postgres'
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run('pg_ctl', '-m', 'immediate', 'stop')
+        shutil.rmtree(folder)
+
+
+# Kills itself in the trial that the third argument names, after it has reported once.
+WORKER = """
+import os, signal, sys, time
+from vit_jax import train
+from vit_jax.sweeps import study, worker
+
+def run(config, folder, report, **_):
+    with open(sys.argv[2], 'a') as file:
+        file.write(f'{folder.name} {config.optim.lr}\\n')
+    report(1, {'test/accuracy': 0.1})
+    if folder.name == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    report(2, {'test/accuracy': 0.2})
+    return {'test/accuracy': config.optim.lr}
+
+train.train = run
+worker.work(study.open_study('name', folder=sys.argv[1]))
+"""
+
+
+def start_worker(repo, folder, log, victim=''):
+    return subprocess.Popen([sys.executable, '-c', WORKER, folder, log, victim], cwd=repo)
+
+
+def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgres):
+    made = make(tmp_path, postgres, points=grid({'optim.lr': [0.1, 0.2, 0.3], 'seed': [0, 1]}))
+    logs = [tmp_path / f'{i}.txt' for i in (0, 1)]
+    workers = [start_worker(repo, tmp_path, log) for log in logs]
+    assert [process.wait(timeout=120) for process in workers] == [0, 0]
+    lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
+    assert Counter(line.split()[0] for line in lines) == {f'{n:04d}': 1 for n in range(6)}
+    assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
+    assert report.best(made).value == 0.3
+
+
+def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgres):
+    made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
+    log = tmp_path / 'log.txt'
+    assert start_worker(repo, tmp_path, log, victim='0001').wait(timeout=120) == -9
+    states = [row[1] for row in report.rows(made)]
+    assert states == ['complete', 'interrupted']
+    assert start_worker(repo, tmp_path, log).wait(timeout=120) == 0
+    begun = log.read_text().splitlines()
+    assert [line.split()[0] for line in begun] == ['0000', '0001', '0001', '0002']
+    assert begun[1] == begun[2]  # with the value that was chosen first
+    assert [trial.state for trial in made.trials()] == [TrialState.COMPLETE] * 3
+    assert made.trials()[1].intermediate_values == {1: 0.1, 2: 0.2}
+
+
+def test_a_password_is_not_written_down():
+    url = 'postgresql+psycopg://someone:secret@host/sweeps'
+    assert study.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
+
+
+# --- Optuna's dashboard ---
+
+
+def answer(url, process, seconds=60):
+    """What the server says once it is up, as JSON."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                assert response.status == 200
+                return json.load(response)
+        except urllib.error.URLError:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+def test_the_dashboard_shows_a_study(tmp_path, free_port, storage):
+    pytest.importorskip('optuna_dashboard')
+    url = {'journal': '', 'sqlite': f'sqlite:///{tmp_path}/sweep.db'}[storage]
+    make(tmp_path, url, points=grid({'seed': [0, 1]}))
+    start = [sys.executable, '-c', 'from optuna_dashboard._cli import main; main()']
+    place = ['--host', '127.0.0.1', '--port', str(free_port), url or tmp_path / 'journal.log']
+    with subprocess.Popen([*start, *place], stderr=subprocess.DEVNULL) as process:
+        try:
+            api = f'http://127.0.0.1:{free_port}/api/studies'
+            (shown,) = answer(api, process)['study_summaries']
+            assert shown['study_name'] == 'name'
+            detail = answer(f'{api}/{shown["study_id"]}', process)
+            assert [trial['state'] for trial in detail['trials']] == ['Waiting', 'Waiting']
+        finally:
+            process.kill()
