@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, manifest, optim, sharding, workdir
+from vit_jax import checkpoint, manifest, optim, sharding, storage, workdir
 from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
@@ -165,7 +165,7 @@ def train(
       Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
       Pruned: if `report` said so before the last step.
     """
-    folder = pathlib.Path(folder).expanduser().resolve()
+    folder = storage.absolute(folder)
     if (result := finished(config, folder)) is not None:
         return result
     workdir.require_writable(folder)
@@ -387,10 +387,10 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     Raises:
       UserError: if the folder holds a run of another config.
     """
-    stored = folder / 'config.json'
-    if not stored.is_file():
+    stored = storage.read_text(folder / 'config.json')
+    if stored is None:
         return None
-    before, now = json.loads(stored.read_text()), json.loads(config_lib.to_json(config))
+    before, now = json.loads(stored), json.loads(config_lib.to_json(config))
     if before['model'].get('num_classes') and not now['model'].get('num_classes'):
         before['model']['num_classes'] = now['model'].get('num_classes')
     keys = [*now, *before.keys() - now.keys()]
@@ -399,5 +399,5 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
             f'{folder} holds a run of another config (config.{changed[0]} differs): '
             'choose another --workdir'
         )
-    result = folder / RESULT
-    return json.loads(result.read_text()) if result.is_file() else None
+    result = storage.read_text(folder / RESULT)
+    return None if result is None else json.loads(result)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax import manifest
+from vit_jax import manifest, storage
 from vit_jax.errors import UserError
 from vit_jax.viz.curves import Series, read_series
 
@@ -52,8 +52,8 @@ def find_runs(folder: str | pathlib.Path) -> list[pathlib.Path]:
     Raises:
       UserError: if there is none.
     """
-    folder = pathlib.Path(folder).expanduser()
-    configs = sorted(folder.rglob('config.json')) if folder.is_dir() else []
+    root = storage.path(folder)
+    configs = [root / name for name in storage.files(root) if name.split('/')[-1] == 'config.json']
     if not configs:
         raise UserError(f'{str(folder)!r} holds no run: there is no config.json in it')
     return [path.parent for path in configs]
@@ -77,8 +77,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         model = str(config['model']['name'])
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f'{folder / "config.json"} is no config of a run ({e!r})') from e
-    metrics = folder / 'metrics.jsonl'
-    series = read_series(metrics) if metrics.is_file() else {}
+    series = read_series(folder / 'metrics.jsonl')
     saved = manifest.steps(folder / 'checkpoints')
     meta = _meta(folder / 'checkpoints', saved)
     logged = [int(steps[-1]) for steps, _ in series.values()]

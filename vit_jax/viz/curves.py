@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from vit_jax import storage
 from vit_jax.viz import figures
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
@@ -26,17 +28,27 @@ MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
 
 
+def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, none if there is no such file.
+
+    A line cut off by a crash is left out.
+    """
+    lines = []
+    for text in (storage.read_text(path) or '').splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
 def read_series(path: pathlib.Path) -> dict[str, Series]:
     """Every metric of a metrics.jsonl as (steps, values), by name.
 
-    A line cut off by a crash is left out; of two lines for one step the later counts.
+    Of two lines for one step the later counts.
     """
     found: dict[str, dict[int, float]] = {}
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
+    for line in read_metrics(path):
         step = line.pop('step')
         for name, value in line.items():
             if isinstance(value, (int, float)):
@@ -71,9 +83,8 @@ def plot_curves(workdir: str | pathlib.Path) -> pathlib.Path | None:
     Returns:
       The picture's path; None while there is nothing to draw.
     """
-    workdir = pathlib.Path(workdir)
-    metrics = workdir / 'metrics.jsonl'
-    series = read_series(metrics) if metrics.is_file() else {}
+    workdir = storage.path(workdir)
+    series = read_series(workdir / 'metrics.jsonl')
     if not (groups := panels(list(series))):
         return None
     return figures.save(draw(series, groups, workdir.name), workdir / 'curves.png', dpi=130)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import io
 import pathlib
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vit_jax import storage
 from vit_jax.errors import UserError
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
@@ -45,13 +46,10 @@ def save(figure: Figure, path: str | pathlib.Path, dpi: int = 150) -> pathlib.Pa
     Raises:
       OSError: if it cannot be written; no partial file is left.
     """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+    path = storage.path(path)
+    storage.make_folder(path.parent)
+    picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
-    try:
-        figure.savefig(partial, format=kind, dpi=dpi, facecolor='white')
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
+    storage.write_atomic(path, picture.getvalue())
     return path
