@@ -111,6 +111,7 @@ class Checkpointer:
         except Exception as error:
             self._fail(error)
         self._saving = None
+        self._staging.clear()
         if jax.process_index() == 0:
             manifest.prune(self.directory, *self._keep)
 
@@ -213,10 +214,14 @@ class _Staging:
         """Copies a step that is written but not yet committed; the mark of a commit comes last."""
         if self._local is None:
             return
-        written = manifest.written(self.folder, step)
-        storage.copy(written, self._directory / str(step))
+        storage.copy(manifest.written(self.folder, step), self._directory / str(step))
         manifest.commit(self._directory / str(step))
-        shutil.rmtree(written, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Frees the local disk once no save is under way."""
+        if self._local is not None:
+            for step in self.folder.iterdir():
+                shutil.rmtree(step)
 
     def close(self) -> None:
         if self._local is not None:
