@@ -47,7 +47,7 @@ def path(text: str | os.PathLike[str]) -> pathlib.Path:
     os.environ.setdefault('EPATH_USE_TF', 'false')
     from etils import epath
 
-    return epath.Path(name)  # type: ignore[return-value]
+    return epath.Path(name)
 
 
 def absolute(text: str | os.PathLike[str]) -> pathlib.Path:
