@@ -18,6 +18,8 @@ from vit_jax.storage import Mirror
 from vit_jax.viz import curves
 from vit_jax.workdir import write_text_atomic
 
+METRICS = 'metrics.jsonl'
+
 
 class Eta(ProgressColumn):
     """Time left at the rate of the last interval."""
@@ -55,8 +57,8 @@ class Writer:
             return
         self.console = Console(highlight=False, soft_wrap=True)
         self.mirror = Mirror(workdir)
-        self.mirror.fetch('metrics.jsonl')
-        self.path = self.mirror.folder / 'metrics.jsonl'
+        self.mirror.fetch(METRICS)
+        self.path = self.mirror.folder / METRICS
         kept = [line for line in curves.read_metrics(self.path) if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.file = self.path.open('a')
