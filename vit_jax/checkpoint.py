@@ -161,12 +161,14 @@ class Checkpointer:
             reason = storage.why(error)
         if step is None or reason is None:
             raise error
-        if jax.process_index() == 0:
-            manifest.discard(self.directory, step)
+        with storage.reaching(self.directory):
+            if jax.process_index() == 0:
+                manifest.discard(self.directory, step)
+            finished = self.steps() or 'none'
         raise UserError(
             f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
-            f'Finished steps: {self.steps() or "none"}; once that is mended, the same command '
-            'continues from the last of them'
+            f'Finished steps: {finished}; once that is mended, the same command continues from '
+            'the last of them'
         ) from error
 
     def _select(self, strict: bool) -> int:

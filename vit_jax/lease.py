@@ -31,7 +31,8 @@ def open_store(folder: pathlib.Path) -> Any:
 
     scheme, _, rest = os.fspath(folder).partition('://')
     bucket, _, prefix = rest.partition('/')
-    spec = {'driver': 'gcs' if scheme == 'gs' else 's3', 'bucket': bucket, 'path': f'{prefix}/'}
+    driver = {'gs': 'gcs', 's3': 's3'}[scheme]
+    spec = {'driver': driver, 'bucket': bucket, 'path': f'{prefix}/' if prefix else ''}
     # TensorStore reads of the variables for S3 all but that of the endpoint.
     endpoint = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
     if scheme == 's3' and endpoint:
@@ -64,7 +65,11 @@ class Lease:
 
     def _wait_for_silence(self, before: Any, seconds: float, refused: Refused) -> None:
         owner = _owner(before)
-        _log.warning('waiting %g s to see if the run of %s is alive', seconds, owner)
+        _log.warning(
+            'waiting %g s to see whether the run that held the lock is alive: %s',
+            seconds,
+            describe(owner),
+        )
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(min(0.5, seconds))
@@ -78,12 +83,17 @@ class Lease:
             return True
         # A write that was repeated because its answer got lost is refused, but was done.
         found = self._store.read(self._name).result()
+        if _owner(found).get('token') != self._record['token']:
+            return False
         self._generation = found.stamp.generation
-        return _owner(found).get('token') == self._record['token']
+        return True
 
     def release(self) -> None:
         """Deletes the object if it is still this process's."""
-        self._write(None)
+        try:
+            self._write(None)
+        except (ValueError, OSError) as error:  # what the run has written stands
+            _log.warning('%r could not be deleted: %s', self._name, error)
 
     def _write(self, content: bytes | None) -> bool:
         stamp = self._store.write(self._name, content, if_equal=self._generation).result()
@@ -91,6 +101,11 @@ class Lease:
             return False
         self._generation = stamp.generation
         return True
+
+
+def describe(owner: Record) -> str:
+    """Who holds a folder, for a message."""
+    return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
 
 def _owner(found: Any) -> Record:

@@ -35,9 +35,9 @@ def write(root: Path, step: int) -> None:
     """Lists the files of a step that Orbax has written and not yet committed.
 
     The manifest is part of what the commit makes visible: a rename, or in object storage the
-    mark that Orbax puts when all else is there. Files directly
-    in the step's directory are Orbax's own notes, which the commit still changes:
-    nothing is restored from them and they are not listed.
+    mark that Orbax puts when all else is there. Files directly in the step's directory are
+    Orbax's own notes, which the commit still changes: nothing is restored from them and they
+    are not listed.
     """
     directory = written(root, step)
     names = [name for name in storage.files(directory) if '/' in name]

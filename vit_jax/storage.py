@@ -17,15 +17,21 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import UserError
+
+# To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
+if TYPE_CHECKING:
+    Path = pathlib.Path
+else:
+    Path = pathlib.PurePath
 
 _PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
 _log = logging.getLogger(__name__)
 
 
-def path(text: str | os.PathLike[str]) -> pathlib.Path:
+def path(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file.
 
     Raises:
@@ -50,7 +56,7 @@ def path(text: str | os.PathLike[str]) -> pathlib.Path:
     return epath.Path(name)
 
 
-def absolute(text: str | os.PathLike[str]) -> pathlib.Path:
+def absolute(text: str | os.PathLike[str]) -> Path:
     """As `path`; a local one does not depend on the working directory."""
     found = path(text)
     return found if is_remote(found) else found.resolve()
@@ -95,7 +101,7 @@ def why(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def require_writable(folder: pathlib.Path) -> None:
+def require_writable(folder: Path) -> None:
     """Puts an object into a remote folder and takes it away.
 
     Raises:
@@ -107,7 +113,7 @@ def require_writable(folder: pathlib.Path) -> None:
         probe.unlink()
 
 
-def read_text(path: pathlib.Path) -> str | None:
+def read_text(path: Path) -> str | None:
     """The text of a file; None if there is no such file, or no such bucket.
 
     Raises:
@@ -120,7 +126,7 @@ def read_text(path: pathlib.Path) -> str | None:
             return None
 
 
-def write_atomic(path: pathlib.Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Writes a file that appears whole or not at all, whatever interrupts the writing.
 
     Raises:
@@ -142,13 +148,13 @@ def write_atomic(path: pathlib.Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def make_folder(folder: pathlib.Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes a local folder with those above it; a remote one needs no making."""
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def files(folder: pathlib.Path) -> list[str]:
+def files(folder: Path) -> list[str]:
     """The names of all files at any depth, relative to the folder, in order."""
     if not is_remote(folder):
         found = (p for p in folder.rglob('*') if p.is_file())
@@ -158,7 +164,7 @@ def files(folder: pathlib.Path) -> list[str]:
         return sorted(name.removeprefix(root).lstrip('/') for name in system.find(root))
 
 
-def remove(folder: pathlib.Path) -> None:
+def remove(folder: Path) -> None:
     """Deletes a folder and all that is in it; other processes may still be writing there."""
     if not is_remote(folder):
         shutil.rmtree(folder)
@@ -169,7 +175,7 @@ def remove(folder: pathlib.Path) -> None:
             system.rm(names)
 
 
-def copy(source: pathlib.Path, target: pathlib.Path) -> None:
+def copy(source: Path, target: Path) -> None:
     """Copies all files of a folder; one of the two, or both, are remote."""
     for name in files(source):
         make_folder((target / name).parent)
@@ -181,7 +187,7 @@ def copy(source: pathlib.Path, target: pathlib.Path) -> None:
             shutil.copyfileobj(reader, writer, 16 << 20)
 
 
-def _system(folder: pathlib.Path) -> tuple[Any, str]:
+def _system(folder: Path) -> tuple[Any, str]:
     import fsspec
 
     return fsspec.core.url_to_fs(os.fspath(folder))
@@ -190,14 +196,14 @@ def _system(folder: pathlib.Path) -> tuple[Any, str]:
 class Mirror:
     """A local folder for files that grow, and their copies in a remote folder.
 
-    The copies are put by a thread, whole, at most one a file under way. For a local folder
-    it is that folder itself, and there is nothing to copy.
+    The copies are put whole, by a thread. For a local folder it is that folder itself, and
+    there is nothing to copy.
 
     Attributes:
       folder: where to write.
     """
 
-    def __init__(self, remote: pathlib.Path):
+    def __init__(self, remote: Path):
         self.folder, self._remote = remote, remote
         if not is_remote(remote):
             return
@@ -217,9 +223,12 @@ class Mirror:
         """Starts putting what has changed, unless that is still under way."""
         if self.folder is self._remote or (self._last and not self._last.done()):
             return
-        if self._last and (error := self._last.exception()):
-            _log.warning('%s; trying again', error)
-        self._last = self._thread.submit(self._put)
+        self._last = self._thread.submit(self._try_to_put)
+
+    def flush(self) -> None:
+        """Puts what has changed and waits for it."""
+        if self.folder is not self._remote:
+            self._thread.submit(self._try_to_put).result()
 
     def close(self) -> None:
         """Puts the last changes.
@@ -232,6 +241,12 @@ class Mirror:
         self._thread.shutdown()
         with self._spool:
             self._put()
+
+    def _try_to_put(self) -> None:
+        try:
+            self._put()
+        except UserError as error:
+            _log.warning('%s; it is tried again', error)
 
     def _put(self) -> None:
         for file in self.folder.iterdir():

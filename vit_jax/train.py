@@ -147,6 +147,7 @@ def loop(
         if due(step, every['checkpoint'], total) or stopping:
             with meter.paused():
                 meter.check_finite()
+                writer.flush()
                 save(parts, checkpointer, step, state)
             watchdog.beat(f'the save of step {step}')
         if stopping and step < total:

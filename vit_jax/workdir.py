@@ -156,8 +156,7 @@ def _owner(file: int) -> dict[str, Any]:
 
 def _in_use(path: Path, owner: dict[str, Any]) -> str:
     return (
-        f'the workdir {path} is in use by another run: host {owner.get("host", "unknown")}, '
-        f'pid {owner.get("pid", "unknown")}, since {owner.get("since", "unknown")}; '
+        f'the workdir {path} is in use by another run: {lease.describe(owner)}; '
         'wait for it, stop it, or choose another --workdir'
     )
 
@@ -165,7 +164,12 @@ def _in_use(path: Path, owner: dict[str, Any]) -> str:
 def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
     """Returns once the owner on another host has proved dead."""
     owner, seen = _owner(file), os.fstat(file).st_mtime_ns
-    _log.warning('waiting %g s to see if the run of %s is alive', seconds, owner)
+    _log.warning(
+        'waiting %g s to see whether the run in %s is alive: %s',
+        seconds,
+        path,
+        lease.describe(owner),
+    )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(0.5, seconds))

@@ -124,6 +124,11 @@ class Writer:
             curves.plot_curves(self.mirror.folder)
             self.mirror.publish()
 
+    def flush(self) -> None:
+        """Returns once all that was written is in the run folder; a save comes after it."""
+        if self.enabled:
+            self.mirror.flush()
+
     def close(self) -> None:
         if self.enabled:
             self.bar.stop()

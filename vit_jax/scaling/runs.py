@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ FlopsOf = Callable[[dict[str, Any]], int | None]
 _HALF_CHIPS = ('TPU v2', 'TPU v3')
 
 
-def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
+def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
     """A row for every run.
 
     Cells of what a run does not tell are None. Besides the columns of `read_run` there
@@ -46,7 +45,7 @@ def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[di
     return rows
 
 
-def find_runs(folder: str | pathlib.Path) -> list[pathlib.Path]:
+def find_runs(folder: str | storage.Path) -> list[storage.Path]:
     """The run folders in `folder`, or itself.
 
     Raises:
@@ -59,7 +58,7 @@ def find_runs(folder: str | pathlib.Path) -> list[pathlib.Path]:
     return [path.parent for path in configs]
 
 
-def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
+def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     """One run, finished or not.
 
     Returns:
@@ -100,7 +99,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     }
 
 
-def _meta(root: pathlib.Path, saved: Sequence[int]) -> dict[str, Any]:
+def _meta(root: storage.Path, saved: Sequence[int]) -> dict[str, Any]:
     """What the newest checkpoint says of its run; {} if there is none."""
     if not saved:
         return {}
@@ -108,7 +107,7 @@ def _meta(root: pathlib.Path, saved: Sequence[int]) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _parameters(root: pathlib.Path, saved: Sequence[int]) -> int | None:
+def _parameters(root: storage.Path, saved: Sequence[int]) -> int | None:
     """How many numbers the arrays under `params` hold, as Orbax lists their shapes."""
     if not saved:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
 
 
-def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(path: storage.Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, none if there is no such file.
 
     A line cut off by a crash is left out.
@@ -42,7 +41,7 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def read_series(path: pathlib.Path) -> dict[str, Series]:
+def read_series(path: storage.Path) -> dict[str, Series]:
     """Every metric of a metrics.jsonl as (steps, values), by name.
 
     Of two lines for one step the later counts.
@@ -74,7 +73,7 @@ def panels(names: list[str]) -> dict[str, list[str]]:
     return {key: group for key, group in list(groups.items())[:MAX_PANELS] if group}
 
 
-def plot_curves(workdir: str | pathlib.Path) -> pathlib.Path | None:
+def plot_curves(workdir: str | storage.Path) -> storage.Path | None:
     """Draws `curves.png` into a run folder.
 
     Args:

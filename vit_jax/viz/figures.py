@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pathlib
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,13 +33,13 @@ def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> No
     axes.set_title(title, fontsize=size, color=INK, pad=3)
 
 
-def check_format(path: str | pathlib.Path, flag: str) -> None:
+def check_format(path: str | storage.Path, flag: str) -> None:
     """Raises UserError unless the file's suffix names a format that figures can have."""
-    if pathlib.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
+    if storage.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
 
 
-def save(figure: Figure, path: str | pathlib.Path, dpi: int = 150) -> pathlib.Path:
+def save(figure: Figure, path: str | storage.Path, dpi: int = 150) -> storage.Path:
     """Writes a figure in the format of the path's suffix; the folder is made if missing.
 
     Raises:
