@@ -122,7 +122,7 @@ def read_text(path: Path) -> str | None:
     with reaching(path):
         try:
             return path.read_text(encoding='utf-8')
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
 
