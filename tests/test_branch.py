@@ -9,7 +9,7 @@ from vit_jax import checkpoint, train, workdir
 from vit_jax import config as config_lib
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
-from vit_jax.writer import read_metrics
+from vit_jax.viz.curves import read_metrics
 
 
 @pytest.fixture(scope='module')

@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vit_jax.meter import Diverged, Meter
 from vit_jax.train import due
-from vit_jax.writer import Writer, clock, read_metrics
+from vit_jax.viz.curves import read_metrics
+from vit_jax.writer import Writer, clock
 
 TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
 

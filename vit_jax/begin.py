@@ -12,13 +12,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import build, checkpoint, manifest, runs, sharding, workdir
+from vit_jax import build, checkpoint, manifest, runs, sharding, storage, workdir
 from vit_jax import config as config_lib
 from vit_jax import step as step_lib
 from vit_jax.build import Parts
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
-from vit_jax.writer import METRICS, read_metrics
+from vit_jax.viz.curves import read_metrics
+from vit_jax.writer import METRICS
 
 RESULT = 'result.json'
 # What may differ between two starts of one run: it changes no example and no update.
@@ -54,10 +55,9 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     Raises:
       UserError: if the folder holds a run of another config.
     """
-    stored = folder / 'config.json'
-    if not stored.is_file():
+    if (stored := storage.read_text(folder / 'config.json')) is None:
         return None
-    before, now = json.loads(stored.read_text()), json.loads(config_lib.to_json(config))
+    before, now = json.loads(stored), json.loads(config_lib.to_json(config))
     if before['model'].get('num_classes') and not now['model'].get('num_classes'):
         before['model']['num_classes'] = now['model'].get('num_classes')
     if changed := differences(before, now, FREE):
@@ -65,8 +65,8 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
             f'{folder} holds a run of another config (config.{changed[0]} differs): '
             'choose another --workdir'
         )
-    result = folder / RESULT
-    return json.loads(result.read_text()) if result.is_file() else None
+    result = storage.read_text(folder / RESULT)
+    return None if result is None else json.loads(result)
 
 
 def differences(
@@ -118,7 +118,7 @@ def branch(parts: Parts) -> Beginning:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
     section = parts.config.branch
-    trunk, step = pathlib.Path(section['from']).expanduser().resolve(), section.step
+    trunk, step = storage.absolute(section['from']), section.step
     if step < 1:
         raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
     if step >= parts.total_steps:

@@ -1,22 +1,29 @@
 """Checkpoints: saved by Orbax in the background, complete or absent, verified when read.
 
 A step is a directory `checkpoints/STEP` of Orbax items (`checkpoint_format`).
-`manifest.json` is written when everything else is, and the rename by which Orbax commits
-the step covers it too: a directory without it was never finished.
+`manifest.json` is written when everything else is, and what Orbax then does to commit the step
+covers it too: a directory without it was never finished.
+
+Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
+a folder of this machine and put from it, and brought here to be restored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
 
-from vit_jax import checkpoint_format, manifest
+from vit_jax import checkpoint_format, manifest, storage
 from vit_jax.errors import UserError
 from vit_jax.workdir import on_process_0
 
@@ -41,7 +48,8 @@ class Checkpointer:
                 f'{keep_every}'
             )
         logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
-        self.directory = Path(directory).absolute()
+        self.directory = storage.absolute(directory)
+        self._staging = _Staging(self.directory)
         self._keep = keep_last, keep_every
         self._saving: int | None = None
         self._writer = ocp.AsyncCheckpointer(
@@ -83,7 +91,7 @@ class Checkpointer:
         self._saving = step
         try:
             args = checkpoint_format.save_args(state, meta)
-            self._writer.save(self.directory / str(step), args=args)
+            self._writer.save(self._staging.folder / str(step), args=args)
         except Exception as error:
             self._fail(error)
 
@@ -103,6 +111,7 @@ class Checkpointer:
         except Exception as error:
             self._fail(error)
         self._saving = None
+        self._staging.clear()
         if jax.process_index() == 0:
             manifest.prune(self.directory, *self._keep)
 
@@ -112,6 +121,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._writer.close()
+            self._staging.close()
 
     def restore_latest(
         self, target: PyTree, *, strict: bool = False, cast: bool = False
@@ -141,19 +151,24 @@ class Checkpointer:
     def _list_files(self) -> None:
         """Runs on process 0 when all processes have written, just before the commit."""
         assert self._saving is not None
-        manifest.write(self.directory, self._saving)
+        manifest.write(self._staging.folder, self._saving)
+        self._staging.put(self._saving)
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
         reason = _disk_trouble(error)
+        if reason is None and storage.is_remote(self.directory):
+            reason = storage.why(error)
         if step is None or reason is None:
             raise error
-        if jax.process_index() == 0:
-            manifest.discard(self.directory, step)
+        with storage.reaching(self.directory):
+            if jax.process_index() == 0:
+                manifest.discard(self.directory, step)
+            finished = self.steps() or 'none'
         raise UserError(
             f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
-            f'Finished steps: {self.steps() or "none"}; once that is mended, the same command '
-            'continues from the last of them'
+            f'Finished steps: {finished}; once that is mended, the same command continues from '
+            'the last of them'
         ) from error
 
     def _select(self, strict: bool) -> int:
@@ -179,7 +194,7 @@ def restore(
     Raises:
       UserError: if there is no such step, it is damaged, or does not fit `target`.
     """
-    directory = Path(directory).absolute()
+    directory = storage.absolute(directory)
     on_process_0(lambda: _require_intact(directory, step))
     return _read(directory, step, target, cast)
 
@@ -187,8 +202,57 @@ def restore(
 def _read(
     directory: Path, step: int, target: PyTree, cast: bool
 ) -> tuple[int, PyTree, dict[str, Any]]:
-    state, meta = checkpoint_format.read(directory / str(step), target, cast)
+    with _here(directory / str(step)) as here:
+        state, meta = checkpoint_format.read(here, target, cast)
     return step, state, meta
+
+
+class _Staging:
+    """Where Orbax writes the steps of `directory`: there, or in a local folder if it cannot.
+
+    Raises:
+      UserError: if several processes would have to share a local folder.
+    """
+
+    def __init__(self, directory: Path):
+        self.folder, self._directory = directory, directory
+        self._local: tempfile.TemporaryDirectory[str] | None = None
+        if storage.orbax_writes(directory):
+            return
+        if jax.process_count() > 1:
+            raise UserError(
+                f'{directory}: several processes save to a shared folder or to gs://, not to s3://'
+            )
+        self._local = tempfile.TemporaryDirectory(prefix='vit_jax-')
+        self.folder = Path(self._local.name)
+
+    def put(self, step: int) -> None:
+        """Copies a step that is written but not yet committed; the mark of a commit comes last."""
+        if self._local is None:
+            return
+        storage.copy(manifest.written(self.folder, step), self._directory / str(step))
+        manifest.commit(self._directory / str(step))
+
+    def clear(self) -> None:
+        """Frees the local disk once no save is under way."""
+        if self._local is not None:
+            for step in self.folder.iterdir():
+                shutil.rmtree(step)
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.cleanup()
+
+
+@contextlib.contextmanager
+def _here(directory: Path) -> Iterator[Path]:
+    """The step's directory, or a local copy of it where Orbax cannot read it."""
+    if storage.orbax_writes(directory):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
+        storage.copy(directory, here := Path(local) / directory.name)
+        yield here
 
 
 def load_variables(
@@ -207,14 +271,15 @@ def load_variables(
     Raises:
       UserError: if there is no such step, or it is damaged.
     """
-    directory, items = Path(directory).absolute(), checkpoint_format.ITEMS_OF_INFERENCE
+    directory, items = storage.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
     if step is None:
         step, damaged = manifest.newest_intact(directory, items)
         if step is None:
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
-    variables, meta = checkpoint_format.read_variables(directory / str(step), ema)
+    with _here(directory / str(step)) as here:
+        variables, meta = checkpoint_format.read_variables(here, ema)
     return step, variables, meta
 
 

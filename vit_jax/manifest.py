@@ -5,14 +5,13 @@ The manifest of a step lists the sha256 of every file. Plain files only: no JAX,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax.workdir import write_text_atomic
+from vit_jax import storage
 
 FILE = 'manifest.json'
 REJECTED = 'rejected'
@@ -35,13 +34,26 @@ class Damaged(Exception):
 def write(root: Path, step: int) -> None:
     """Lists the files of a step that Orbax has written and not yet committed.
 
-    The manifest is part of what the commit, a rename, makes visible. Files directly
-    in the step's directory are Orbax's own notes, which the commit still changes:
-    nothing is restored from them and they are not listed.
+    The manifest is part of what the commit makes visible: a rename, or in object storage the
+    mark that Orbax puts when all else is there. Files directly in the step's directory are
+    Orbax's own notes, which the commit still changes: nothing is restored from them and they
+    are not listed.
     """
-    directory = next(root.glob(f'{step}{_UNFINISHED}*'), root / str(step))
-    files = {name: _fingerprint(path) for name, path in _walk(directory)}
-    write_text_atomic(directory / FILE, json.dumps({'step': step, 'files': files}, indent=1))
+    directory = written(root, step)
+    names = [name for name in storage.files(directory) if '/' in name]
+    files = {name: _fingerprint(directory / name) for name in names}
+    content = json.dumps({'step': step, 'files': files}, indent=1)
+    storage.write_atomic(directory / FILE, content.encode())
+
+
+def written(root: Path, step: int) -> Path:
+    """Where Orbax has written a step that it has not yet committed."""
+    return next(iter(root.glob(f'{step}{_UNFINISHED}*')), root / str(step))
+
+
+def commit(directory: Path) -> None:
+    """Marks a step that was copied as finished, as Orbax does."""
+    storage.write_atomic(directory / _COMMITTED, b'')
 
 
 def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
@@ -84,15 +96,23 @@ def prune(root: Path, keep_last: int, keep_every: int) -> None:
     """Deletes finished steps but the newest `keep_last` and the multiples of `keep_every`."""
     for step in steps(root)[:-keep_last]:
         if not keep_every or step % keep_every:
-            # A kill in the middle of the deletion leaves nothing that looks like a step.
-            doomed = (root / str(step)).rename(root / f'{step}{_UNFINISHED}-deleted')
-            shutil.rmtree(doomed)
+            _delete(root / str(step))
+
+
+def _delete(directory: Path) -> None:
+    """A kill in the middle of the deletion leaves nothing that looks like a finished step."""
+    if storage.is_remote(directory):
+        (directory / _COMMITTED).unlink(missing_ok=True)
+    else:
+        directory = directory.rename(f'{directory}{_UNFINISHED}-deleted')
+    storage.remove(directory)
 
 
 def discard(root: Path, step: int) -> None:
     """Removes what a failed save has written; other processes may still be writing."""
     for path in root.glob(f'{step}{_UNFINISHED}*'):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            storage.remove(path)
 
 
 def clear_newer(root: Path, step: int | None) -> None:
@@ -102,12 +122,12 @@ def clear_newer(root: Path, step: int | None) -> None:
     """
     for path in root.glob(f'*{_UNFINISHED}*'):
         _log.warning('removing %s, left by a run that was killed while saving', path)
-        shutil.rmtree(path)
+        storage.remove(path)
     for newer in (n for n in _numbered(root) if step is None or n > step):
         path = root / str(newer)
         if not _finished(path):
             _log.warning('removing the unfinished checkpoint %s', path)
-            shutil.rmtree(path)
+            storage.remove(path)
         else:
             _set_aside(path)
 
@@ -115,14 +135,20 @@ def clear_newer(root: Path, step: int | None) -> None:
 def _set_aside(path: Path) -> None:
     place = path.parent / REJECTED / path.name
     _log.warning('moving %s to %s', path, place)
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(exist_ok=True)
-    path.rename(place)
+    if place.is_dir():
+        storage.remove(place)
+    if storage.is_remote(path):
+        storage.copy(path, place)
+        _delete(path)
+    else:
+        place.parent.mkdir(exist_ok=True)
+        path.rename(place)
 
 
 def _numbered(root: Path) -> list[int]:
-    names = [p.name for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
-    return sorted(int(n) for n in names if n.isdecimal() and n == str(int(n)))
+    paths = root.iterdir() if root.is_dir() else ()
+    numbered = (p for p in paths if p.name.isdecimal() and p.name == str(int(p.name)))
+    return sorted(int(p.name) for p in numbered if p.is_dir())
 
 
 def _finished(directory: Path) -> bool:
@@ -158,13 +184,7 @@ def _verify_file(path: Path, name: str, entry: str) -> None:
         raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
 
 
-def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(directory.glob('*/**/*')):
-        if path.is_file():
-            yield path.relative_to(directory).as_posix(), path
-
-
 def _fingerprint(path: Path) -> str:
     with path.open('rb') as file:
         digest = hashlib.file_digest(file, 'sha256').hexdigest()
-    return f'sha256 {digest}, {path.stat().st_size} bytes'
+        return f'sha256 {digest}, {file.tell()} bytes'

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, storage
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
@@ -46,10 +46,10 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     Raises:
       UserError: if the folder holds no run.
     """
-    path = pathlib.Path(workdir) / 'config.json'
-    if not path.is_file():
+    path = storage.path(workdir) / 'config.json'
+    if (text := storage.read_text(path)) is None:
         raise UserError(f'--workdir {str(workdir)!r} holds no run: there is no {path.name} in it')
-    return config_lib.from_json(path.read_text())
+    return config_lib.from_json(text)
 
 
 def load_run(
@@ -66,7 +66,7 @@ def load_run(
     Raises:
       UserError: if there is no run or no such checkpoint, or images of this size do not fit it.
     """
-    workdir = pathlib.Path(workdir).expanduser().resolve()
+    workdir = storage.absolute(workdir)
     config = read_config(workdir)
     model, task = config_lib.build(config)
     found, variables, meta = checkpoint.load_variables(workdir / 'checkpoints', step)

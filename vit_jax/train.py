@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import begin, checkpoint, workdir
+from vit_jax import begin, checkpoint, storage, workdir
 from vit_jax import build as build_lib
 from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
@@ -69,7 +69,7 @@ def train(
       Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
       Pruned: if `report` said so before the last step.
     """
-    folder = pathlib.Path(folder).expanduser().resolve()
+    folder = storage.absolute(folder)
     if (result := begin.finished(config, folder)) is not None:
         return result
     workdir.require_writable(folder)
@@ -147,6 +147,7 @@ def loop(
         if due(step, every['checkpoint'], total) or stopping:
             with meter.paused():
                 meter.check_finite()
+                writer.flush()
                 save(parts, checkpointer, step, state)
             watchdog.beat(f'the save of step {step}')
         if stopping and step < total:

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from vit_jax import lease, storage
 from vit_jax.errors import UserError
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
@@ -46,14 +47,15 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
     process however that dies. The file also names the owner, and its time stamp is
     renewed every few seconds: where a network file system does not carry locks
     between hosts, an owner on another host counts as dead once its time stamp has
-    not moved for `silent_seconds`. No clocks are compared.
+    not moved for `silent_seconds`. No clocks are compared. In object storage the lock
+    is a `lease`, for which every owner counts as one on another host.
 
     Raises:
       InUse: if another run holds the folder.
       UserError: if it cannot be written.
     """
     with contextlib.ExitStack() as held:
-        on_process_0(lambda: _hold(held, Path(path), silent_seconds))
+        on_process_0(lambda: _hold(held, storage.path(path), silent_seconds))
         yield
 
 
@@ -95,7 +97,9 @@ def require_writable(path: str | Path) -> None:
     Raises:
       UserError: if the folder, or the nearest one above that exists, is not writable.
     """
-    path = Path(path).absolute()
+    path = storage.absolute(path)
+    if storage.is_remote(path):
+        return storage.require_writable(path)
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir():
         raise UserError(f'cannot write to the workdir {path}: {existing} is not a folder')
@@ -127,6 +131,8 @@ def on_process_0(act: Callable[[], int]) -> int:
 
 def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
     """Takes the lock until `held` is closed."""
+    if storage.is_remote(path):
+        return _hold_lease(held, path, silent_seconds)
     try:
         path.mkdir(parents=True, exist_ok=True)
         file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -143,6 +149,16 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
     return 0
 
 
+def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
+    with storage.reaching(path):
+        store = lease.open_store(path)
+        taken = lease.Lease(
+            store, LOCK, _record(), silent_seconds, lambda owner: InUse(_in_use(path, owner))
+        )
+    lease.keep(held, taken, path, _HEARTBEAT_SECONDS)
+    return 0
+
+
 def _take(file: int, path: Path, silent_seconds: float) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,13 +166,17 @@ def _take(file: int, path: Path, silent_seconds: float) -> None:
         raise InUse(_in_use(path, _owner(file))) from error
     if _owner(file).get('host', socket.gethostname()) != socket.gethostname():
         _wait_for_silence(file, path, silent_seconds)
-    record = {
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(_record()).encode(), 0)
+
+
+def _record() -> dict[str, Any]:
+    """What the lock says of this process."""
+    return {
         'host': socket.gethostname(),
         'pid': os.getpid(),
         'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
     }
-    os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(record).encode(), 0)
 
 
 def _owner(file: int) -> dict[str, Any]:
@@ -170,8 +190,7 @@ def _owner(file: int) -> dict[str, Any]:
 
 def _in_use(path: Path, owner: dict[str, Any]) -> str:
     return (
-        f'the workdir {path} is in use by another run: host {owner.get("host", "unknown")}, '
-        f'pid {owner.get("pid", "unknown")}, since {owner.get("since", "unknown")}; '
+        f'the workdir {path} is in use by another run: {lease.describe(owner)}; '
         'wait for it, stop it, or choose another --workdir'
     )
 
@@ -179,7 +198,12 @@ def _in_use(path: Path, owner: dict[str, Any]) -> str:
 def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
     """Returns once the owner on another host has proved dead."""
     owner, seen = _owner(file), os.fstat(file).st_mtime_ns
-    _log.warning('waiting %g s to see if the run of %s is alive', seconds, owner)
+    _log.warning(
+        'waiting %g s to see whether the run in %s is alive: %s',
+        seconds,
+        path,
+        lease.describe(owner),
+    )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(0.5, seconds))
@@ -252,17 +276,9 @@ def write_text_atomic(path: str | Path, text: str) -> None:
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
+      UserError: if object storage cannot be reached.
     """
-    path = Path(path)
-    partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
-    try:
-        with partial.open('w', encoding='utf-8') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    storage.write_atomic(storage.path(path), text.encode())
 
 
 def tree_digest(tree: Any) -> str:

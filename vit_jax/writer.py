@@ -7,7 +7,6 @@ import math
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -15,23 +14,11 @@ from rich.text import Text
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from vit_jax.storage import Mirror
 from vit_jax.viz import curves
 from vit_jax.workdir import write_text_atomic
 
 METRICS = 'metrics.jsonl'
-
-
-def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
 
 
 class Eta(ProgressColumn):
@@ -65,15 +52,17 @@ class Writer:
     def __init__(
         self, workdir: pathlib.Path, total_steps: int, start_step: int, enabled: bool = True
     ):
-        self.workdir, self.total_steps, self.enabled = workdir, total_steps, enabled
+        self.total_steps, self.enabled = total_steps, enabled
         if not enabled:
             return
         self.console = Console(highlight=False, soft_wrap=True)
-        self.path = workdir / METRICS
-        kept = [line for line in read_metrics(self.path) if line['step'] <= start_step]
+        self.mirror = Mirror(workdir)
+        self.mirror.fetch(METRICS)
+        self.path = self.mirror.folder / METRICS
+        kept = [line for line in curves.read_metrics(self.path) if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.file = self.path.open('a')
-        self.events = EventFileWriter(str(workdir))
+        self.events = EventFileWriter(str(self.mirror.folder))
         session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self.events.add_event(
             event_pb2.Event(wall_time=time.time(), step=start_step, session_log=session)
@@ -109,6 +98,7 @@ class Writer:
         values = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in metrics.items()]
         summary = summary_pb2.Summary(value=values)
         self.events.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+        self.mirror.publish()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
@@ -131,10 +121,17 @@ class Writer:
     def draw(self) -> None:
         """Refreshes curves.png."""
         if self.enabled:
-            curves.plot_curves(self.workdir)
+            curves.plot_curves(self.mirror.folder)
+            self.mirror.publish()
+
+    def flush(self) -> None:
+        """Returns once all that was written is in the run folder; a save comes after it."""
+        if self.enabled:
+            self.mirror.flush()
 
     def close(self) -> None:
         if self.enabled:
             self.bar.stop()
             self.file.close()
             self.events.close()
+            self.mirror.close()

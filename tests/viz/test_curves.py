@@ -92,8 +92,8 @@ def test_running_mean():
 
 
 class BrokenFigure(Figure):
-    def savefig(self, path, **_):
-        path.write_bytes(b'half a picture')
+    def savefig(self, file, **_):
+        file.write(b'half a picture')
         raise OSError(28, 'No space left on device')
 
 

@@ -62,11 +62,11 @@ def main(argv: Sequence[str]) -> int:
 def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None] | None:
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
-        from vit_jax import runs
+        from vit_jax import runs, storage
 
         assert workdir is not None
         runs.read_config(workdir)
-        return pathlib.Path(workdir) / 'checkpoints', None
+        return storage.path(workdir) / 'checkpoints', None
     from vit_jax.interop import load
 
     return load.locate(checkpoint)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from vit_jax import checkpoint, interop, manifest
+from vit_jax import checkpoint, interop, manifest, storage
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> Foreign:
 
 def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
     """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's."""
-    path = Path(path).expanduser()
+    path = storage.path(path)
     if (path / 'checkpoints').is_dir():
         return path / 'checkpoints', None
     folder = path.parent

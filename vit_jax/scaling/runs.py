@@ -6,12 +6,11 @@ import csv
 import io
 import json
 import math
-import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax import manifest
+from vit_jax import manifest, storage
 from vit_jax.errors import UserError
 from vit_jax.scaling import flops
 from vit_jax.viz.curves import Series, read_series
@@ -20,7 +19,7 @@ Cell = str | int | float | None
 FlopsOf = Callable[[dict[str, Any]], int | None]
 
 
-def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
+def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
     """A row for every run.
 
     Cells of what a run does not tell are None. Besides the columns of `read_run` there
@@ -44,20 +43,20 @@ def collect(folders: Sequence[str | pathlib.Path], flops_of: FlopsOf) -> list[di
     return rows
 
 
-def find_runs(folder: str | pathlib.Path) -> list[pathlib.Path]:
+def find_runs(folder: str | storage.Path) -> list[storage.Path]:
     """The run folders in `folder`, or itself.
 
     Raises:
       UserError: if there is none.
     """
-    folder = pathlib.Path(folder).expanduser()
-    configs = sorted(folder.rglob('config.json')) if folder.is_dir() else []
+    root = storage.path(folder)
+    configs = [root / name for name in storage.files(root) if name.split('/')[-1] == 'config.json']
     if not configs:
         raise UserError(f'{str(folder)!r} holds no run: there is no config.json in it')
     return [path.parent for path in configs]
 
 
-def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
+def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     """One run, finished or not.
 
     Returns:
@@ -75,8 +74,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         model = str(config['model']['name'])
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f'{folder / "config.json"} is no config of a run ({e!r})') from e
-    metrics = folder / 'metrics.jsonl'
-    series = read_series(metrics) if metrics.is_file() else {}
+    series = read_series(folder / 'metrics.jsonl')
     saved = manifest.steps(folder / 'checkpoints')
     meta = _meta(folder / 'checkpoints', saved)
     logged = [int(steps[-1]) for steps, _ in series.values()]
@@ -99,7 +97,7 @@ def read_run(folder: pathlib.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     }
 
 
-def _meta(root: pathlib.Path, saved: Sequence[int]) -> dict[str, Any]:
+def _meta(root: storage.Path, saved: Sequence[int]) -> dict[str, Any]:
     """What the newest checkpoint says of its run; {} if there is none."""
     if not saved:
         return {}
@@ -107,7 +105,7 @@ def _meta(root: pathlib.Path, saved: Sequence[int]) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _parameters(root: pathlib.Path, saved: Sequence[int]) -> int | None:
+def _parameters(root: storage.Path, saved: Sequence[int]) -> int | None:
     """How many numbers the arrays under `params` hold, as Orbax lists their shapes."""
     if not saved:
         return None

@@ -26,9 +26,12 @@ MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
 
 def counts(study: Study) -> dict[str, int]:
-    """How many trials are in each state; a diverged one is pruned too."""
-    found = collections.Counter(trial.state for trial in study.trials())
-    return {state.name.lower(): found[state] for state in TrialState}
+    """How many trials are in each state, or interrupted; a diverged one is pruned too."""
+    trials, at_work = study.trials(), workers(study)
+    found = collections.Counter(trial.state for trial in trials)
+    running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
+    tally = {state.name.lower(): found[state] for state in TrialState}
+    return tally | {'running': running, 'interrupted': found[TrialState.RUNNING] - running}
 
 
 def workers(study: Study) -> dict[int, str]:

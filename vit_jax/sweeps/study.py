@@ -30,6 +30,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 
 from vit_jax import config as config_lib
+from vit_jax import storage as storage_lib
 from vit_jax import workdir
 from vit_jax.errors import UserError, nearest
 from vit_jax.sweeps import space
@@ -148,7 +149,12 @@ def create(
     Raises:
       UserError: if the study exists, or the config does not take what the sweep varies.
     """
-    folder = pathlib.Path(folder or ROOT / name).expanduser().resolve()
+    folder = storage_lib.absolute(folder or ROOT / name)
+    if storage_lib.is_remote(folder) and not storage:
+        raise UserError(
+            f'the study cannot be kept in {folder}: give --storage too, as in '
+            'postgresql+psycopg://HOST/DATABASE'
+        )
     base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
     workdir.require_writable(folder)
@@ -187,7 +193,7 @@ def _fill(study: Study, token: str) -> None:
     made.set_user_attr('sweep', space.to_json(study.sweep))
     made.set_user_attr('base', study.base.to_dict())
     made.set_user_attr('folder', str(study.folder))
-    study.folder.mkdir(parents=True, exist_ok=True)
+    storage_lib.make_folder(study.folder)
     made.set_user_attr('token', token)
 
 
@@ -202,7 +208,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     Raises:
       UserError: if there is no such study.
     """
-    path = pathlib.Path(folder or ROOT / name).expanduser().resolve()
+    path = storage_lib.absolute(folder or ROOT / name)
     url = storage or _read_marker(path).get('storage', '')
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
@@ -215,7 +221,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     if 'token' not in attributes:
         raise UserError(f'the study {name!r} was not created to its end: create it again')
     base = config_lib.from_json(json.dumps(attributes['base']))
-    found = path if folder else pathlib.Path(attributes['folder'])
+    found = path if folder else storage_lib.absolute(attributes['folder'])
     return Study(name, opened, found, space.from_json(attributes['sweep']), base)
 
 
@@ -248,8 +254,7 @@ def require_shared_folder(study: Study) -> None:
 
 
 def _read_marker(folder: pathlib.Path) -> dict[str, str]:
-    path = folder / MARKER
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return json.loads(storage_lib.read_text(folder / MARKER) or '{}')
 
 
 def absolute(storage: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from vit_jax import storage
 from vit_jax.viz import figures
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
@@ -26,17 +27,27 @@ MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
 
 
-def read_series(path: pathlib.Path) -> dict[str, Series]:
-    """Every metric of a metrics.jsonl as (steps, values), by name.
+def read_metrics(path: storage.Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, none if there is no such file.
 
-    A line cut off by a crash is left out; of two lines for one step the later counts.
+    A line cut off by a crash is left out.
     """
-    found: dict[str, dict[int, float]] = {}
-    for text in path.read_text().splitlines():
+    lines = []
+    for text in (storage.read_text(path) or '').splitlines():
         try:
-            line = json.loads(text)
+            lines.append(json.loads(text))
         except json.JSONDecodeError:
             continue
+    return lines
+
+
+def read_series(path: storage.Path) -> dict[str, Series]:
+    """Every metric of a metrics.jsonl as (steps, values), by name.
+
+    Of two lines for one step the later counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for line in read_metrics(path):
         step = line.pop('step')
         for name, value in line.items():
             if isinstance(value, (int, float)):
@@ -62,7 +73,7 @@ def panels(names: list[str]) -> dict[str, list[str]]:
     return {key: group for key, group in list(groups.items())[:MAX_PANELS] if group}
 
 
-def plot_curves(workdir: str | pathlib.Path) -> pathlib.Path | None:
+def plot_curves(workdir: str | storage.Path) -> storage.Path | None:
     """Draws `curves.png` into a run folder.
 
     Args:
@@ -71,9 +82,8 @@ def plot_curves(workdir: str | pathlib.Path) -> pathlib.Path | None:
     Returns:
       The picture's path; None while there is nothing to draw.
     """
-    workdir = pathlib.Path(workdir)
-    metrics = workdir / 'metrics.jsonl'
-    series = read_series(metrics) if metrics.is_file() else {}
+    workdir = storage.path(workdir)
+    series = read_series(workdir / 'metrics.jsonl')
     if not (groups := panels(list(series))):
         return None
     return figures.save(draw(series, groups, workdir.name), workdir / 'curves.png', dpi=130)

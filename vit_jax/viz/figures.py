@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
+import io
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vit_jax import storage
 from vit_jax.errors import UserError
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
@@ -33,25 +33,22 @@ def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> No
     axes.set_title(title, fontsize=size, color=INK, pad=3)
 
 
-def check_format(path: str | pathlib.Path, flag: str) -> None:
+def check_format(path: str | storage.Path, flag: str) -> None:
     """Raises UserError unless the file's suffix names a format that figures can have."""
-    if pathlib.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
+    if storage.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
 
 
-def save(figure: Figure, path: str | pathlib.Path, dpi: int = 150) -> pathlib.Path:
+def save(figure: Figure, path: str | storage.Path, dpi: int = 150) -> storage.Path:
     """Writes a figure in the format of the path's suffix; the folder is made if missing.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
     """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+    path = storage.path(path)
+    storage.make_folder(path.parent)
+    picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
-    try:
-        figure.savefig(partial, format=kind, dpi=dpi, facecolor='white')
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
+    storage.write_atomic(path, picture.getvalue())
     return path

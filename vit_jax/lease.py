@@ -1,0 +1,138 @@
+"""The lock of a folder in object storage: an object that its owner renews.
+
+Every write names the generation of the object that it replaces, and the storage refuses it if
+another has come before: of several that want the folder one gets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+Record = dict[str, Any]
+Refused = Callable[[Record], Exception]
+
+EXIT_LOST = 1
+_log = logging.getLogger(__name__)
+
+
+def open_store(folder: pathlib.Path) -> Any:
+    """TensorStore's view of a remote folder, which can write on a condition."""
+    import tensorstore
+
+    scheme, _, rest = os.fspath(folder).partition('://')
+    bucket, _, prefix = rest.partition('/')
+    driver = {'gs': 'gcs', 's3': 's3'}[scheme]
+    spec = {'driver': driver, 'bucket': bucket, 'path': f'{prefix}/' if prefix else ''}
+    # TensorStore reads of the variables for S3 all but that of the endpoint.
+    endpoint = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
+    if scheme == 's3' and endpoint:
+        spec |= {'endpoint': endpoint, 'aws_region': os.environ.get('AWS_REGION', 'us-east-1')}
+    return tensorstore.KvStore.open(spec).result()
+
+
+class Lease:
+    """The object `name` in a store, held by this process until `release`.
+
+    Args:
+      store: as from `open_store`.
+      name: of the object.
+      record: what it says of its owner.
+      silent_seconds: an owner that has not renewed it for so long counts as dead.
+      refused: makes, of the owner's record, what is raised if the owner lives.
+    """
+
+    def __init__(
+        self, store: Any, name: str, record: Record, silent_seconds: float, refused: Refused
+    ):
+        self._store, self._name = store, name
+        self._record = {**record, 'token': uuid.uuid4().hex, 'beats': 0}
+        before = store.read(name).result()
+        if before.state == 'value':
+            self._wait_for_silence(before, silent_seconds, refused)
+        self._generation = before.stamp.generation
+        if not self.renew():
+            raise refused(_owner(store.read(name).result()))
+
+    def _wait_for_silence(self, before: Any, seconds: float, refused: Refused) -> None:
+        owner = _owner(before)
+        _log.warning(
+            'waiting %g s to see whether the run that held the lock is alive: %s',
+            seconds,
+            describe(owner),
+        )
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(0.5, seconds))
+            if self._store.read(self._name).result().stamp.generation != before.stamp.generation:
+                raise refused(owner)
+
+    def renew(self) -> bool:
+        """Shows that the owner lives; False if the object is no longer its own."""
+        self._record['beats'] += 1
+        if self._write(json.dumps(self._record).encode()):
+            return True
+        # A write that was repeated because its answer got lost is refused, but was done.
+        found = self._store.read(self._name).result()
+        if _owner(found).get('token') != self._record['token']:
+            return False
+        self._generation = found.stamp.generation
+        return True
+
+    def release(self) -> None:
+        """Deletes the object if it is still this process's."""
+        try:
+            self._write(None)
+        except (ValueError, OSError) as error:  # what the run has written stands
+            _log.warning('%r could not be deleted: %s', self._name, error)
+
+    def _write(self, content: bytes | None) -> bool:
+        stamp = self._store.write(self._name, content, if_equal=self._generation).result()
+        if not stamp.generation:
+            return False
+        self._generation = stamp.generation
+        return True
+
+
+def describe(owner: Record) -> str:
+    """Who holds a folder, for a message."""
+    return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
+
+
+def _owner(found: Any) -> Record:
+    try:
+        owner = json.loads(found.value)
+    except (ValueError, TypeError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def keep(held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float) -> None:
+    """Renews the lease every so many seconds, until `held` is closed and it is released.
+
+    A process that was suspended for so long that another took over ends at once: both would
+    write the same files.
+    """
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(seconds):
+            with contextlib.suppress(ValueError, OSError):  # the network may come back
+                if not lease.renew():
+                    print(f'error: another run has taken over {folder}', file=sys.stderr)
+                    os._exit(EXIT_LOST)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    held.callback(lease.release)
+    held.callback(thread.join)
+    held.callback(stop.set)
