@@ -126,6 +126,12 @@ def read_text(path: Path) -> str | None:
             return None
 
 
+def modified(path: Path) -> float:
+    """When the file was last written, in seconds since the epoch."""
+    stat: Any = path.stat()
+    return stat.mtime if is_remote(path) else stat.st_mtime
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Writes a file that appears whole or not at all, whatever interrupts the writing.
 

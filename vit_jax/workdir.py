@@ -63,7 +63,7 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
     """As `lock`, by this process alone: the others of its job are not asked."""
     with contextlib.ExitStack() as held:
-        _hold(held, Path(path), silent_seconds)
+        _hold(held, storage.path(path), silent_seconds)
         yield
 
 
@@ -73,9 +73,9 @@ def holder(path: str | Path) -> dict[str, Any] | None:
     For display: the lock is not touched, so that nobody who tries for it meanwhile fails. An
     owner on this host lives if its process does; one on another, if its time stamp is recent.
     """
-    file = Path(path) / LOCK
+    file = storage.path(path) / LOCK
     try:
-        owner, renewed = json.loads(file.read_text()), file.stat().st_mtime
+        owner, renewed = json.loads(storage.read_text(file) or ''), storage.modified(file)
     except (OSError, ValueError):
         return None
     if owner['host'] == socket.gethostname():

@@ -213,7 +213,12 @@ def test_only_several_processes_join(monkeypatch, environ, tpu, joins):
     assert calls == ([{'heartbeat_timeout_seconds': 7}] if joins else [])
 
 
-def test_vfio_devices_of_another_kind_are_no_cluster(monkeypatch):
-    monkeypatch.setattr(processes, 'on_tpu_vm', lambda: True)
-    processes.join_cluster()
-    assert not processes.jax.distributed.is_initialized()
+def test_vfio_devices_of_another_kind_are_no_cluster(repo):
+    # A process of its own: this one has made arrays, after which nobody can join others.
+    code = """
+from vit_jax import processes
+processes.on_tpu_vm = lambda: True
+processes.join_cluster()
+assert not processes.jax.distributed.is_initialized()
+"""
+    subprocess.run([sys.executable, '-c', code], cwd=repo, check=True, timeout=120)
