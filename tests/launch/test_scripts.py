@@ -3,6 +3,7 @@
 import pathlib
 import shlex
 import subprocess
+import sys
 
 import pytest
 import yaml
