@@ -24,7 +24,7 @@ from vit_jax import checkpoint, manifest, optim, sharding, workdir
 from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, vocabulary
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop import load as load_lib
@@ -66,6 +66,7 @@ class Parts:
     config: ConfigDict
     source: Any
     transforms: Any
+    epoch: pipeline.Epoch
     model: Any
     task: Any
     layout: sharding.Layout
@@ -88,14 +89,18 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     """
     source, transforms = evaluate_lib.open_data(config.data)
     config_lib.fill_num_classes(config, source.info.num_classes)
+    config_lib.fill_vocab_size(config, source.info.vocab_size)
+    epoch = pipeline.epoch(source, transforms, config.batch_size)
     model, task = config_lib.build(config)
     parallel = config_lib.keywords(config.parallel)
     layout = sharding.make_layout(**parallel, devices=devices)
     accum_steps = config.step.get('accum_steps', 1)
-    sharding.check_batch(
-        layout, config.batch_size, accum_steps=accum_steps, pairs=getattr(task, 'pairs', False)
-    )
-    durations = config_lib.durations(config, len(source))
+    pairs = getattr(task, 'pairs', False)
+    for rows in epoch.rows:
+        sharding.check_batch(
+            layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
+        )
+    durations = config_lib.durations(config, epoch.batch_size, epoch.examples)
     spec = pipeline.element_spec(source, transforms)
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
@@ -123,6 +128,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         config=config,
         source=source,
         transforms=transforms,
+        epoch=epoch,
         model=model,
         task=task,
         layout=layout,
@@ -170,6 +176,8 @@ def train(
         return result
     workdir.require_writable(folder)
     parts = build(config, devices)
+    vocab = parts.transforms.vocab
+    vocabulary.require_same(vocab, folder)
     beginning = None if started(folder) else begin(parts)
     with (
         workdir.lock(folder),
@@ -185,6 +193,8 @@ def train(
         del beginning  # frees the host's memory
         if jax.process_index() == 0:
             workdir.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
+            if vocab is not None:
+                workdir.write_bytes_atomic(folder / vocabulary.FILE, vocab.model)
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
             writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
@@ -261,6 +271,7 @@ def loop(
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
+        meter.count(batch)
         state, metrics = parts.train_step(state, parts.layout.put_batch(batch))
         meter.add(step, metrics)
         writer.progress(step)
@@ -327,31 +338,37 @@ def save(
         'class_names': list(parts.source.info.class_names),
         'image': evaluate_lib.image_format(parts.source),
         'input_size': image_size(parts),
-        'num_examples': len(parts.source),
+        'num_examples': parts.epoch.examples,
     }
+    if parts.transforms.vocab is not None:
+        meta['vocab'] = parts.transforms.vocab.digest
     checkpointer.save(step, parts.layout.to_global(state), meta)
 
 
 def utilisation(parts: Parts) -> Callable[[float], float | None]:
-    """Images a second -> model FLOPs utilisation; None where the chip's peak is not known."""
+    """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
     device = parts.layout.mesh.devices.flat[0]
     if flops.peak_flops(device.device_kind) is None:
         return lambda rate: None
-    per_image = 3 * flops.forward_flops(parts.model, *model_inputs(parts))
+    per_step = 3 * sum(
+        rows * flops.forward_flops(parts.model, *model_inputs(parts, spec))
+        for rows, spec in parts.epoch.shapes
+    )
     size = parts.layout.mesh.size
-    return lambda rate: flops.mfu(per_image * rate, 1.0, size, device.device_kind)
+    return lambda rate: flops.mfu(per_step * rate, 1.0, size, device.device_kind)
 
 
-def model_inputs(parts: Parts) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes of what the model gets for one training example."""
-    spec = pipeline.element_spec(parts.source, parts.transforms)
+def model_inputs(
+    parts: Parts, spec: dict[str, pipeline.ArraySpec]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of what the model gets for one training example of the shapes `spec`."""
     one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
     return jax.eval_shape(parts.task.inputs, one)
 
 
 def image_size(parts: Parts) -> tuple[int, int] | None:
     """Height and width in pixels of the images that the model gets; None if it gets none."""
-    images = model_inputs(parts)[0]
+    images = model_inputs(parts, parts.epoch.shapes[-1][1])[0]
     return images.shape[1:3] if len(images.shape) == 4 else None
 
 
@@ -365,14 +382,17 @@ def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: st
     """Two lines: what runs, and where."""
     count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
     begins = f'resumes after step {start}' if start else 'starts'
+    unit = ' tokens' if 'buckets' in parts.config.data else ''
+    if long := len(parts.source) - parts.epoch.examples:
+        begins = f'{long:,} examples are longer than the last bucket: left out\n{begins}'
     moved = (
         f'\nso far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
         if hardware_before != hardware(parts)
         else ''
     )
     return (
-        f'{parts.config.model.name}: {count:,} parameters, {len(parts.source):,} examples, '
-        f'{parts.total_steps:,} steps of {parts.config.batch_size} on {hardware(parts)}\n'
+        f'{parts.config.model.name}: {count:,} parameters, {parts.epoch.examples:,} examples, '
+        f'{parts.total_steps:,} steps of {parts.config.batch_size}{unit} on {hardware(parts)}\n'
         f'{begins} in {folder}{moved}'
     )
 
@@ -391,8 +411,9 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     if not stored.is_file():
         return None
     before, now = json.loads(stored.read_text()), json.loads(config_lib.to_json(config))
-    if before['model'].get('num_classes') and not now['model'].get('num_classes'):
-        before['model']['num_classes'] = now['model'].get('num_classes')
+    for size in ('num_classes', 'vocab_size'):  # an open one was filled from the data
+        if before['model'].get(size) and not now['model'].get(size):
+            before['model'][size] = now['model'].get(size)
     keys = [*now, *before.keys() - now.keys()]
     if changed := [k for k in keys if k not in FREE and now.get(k) != before.get(k)]:
         raise UserError(
