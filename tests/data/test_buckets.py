@@ -1,4 +1,4 @@
-"""Batches of sequences: every example once an epoch, whatever the process, the step or the bucket."""
+"""Batches of sequences: every example once an epoch, whatever the process or the bucket."""
 
 import itertools
 import pickle

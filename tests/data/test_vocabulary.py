@@ -1,4 +1,4 @@
-"""Subword vocabularies: the special ids, what is encoded comes back, and equal text, equal bytes."""
+"""Subword vocabularies: the special ids, what is encoded comes back, equal bytes of equal text."""
 
 import pickle
 

@@ -26,9 +26,9 @@ class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
     The former has the features `image` and `label`: images are grey, [H, W, 1], where the data
-    set declares one channel, and RGB elsewhere. The latter is of the kind `Translation`: its
-    first language, in the order that the data set declares, is `source`, the other `target`.
-    Other features are not read.
+    set declares one channel, and RGB elsewhere; other features are not read. The latter has
+    one text a language and nothing else: the first of the pair that the data set declares for
+    supervised training, or of its features, is `source`, the other `target`.
     """
 
     def __init__(self, path: str, split: str):
@@ -41,7 +41,7 @@ class Source:
         if split not in splits:
             raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
         self._split = split
-        self._pair = _languages(builder.info)
+        self._pair = _languages(tfds, builder.info)
         decoders: dict[str, Any] = {}
         if self._pair:
             self.info = SourceInfo(0, ())
@@ -100,10 +100,12 @@ class Source:
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
 
 
-def _languages(info: Any) -> tuple[str, ...]:
+def _languages(tfds: Any, info: Any) -> tuple[str, ...]:
     """The two languages of a data set for translation; none of another."""
-    languages = getattr(info.features, 'languages', ())
-    return info.supervised_keys or tuple(languages) if len(languages) == 2 else ()
+    texts = [k for k, kind in info.features.items() if isinstance(kind, tfds.features.Text)]
+    if len(texts) != 2 or len(info.features) != 2:
+        return ()
+    return tuple(info.supervised_keys or texts)
 
 
 def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Record:
