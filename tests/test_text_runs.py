@@ -181,7 +181,6 @@ def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
 
 @pytest.fixture
 def text(tmp_path: pathlib.Path) -> dict[str, object]:
-    pytest.importorskip('sentencepiece')
     rng = np.random.default_rng(0)
     words = [''.join(rng.choice(list('abcdefgh'), 4)) for _ in range(30)]
     sides = [[' '.join(rng.choice(words, 6)) for _ in range(120)] for _ in range(2)]

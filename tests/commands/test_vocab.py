@@ -8,8 +8,6 @@ from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 
-pytest.importorskip('sentencepiece')
-
 
 @pytest.fixture
 def text(tmp_path):

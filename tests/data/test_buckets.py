@@ -265,7 +265,6 @@ def test_broken_records_are_in_no_batch():
 
 @pytest.fixture(scope='module')
 def vocab():
-    pytest.importorskip('sentencepiece')
     return vocabulary.train(['Ein Mann fährt Rad', 'a man rides'] * 50, 40, 'bpe')
 
 

@@ -4,11 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
-
-sentencepiece = pytest.importorskip('sentencepiece')
 
 
 def sentences(count=300):
