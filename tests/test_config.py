@@ -34,6 +34,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('model.scan=true', 'model.scan', True),
         ('optim.layer_decay=0.75', 'optim.layer_decay', 0.75),
         ('optim.freeze=("pos",)', 'optim.freeze', ('pos',)),
+        ('optim.schedule.cooldown=5%', 'optim.schedule.cooldown', '5%'),
     ],
 )
 def test_override(override: str, path: str, value: object) -> None:

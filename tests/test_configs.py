@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax import build as build_lib
 from vit_jax import config as config_lib
-from vit_jax import train
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 
@@ -64,7 +64,7 @@ def load(spec):
 
 def build(config):
     devices = jax.devices()[: config.parallel.fsdp * config.parallel.tensor]
-    return train.build(config, devices)
+    return build_lib.build(config, devices)
 
 
 def abstract_batch(parts, **more):

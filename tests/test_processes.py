@@ -200,6 +200,21 @@ def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
     assert re.search('another task died|lost another process', output), output
 
 
+def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS, '--step-timeout=40', heartbeat=300) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        code, output = finish(processes[0], timeout=100)
+    assert code == 1, output
+    said = re.search(
+        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 40 s', output
+    )
+    assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
+    assert '-- MainThread' in output
+    assert 'in loop' in output
+
+
 def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
     folder = tmp_path / 'run'
     missing = ('--config.data.split=train[2000:]',)

@@ -16,8 +16,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from vit_jax import build, manifest, meter, train, workdir
 from vit_jax import config as config_lib
-from vit_jax import manifest, meter, train, workdir
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_opened(
     tmp_path, config, monkeypatch
 ):
     (tmp_path / 'file').write_text('')
-    monkeypatch.delattr(train, 'build')
+    monkeypatch.delattr(build, 'build')
     with pytest.raises(UserError, match='cannot write to the workdir'):
         train.train(config, tmp_path / 'file' / 'run')
 

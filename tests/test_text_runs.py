@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax import checkpoint, evaluate, runs, train
+from vit_jax import build, checkpoint, evaluate, runs, train
 from vit_jax import config as config_lib
 from vit_jax.__main__ import main
 from vit_jax.data import buckets, vocabulary
@@ -136,10 +136,10 @@ def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> Non
 
 
 def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
-    parts = train.build(get_config(buckets=(8,)), jax.devices()[:1])
+    parts = build.build(get_config(buckets=(8,)), jax.devices()[:1])
     long = int((parts.source.lengths > 8).sum())
     assert 0 < long < 500
-    described = train.describe(parts, tmp_path, 0, train.hardware(parts))
+    described = train.describe(parts, tmp_path, 0, build.hardware(parts))
     assert f'{500 - long} examples, ' in described
     assert f'\n{long} examples are longer than the last bucket: left out\n' in described
 
@@ -161,7 +161,7 @@ def test_rows_that_devices_cannot_share() -> None:
     config.step = dict(accum_steps=3)
     message = r'batch_size=512: its 64 rows in a bucket must be a multiple of 24 \(8 devices x 3'
     with pytest.raises(UserError, match=message):
-        train.build(config)
+        build.build(config)
 
 
 def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
@@ -171,7 +171,7 @@ def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
         config.model.vocab_size = 14
         with config.unlocked():
             config.evals.val.update(buckets=bounds, batch_size=batch_size)
-        parts = train.build(config)
+        parts = build.build(config)
         losses.append(parts.evals['val'](variables_of(whole))['loss'])
     assert losses == pytest.approx([result_of(whole)['val/loss']] * 2, rel=1e-5)
 
@@ -234,4 +234,4 @@ def test_a_model_with_too_few_ids_is_refused(text) -> None:
     config = text_config(text)
     config.model.vocab_size = 49
     with pytest.raises(UserError, match=r'vocab_size=49: .* has 50 ids'):
-        train.build(config)
+        build.build(config)

@@ -136,15 +136,7 @@ class Checkpointer:
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
-        return None if step < 0 else self._restore(step, target, cast)
-
-    def restore(
-        self, step: int, target: PyTree, *, cast: bool = False
-    ) -> tuple[int, PyTree, dict[str, Any]]:
-        """Restores one step as `restore_latest` does; raises `UserError` if it is damaged."""
-        self.wait()
-        on_process_0(lambda: _require_intact(self.directory, step))
-        return self._restore(step, target, cast)
+        return None if step < 0 else _read(self.directory, step, target, cast)
 
     def _list_files(self) -> None:
         """Runs on process 0 when all processes have written, just before the commit."""
@@ -172,9 +164,31 @@ class Checkpointer:
         manifest.clear_newer(self.directory, step)
         return -1 if step is None else step
 
-    def _restore(self, step: int, target: PyTree, cast: bool) -> tuple[int, PyTree, dict[str, Any]]:
-        state, meta = checkpoint_format.read(self.directory / str(step), target, cast)
-        return step, state, meta
+
+def restore(
+    directory: str | Path, step: int, target: PyTree, *, cast: bool = False
+) -> tuple[int, PyTree, dict[str, Any]]:
+    """Restores one step of any run as `Checkpointer.restore_latest` does; changes nothing there.
+
+    Args:
+      directory: a run's `checkpoints` directory.
+      step: one that it kept.
+      target: see `Checkpointer.restore_latest`.
+      cast: allow arrays stored in another dtype.
+
+    Raises:
+      UserError: if there is no such step, it is damaged, or does not fit `target`.
+    """
+    directory = Path(directory).absolute()
+    on_process_0(lambda: _require_intact(directory, step))
+    return _read(directory, step, target, cast)
+
+
+def _read(
+    directory: Path, step: int, target: PyTree, cast: bool
+) -> tuple[int, PyTree, dict[str, Any]]:
+    state, meta = checkpoint_format.read(directory / str(step), target, cast)
+    return step, state, meta
 
 
 def load_variables(

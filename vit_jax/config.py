@@ -16,20 +16,24 @@ import inspect
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax import optim
+from vit_jax import optim, schedules
 from vit_jax.errors import UserError, nearest, resolve
 
 SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
 KEYS = ('seed', 'total', 'batch_size', *SECTIONS)
 # Sections that a config may leave out, and what they then hold. init: the checkpoint that a new run
 # starts from, another code base's or a run folder, and how its position embedding is resized.
-OPTIONAL = {'init': {'from': '', 'posemb': 'bilinear'}}
+# branch: the run folder and the kept step of which a new run continues the whole state.
+OPTIONAL: dict[str, dict[str, Any]] = {
+    'init': {'from': '', 'posemb': 'bilinear'},
+    'branch': {'from': '', 'step': 0},
+}
 POSEMBS = ('bilinear', 'bicubic')
 # What a section of data says of its examples, and of how to load them.
 EXAMPLES = ('source', 'split', 'classes', 'transforms', 'vocab', 'buckets')
@@ -119,19 +123,24 @@ def _child(node: ConfigDict, key: str, path: str, dotted: str, more: Iterable[st
 
 def _defaults(config: ConfigDict, parents: list[str]) -> dict[str, Any]:
     """What the constructor of a section has by default: a flag may set what the file leaves out."""
-    section = parents[0] if len(parents) == 1 else ''
-    if section not in ('model', 'task', 'optim'):
+    constructors: dict[str, Callable[[], Callable]] = {
+        'model': lambda: model_class(config),
+        'task': lambda: task_class(config),
+        'optim': lambda: optim.make,
+        'optim.schedule': lambda: schedules.make,
+    }
+    section = '.'.join(parents)
+    if section not in constructors:
         return {}
-    if section == 'optim':
-        constructor = optim.make
-    else:
-        constructor = model_class(config) if section == 'model' else task_class(config)
-    fields = inspect.signature(constructor).parameters
-    return {
+    fields = inspect.signature(constructors[section]()).parameters
+    defaults = {
         name: _unset(field.annotation) if field.default is None else field.default
         for name, field in fields.items()
         if name not in ('name', 'parent') and field.default is not field.empty
     }
+    if section == 'optim.schedule':
+        defaults |= {name: str(defaults[name]) for name in optim.DURATIONS}
+    return defaults
 
 
 def _unset(annotation: Any) -> Any:
@@ -186,7 +195,7 @@ def validate(config: ConfigDict) -> None:
             raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
     check_keywords(model_class(config), config.model, 'config.model')
     check_keywords(task_class(config), config.task, 'config.task')
-    _check_init(config.get('init', {}))
+    _check_optional(config)
     check_data(config.data, 'config.data')
     for name, section in config.evals.items():
         make_evaluator(section, f'config.evals.{name}')
@@ -234,12 +243,18 @@ def check_data(section: ConfigDict, where: str, more: Iterable[str] = ()) -> Non
             raise UserError(f'{where}: the key {key!r} is missing')
 
 
-def _check_init(section: Mapping[str, Any]) -> None:
-    for key in section:
-        if key not in OPTIONAL['init']:
-            raise UserError('config.init: ' + nearest('key', key, OPTIONAL['init']))
-    if (method := section.get('posemb', POSEMBS[0])) not in POSEMBS:
-        raise UserError('config.init.posemb: ' + nearest('method', method, POSEMBS))
+def _check_optional(config: ConfigDict) -> None:
+    for name, default in OPTIONAL.items():
+        for key in config.get(name, {}):
+            if key not in default:
+                raise UserError(f'config.{name}: ' + nearest('key', key, default))
+    init, branch = ({**OPTIONAL[k], **config.get(k, {})} for k in ('init', 'branch'))
+    if init['posemb'] not in POSEMBS:
+        raise UserError('config.init.posemb: ' + nearest('method', init['posemb'], POSEMBS))
+    if branch['from'] and branch['step'] < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    if branch['from'] and init['from']:
+        raise UserError('config: a run starts from config.branch or config.init, not both')
 
 
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}

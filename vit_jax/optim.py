@@ -287,6 +287,10 @@ def _dtype(key: str, name: Any) -> Any:
         raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
 
 
+# Keys of a schedule that a config gives as text, such as '5%'.
+DURATIONS = ('warmup', 'cooldown', 'timescale')
+
+
 def _schedule(
     spec: Mapping[str, Any], lr: float, total_steps: int, to_steps: Callable[[str], int]
 ) -> optax.Schedule:
@@ -295,7 +299,7 @@ def _schedule(
     for key in keywords:
         if key not in valid:
             raise UserError('config.optim.schedule: ' + nearest('key', key, valid))
-    for key in keywords.keys() & {'warmup', 'cooldown', 'timescale'}:
+    for key in keywords.keys() & set(DURATIONS):
         keywords[key] = to_steps(str(keywords[key]))
     if 'boundaries' in keywords:
         keywords['boundaries'] = tuple(to_steps(str(text)) for text in keywords['boundaries'])

@@ -18,6 +18,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from vit_jax.viz import curves
 from vit_jax.workdir import write_text_atomic
 
+METRICS = 'metrics.jsonl'
+
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a line cut off by a crash is left out."""
@@ -67,7 +69,7 @@ class Writer:
         if not enabled:
             return
         self.console = Console(highlight=False, soft_wrap=True)
-        self.path = workdir / 'metrics.jsonl'
+        self.path = workdir / METRICS
         kept = [line for line in read_metrics(self.path) if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.file = self.path.open('a')

@@ -11,6 +11,8 @@ from vit_jax import config as config_lib
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
+STEP_TIMEOUT = 1800.0
+
 
 def main(argv: Sequence[str]) -> int:
     """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
@@ -27,7 +29,9 @@ def main(argv: Sequence[str]) -> int:
 
     with processes.shared_fate():
         try:
-            result = train.train(config, args.workdir, stop_at=args.stop_at)
+            result = train.train(
+                config, args.workdir, stop_at=args.stop_at, step_timeout=step_timeout(args)
+            )
         except train.Preempted as e:
             print(e)
             return workdir.EXIT_PREEMPTED
@@ -49,6 +53,13 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--heartbeat', type=int, metavar='SECONDS', help='declare a silent process dead after this'
     )
+    group.add_argument(
+        '--step-timeout',
+        type=float,
+        metavar='SECONDS',
+        help='exit with all stacks if no step, evaluation or save is finished in this time; '
+        f'{STEP_TIMEOUT:g} by default with several processes, 0 for no limit',
+    )
 
 
 def initialize(args: argparse.Namespace) -> None:
@@ -58,3 +69,19 @@ def initialize(args: argparse.Namespace) -> None:
     sharding.use_compilation_cache()
     if args.distributed or args.coordinator:
         processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)
+
+
+def step_timeout(args: argparse.Namespace) -> float | None:
+    """What `--step-timeout` stands for; call it after `initialize`.
+
+    Raises:
+      UserError: if it is negative.
+    """
+    import jax
+
+    seconds = args.step_timeout
+    if seconds is None:
+        seconds = STEP_TIMEOUT if jax.process_count() > 1 else 0
+    if not 0 <= seconds < float('inf'):
+        raise UserError(f'--step-timeout {seconds:g}: must be a number of seconds, 0 for no limit')
+    return seconds or None

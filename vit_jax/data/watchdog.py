@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
+
+from vit_jax.stacks import stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
@@ -46,7 +46,7 @@ class Watched(Iterator[T], Generic[T]):
             item, error = self._ready.get(timeout=self._timeout_s)
         except queue.Empty:
             self.close.detach()
-            message = f'no batch in {self._timeout_s:g} s; every thread:\n{_stacks()}'
+            message = f'no batch in {self._timeout_s:g} s; every thread:\n{stacks()}'
             raise Stalled(message) from None
         if item is not _END:
             return item
@@ -73,11 +73,3 @@ def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> No
     while not ready.empty():  # makes room for a reader that waits for it
         ready.get_nowait()
     reader.join(CLOSE_SECONDS)
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return '\n'.join(
-        f'-- {names.get(ident, ident)}\n{"".join(traceback.format_stack(frame))}'
-        for ident, frame in sys._current_frames().items()
-    )

@@ -1,0 +1,124 @@
+"""From a config to everything that a run needs; nothing is compiled or written yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import evaluate as evaluate_lib
+from vit_jax import optim, sharding
+from vit_jax import step as step_lib
+from vit_jax.data import pipeline
+from vit_jax.interop import adapt
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What `build` makes of a config."""
+
+    config: ConfigDict
+    source: Any
+    transforms: Any
+    epoch: pipeline.Epoch
+    model: Any
+    task: Any
+    layout: sharding.Layout
+    total_steps: int
+    every: dict[str, int]
+    keep_every: int
+    schedule: optax.Schedule
+    train_step: Callable
+    eval_step: Callable
+    evals: dict[str, Callable]
+    init: Callable[..., step_lib.TrainState]
+    abstract_state: step_lib.TrainState
+
+
+def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Parts:
+    """Opens the data and builds everything that a run needs.
+
+    Raises:
+      UserError: for any mistake in the config that needs the data or the devices to be seen.
+    """
+    source, transforms = evaluate_lib.open_data(config.data)
+    config_lib.fill_num_classes(config, source.info.num_classes)
+    config_lib.fill_vocab_size(config, source.info.vocab_size)
+    epoch = pipeline.epoch(source, transforms, config.batch_size)
+    model, task = config_lib.build(config)
+    parallel = config_lib.keywords(config.parallel)
+    layout = sharding.make_layout(**parallel, devices=devices)
+    accum_steps = config.step.get('accum_steps', 1)
+    pairs = getattr(task, 'pairs', False)
+    for rows in epoch.rows:
+        sharding.check_batch(
+            layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
+        )
+    durations = config_lib.durations(config, epoch.batch_size, epoch.examples)
+    spec = pipeline.element_spec(source, transforms)
+    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+
+    def init_variables():
+        return step_lib.init_variables(model, task, example, config.seed)
+
+    tx, schedule = optim.make(
+        jax.eval_shape(init_variables)['params'],
+        durations.total_steps,
+        durations.steps,
+        **config.optim.to_dict(),
+    )
+    ema_decay = config.step.get('ema_decay', 0.0)
+
+    def init(params=None):
+        variables = adapt.overlay(init_variables(), {'params': params or {}})
+        return step_lib.init_state(variables, tx, config.seed, ema=ema_decay > 0)
+
+    abstract_state = jax.eval_shape(init)
+    train_step = step_lib.make_train_step(
+        model, task, tx, axis_name=layout.axis_name, **config_lib.keywords(config.step)
+    )
+    eval_steps = evaluate_lib.compile_steps(model, task, layout)
+    return Parts(
+        config=config,
+        source=source,
+        transforms=transforms,
+        epoch=epoch,
+        model=model,
+        task=task,
+        layout=layout,
+        total_steps=durations.total_steps,
+        every={k: durations.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
+        schedule=schedule,
+        train_step=layout.compile_train(train_step, abstract_state),
+        eval_step=eval_steps.evaluate,
+        evals=evaluate_lib.open_evals(config, layout, eval_steps),
+        init=init,
+        abstract_state=abstract_state,
+    )
+
+
+def model_inputs(
+    parts: Parts, spec: dict[str, pipeline.ArraySpec]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of what the model gets for one training example of the shapes `spec`."""
+    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    return jax.eval_shape(parts.task.inputs, one)
+
+
+def image_size(parts: Parts) -> tuple[int, int] | None:
+    """Height and width in pixels of the images that the model gets; None if it gets none."""
+    images = model_inputs(parts, parts.epoch.shapes[-1][1])[0]
+    return images.shape[1:3] if len(images.shape) == 4 else None
+
+
+def hardware(parts: Parts) -> str:
+    """What the run computes on, as `8 x TPU v4 (jit)`."""
+    mesh, layout = parts.layout.mesh, type(parts.layout).__name__.lower()
+    return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
