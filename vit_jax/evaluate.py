@@ -19,7 +19,8 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.data import pipeline, sources, transforms
+from vit_jax.data import pipeline, sources, transforms, vocabulary
+from vit_jax.data.buckets import Bucketed
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -27,16 +28,28 @@ Batch = dict[str, np.ndarray]
 IN_FLIGHT = 2  # batches on the devices while one is awaited
 
 
-def open_data(section: ConfigDict, split: str | None = None) -> tuple[Any, Any]:
+def open_data(
+    section: ConfigDict, split: str | None = None, vocab: str | None = None
+) -> tuple[Any, Any]:
     """The source and the transforms of a data section of the config.
+
+    The transforms of a source in buckets have been applied: what is returned has none.
 
     Args:
       section: `config.data`, or an entry of `config.evals`.
       split: instead of that of the section.
+      vocab: the file of the vocabulary where the section names none.
     """
-    parsed = transforms.parse_transforms(section.get('transforms', ''))
+    path = section.get('vocab', vocab)
+    loaded = vocabulary.load(path) if path else None
+    parsed = transforms.parse_transforms(section.get('transforms', ''), loaded)
     source = sources.open_source(section.source, split or section.split)
-    return source.only_classes(section.classes) if 'classes' in section else source, parsed
+    if 'classes' in section:
+        source = source.only_classes(section.classes)
+    if not (bounds := section.get('buckets')):
+        return source, parsed
+    bucketed = Bucketed(source, parsed, bounds, section.get('cache', False))
+    return bucketed, transforms.parse_transforms('', loaded)
 
 
 def image_format(source: Any) -> dict[str, Any]:
@@ -64,8 +77,8 @@ class Pass:
 
     Attributes:
       source, transforms: as from `open_data`.
-      batch_size: of the global batch.
-      options: how to load, see `loading`.
+      batch_size: of the global batch; tokens where there are buckets.
+      options: how to load, see `loading` and `pipeline.eval_batches`.
     """
 
     source: Any
@@ -88,8 +101,11 @@ def open_pass(
     section: ConfigDict, config: ConfigDict, layout: sharding.Layout, split: str | None = None
 ) -> Pass:
     """The data of an entry of `config.evals`; `split` instead of its own."""
-    source, parsed = open_data(section, split)
+    source, parsed = open_data(section, split, config.data.get('vocab'))
     unit = math.lcm(layout.num_shards, jax.process_count())
+    if isinstance(source, Bucketed):
+        tokens = section.get('batch_size', config.batch_size)
+        return Pass(source, parsed, tokens, loading(section) | {'multiple': unit})
     # Padding is masked, so that any multiple of the devices gives the same result.
     wanted = min(section.get('batch_size', config.batch_size), len(source))
     return Pass(source, parsed, math.ceil(wanted / unit) * unit, loading(section))

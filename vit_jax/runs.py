@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
+from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
 from vit_jax.interop.files import Foreign
@@ -41,7 +42,7 @@ class Run:
 
 
 def read_config(workdir: str | pathlib.Path) -> ConfigDict:
-    """The config stored in a run folder.
+    """The config stored in a run folder; its vocabulary is the one that the folder keeps.
 
     Raises:
       UserError: if the folder holds no run.
@@ -49,7 +50,12 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     path = pathlib.Path(workdir) / 'config.json'
     if not path.is_file():
         raise UserError(f'--workdir {str(workdir)!r} holds no run: there is no {path.name} in it')
-    return config_lib.from_json(path.read_text())
+    config = config_lib.from_json(path.read_text())
+    kept = path.with_name(vocabulary.FILE)
+    for section in (config.data, *config.evals.values()):
+        if 'vocab' in section and kept.is_file():
+            section.vocab = str(kept)
+    return config
 
 
 def load_run(

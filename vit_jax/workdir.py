@@ -204,6 +204,11 @@ def _distributed() -> bool:
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:
+    """`write_bytes_atomic` of the text in UTF-8."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: str | Path, data: bytes) -> None:
     """Writes a file that appears whole or not at all, whatever interrupts the writing.
 
     Raises:
@@ -212,8 +217,8 @@ def write_text_atomic(path: str | Path, text: str) -> None:
     path = Path(path)
     partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
     try:
-        with partial.open('w', encoding='utf-8') as file:
-            file.write(text)
+        with partial.open('wb') as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
