@@ -71,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
     config.optim = dict(name='adam', lr=RATES[arg], b1=0.9, b2=0.98, eps=1e-9, clip_norm=1.0)
-    config.optim.schedule = dict(name='rsqrt', warmup='2000 steps', timescale='2000 steps')
+    config.optim.schedule = dict(name='rsqrt', warmup='25%', timescale='25%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='50', eval='1 epoch', checkpoint='1 epoch')
     config.checkpoint = dict(keep_last=5, keep_every='')

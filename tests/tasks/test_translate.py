@@ -162,7 +162,8 @@ def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     target[0, :] = tokens[0, :4]  # what it writes itself, whether or not that has ended
     batch = as_arrays(BATCH | {'target': target})
     total, count = task.evaluate(apply, batch)['sequence_accuracy']
-    written = [np.array_equal(t[t > 0], w[: (t > 0).sum()]) for t, w in zip(target, tokens, strict=True)]
+    pairs = [(t[t > 0], w[: (t > 0).sum()]) for t, w in zip(target, tokens, strict=True)]
+    written = [np.array_equal(*pair) for pair in pairs]
     assert written[0]
     assert (float(total), float(count)) == (sum(written[:3]), 3.0)
 
