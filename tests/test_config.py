@@ -117,6 +117,27 @@ def test_durations(text: str | int, steps: int) -> None:
     assert config_lib.Durations(20, 1000, total_steps=200).steps(text) == steps
 
 
+def test_epochs_of_batches_that_are_not_equally_full() -> None:
+    config = config_lib.load(DIGITS, ['total=3 epochs', 'batch_size=4096'])
+    durations = config_lib.durations(config, 29_000 / 172, 29_000)
+    assert durations.total_steps == 3 * 172
+    assert durations.steps('29000 examples') == 172
+
+
+def test_the_vocabulary_fills_the_size_of_the_model() -> None:
+    config = config_lib.load(DIGITS, ['model.num_classes=10'])
+    config_lib.fill_vocab_size(config, 8000)  # a model of images has none
+    assert 'vocab_size' not in config.model
+    with config.unlocked():
+        config.model.vocab_size = None
+    config_lib.fill_vocab_size(config, 0)
+    assert config.model.vocab_size is None
+    config_lib.fill_vocab_size(config, 8000)
+    assert config.model.vocab_size == 8000
+    with pytest.raises(UserError, match=r'vocab_size=8000: .* has 8001 ids'):
+        config_lib.fill_vocab_size(config, 8001)
+
+
 def test_the_total_is_no_share_of_itself() -> None:
     with pytest.raises(UserError, match='itself'):
         config_lib.Durations(20, 1000).steps('5%')

@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -58,6 +59,19 @@ def test_a_line_for_each_interval_without_a_terminal(
 ) -> None:
     write(tmp_path, 0, [4])
     assert 'step 4/10  loss 1.5000  10 images/s  ETA 0:01' in capsys.readouterr().out
+
+
+def test_text_is_counted_in_sentences_and_tokens(tmp_path: pathlib.Path) -> None:
+    meter = Meter(0, 512, lambda step: 0.1, lambda rate: rate)
+    for step in (1, 2):
+        meter.count({'target': np.array([[5, 6, 2], [7, 2, 0], [0, 0, 0]]), 'mask': [1, 1, 0]})
+        meter.add(step, {'loss': jnp.float32(1)})
+    logged = meter.log()
+    assert 'train/images_per_sec' not in logged
+    seconds = 2 * logged['train/step_sec']
+    assert logged['train/tokens_per_sec'] * seconds == pytest.approx(10)
+    assert logged['train/sentences_per_sec'] * seconds == pytest.approx(4)
+    assert logged['train/mfu'] * seconds == pytest.approx(2), 'of steps a second'
 
 
 def meter() -> Meter:

@@ -58,8 +58,9 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     if (stored := storage.read_text(folder / 'config.json')) is None:
         return None
     before, now = json.loads(stored), json.loads(config_lib.to_json(config))
-    if before['model'].get('num_classes') and not now['model'].get('num_classes'):
-        before['model']['num_classes'] = now['model'].get('num_classes')
+    for size in ('num_classes', 'vocab_size'):  # an open one was filled from the data
+        if before['model'].get(size) and not now['model'].get(size):
+            before['model'][size] = now['model'].get(size)
     if changed := differences(before, now, FREE):
         raise UserError(
             f'{folder} holds a run of another config (config.{changed[0]} differs): '

@@ -26,16 +26,18 @@ class Parts:
     config: ConfigDict
     source: Any
     transforms: Any
+    epoch: pipeline.Epoch
     model: Any
     task: Any
     layout: sharding.Layout
     total_steps: int
     every: dict[str, int]
+    every_eval: dict[str, int]
     keep_every: int
     schedule: optax.Schedule
     train_step: Callable
     eval_step: Callable
-    evals: dict[str, Callable]
+    evals: dict[str, evaluate_lib.Evaluation]
     init: Callable[..., step_lib.TrainState]
     abstract_state: step_lib.TrainState
 
@@ -48,14 +50,18 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     """
     source, transforms = evaluate_lib.open_data(config.data)
     config_lib.fill_num_classes(config, source.info.num_classes)
+    config_lib.fill_vocab_size(config, source.info.vocab_size)
+    epoch = pipeline.epoch(source, transforms, config.batch_size)
     model, task = config_lib.build(config)
     parallel = config_lib.keywords(config.parallel)
     layout = sharding.make_layout(**parallel, devices=devices)
     accum_steps = config.step.get('accum_steps', 1)
-    sharding.check_batch(
-        layout, config.batch_size, accum_steps=accum_steps, pairs=getattr(task, 'pairs', False)
-    )
-    durations = config_lib.durations(config, len(source))
+    pairs = getattr(task, 'pairs', False)
+    for rows in epoch.rows:
+        sharding.check_batch(
+            layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
+        )
+    durations = config_lib.durations(config, epoch.batch_size, epoch.examples)
     spec = pipeline.element_spec(source, transforms)
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
@@ -83,11 +89,18 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         config=config,
         source=source,
         transforms=transforms,
+        epoch=epoch,
         model=model,
         task=task,
         layout=layout,
         total_steps=durations.total_steps,
         every={k: durations.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        every_eval={
+            name: durations.steps(
+                section.get('every', config.every.eval), f'config.evals.{name}.every'
+            )
+            for name, section in config.evals.items()
+        },
         keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
         schedule=schedule,
         train_step=layout.compile_train(train_step, abstract_state),
@@ -98,16 +111,17 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     )
 
 
-def model_inputs(parts: Parts) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes of what the model gets for one training example."""
-    spec = pipeline.element_spec(parts.source, parts.transforms)
+def model_inputs(
+    parts: Parts, spec: dict[str, pipeline.ArraySpec]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of what the model gets for one training example of the shapes `spec`."""
     one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
     return jax.eval_shape(parts.task.inputs, one)
 
 
 def image_size(parts: Parts) -> tuple[int, int] | None:
     """Height and width in pixels of the images that the model gets; None if it gets none."""
-    images = model_inputs(parts)[0]
+    images = model_inputs(parts, parts.epoch.shapes[-1][1])[0]
     return images.shape[1:3] if len(images.shape) == 4 else None
 
 

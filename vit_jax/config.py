@@ -36,7 +36,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
 }
 POSEMBS = ('bilinear', 'bicubic')
 # What a section of data says of its examples, and of how to load them.
-EXAMPLES = ('source', 'split', 'classes', 'transforms')
+EXAMPLES = ('source', 'split', 'classes', 'transforms', 'vocab', 'buckets')
 LOADING = ('workers', 'threads', 'cache', 'stall_seconds')
 
 
@@ -277,9 +277,9 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """Turns duration strings into steps of this run."""
+    """Turns duration strings into steps of this run; `batch_size` counts examples."""
 
-    batch_size: int
+    batch_size: float
     epoch_size: int
     total_steps: int = 0
 
@@ -297,9 +297,9 @@ class Durations:
         return max(1, round(amount * scale)) if amount else 0
 
 
-def durations(config: ConfigDict, epoch_size: int) -> Durations:
+def durations(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
     """The run's durations; `.total_steps` is `config.total` in steps."""
-    bare = Durations(config.batch_size, epoch_size)
+    bare = Durations(batch_size, epoch_size)
     return dataclasses.replace(bare, total_steps=bare.steps(config.total, 'config.total'))
 
 
@@ -353,12 +353,12 @@ def make_evaluator(section: ConfigDict, where: str) -> Any:
         no `fit` split for an evaluator that learns.
     """
     if 'evaluator' not in section:
-        check_data(section, where, ['batch_size'])
+        check_data(section, where, ['batch_size', 'every'])
         return None
     cls = evaluator_class(section.evaluator)
     own = set(inspect.signature(cls).parameters)
     fit = ['fit'] if hasattr(cls, 'fit') else []
-    check_data(section, where, ['batch_size', 'evaluator', *fit, *own])
+    check_data(section, where, ['batch_size', 'every', 'evaluator', *fit, *own])
     if fit and 'fit' not in section:
         raise UserError(f"{where}: name the split to learn from, as fit='train'")
     try:
@@ -381,6 +381,23 @@ def fill_num_classes(config: ConfigDict, num_classes: int) -> None:
         raise UserError(
             f'config.model.num_classes={config.model.num_classes}: {config.data.source} has '
             f'{num_classes} classes; leave it unset or raise it'
+        )
+
+
+def fill_vocab_size(config: ConfigDict, vocab_size: int) -> None:
+    """Sets `config.model.vocab_size` from the data where the config leaves it open.
+
+    Raises:
+      UserError: if the data has more ids than the model.
+    """
+    if 'vocab_size' not in config.model or not vocab_size:
+        return
+    if config.model.vocab_size is None:
+        config.model.vocab_size = vocab_size
+    if config.model.vocab_size < vocab_size:
+        raise UserError(
+            f'config.model.vocab_size={config.model.vocab_size}: the vocabulary of '
+            f'{config.data.source} has {vocab_size} ids; leave it unset or raise it'
         )
 
 

@@ -19,7 +19,8 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import sharding
 from vit_jax import step as step_lib
-from vit_jax.data import pipeline, sources, transforms
+from vit_jax.data import pipeline, sources, transforms, vocabulary
+from vit_jax.data.buckets import Bucketed
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -27,16 +28,28 @@ Batch = dict[str, np.ndarray]
 IN_FLIGHT = 2  # batches on the devices while one is awaited
 
 
-def open_data(section: ConfigDict, split: str | None = None) -> tuple[Any, Any]:
+def open_data(
+    section: ConfigDict, split: str | None = None, vocab: str | None = None
+) -> tuple[Any, Any]:
     """The source and the transforms of a data section of the config.
+
+    The transforms of a source in buckets have been applied: what is returned has none.
 
     Args:
       section: `config.data`, or an entry of `config.evals`.
       split: instead of that of the section.
+      vocab: the file of the vocabulary where the section names none.
     """
-    parsed = transforms.parse_transforms(section.get('transforms', ''))
+    path = section.get('vocab', vocab)
+    loaded = vocabulary.load(path) if path else None
+    parsed = transforms.parse_transforms(section.get('transforms', ''), loaded)
     source = sources.open_source(section.source, split or section.split)
-    return source.only_classes(section.classes) if 'classes' in section else source, parsed
+    if 'classes' in section:
+        source = source.only_classes(section.classes)
+    if not (bounds := section.get('buckets')):
+        return source, parsed
+    bucketed = Bucketed(source, parsed, bounds, section.get('cache', False))
+    return bucketed, transforms.parse_transforms('', loaded)
 
 
 def image_format(source: Any) -> dict[str, Any]:
@@ -64,8 +77,8 @@ class Pass:
 
     Attributes:
       source, transforms: as from `open_data`.
-      batch_size: of the global batch.
-      options: how to load, see `loading`.
+      batch_size: of the global batch; tokens where there are buckets.
+      options: how to load, see `loading` and `pipeline.eval_batches`.
     """
 
     source: Any
@@ -88,8 +101,11 @@ def open_pass(
     section: ConfigDict, config: ConfigDict, layout: sharding.Layout, split: str | None = None
 ) -> Pass:
     """The data of an entry of `config.evals`; `split` instead of its own."""
-    source, parsed = open_data(section, split)
+    source, parsed = open_data(section, split, config.data.get('vocab'))
     unit = math.lcm(layout.num_shards, jax.process_count())
+    if isinstance(source, Bucketed):
+        tokens = section.get('batch_size', config.batch_size)
+        return Pass(source, parsed, tokens, loading(section) | {'multiple': unit})
     # Padding is masked, so that any multiple of the devices gives the same result.
     wanted = min(section.get('batch_size', config.batch_size), len(source))
     return Pass(source, parsed, math.ceil(wanted / unit) * unit, loading(section))
@@ -97,10 +113,16 @@ def open_pass(
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The compiled steps that evaluations take; `predict` is None for a task without one."""
+    """What evaluations take of a task.
+
+    Attributes:
+      evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      derive: {metric: mean} of a whole pass -> what follows from them, for a task that has it.
+    """
 
     evaluate: Callable
     predict: Callable | None
+    derive: Callable[[dict[str, float]], dict[str, float]]
 
 
 def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
@@ -111,13 +133,28 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
     return Steps(
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,
+        derive=getattr(task, 'derive', lambda means: {}),
     )
 
 
-def open_evals(
-    config: ConfigDict, layout: sharding.Layout, steps: Steps
-) -> dict[str, Callable[[PyTree], dict[str, float]]]:
-    """For every entry of `config.evals` a function from variables to {metric: value}.
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An entry of `config.evals`, ready to run: a function from variables to {metric: value}.
+
+    Attributes:
+      run: that function.
+      signature: how its numbers were made, where there is a standard for saying so.
+    """
+
+    run: Callable[[PyTree], dict[str, float]]
+    signature: str = ''
+
+    def __call__(self, variables: PyTree) -> dict[str, float]:
+        return self.run(variables)
+
+
+def open_evals(config: ConfigDict, layout: sharding.Layout, steps: Steps) -> dict[str, Evaluation]:
+    """The evaluation of every entry of `config.evals`.
 
     Raises:
       UserError: for data that are not there, or do not suit the evaluator.
@@ -125,12 +162,12 @@ def open_evals(
     return {name: _open_eval(name, config, layout, steps) for name in config.evals}
 
 
-def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Callable:
+def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
-    evaluator = config_lib.make_evaluator(section, where)
     test = open_pass(section, config, layout)
+    evaluator = _make_evaluator(section, where, test)
     if evaluator is None:
-        return lambda variables: evaluate(steps.evaluate, layout, variables, test())
+        return Evaluation(lambda variables: _evaluate_task(steps, layout, variables, test()))
     if (predict_step := steps.predict) is None:
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
     fit = open_pass(section, config, layout, section.fit) if 'fit' in section else None
@@ -141,14 +178,44 @@ def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: St
             raise UserError(f'{where}, {fit.source.title}: {e}') from e
 
     def run(variables: PyTree) -> dict[str, float]:
-        evaluator = config_lib.make_evaluator(section, where)
+        evaluator = _make_evaluator(section, where, test)
         stages = [(evaluator.fit, fit)] if fit else []
         for take, one_pass in [*stages, (evaluator.update, test)]:
             for predictions, batch in predict(predict_step, layout, variables, one_pass()):
                 take(predictions, batch)
         return evaluator.result()
 
-    return run
+    return Evaluation(run, getattr(evaluator, 'signature', ''))
+
+
+def _make_evaluator(section: ConfigDict, where: str, test: Pass) -> Any:
+    """The evaluator of an entry, with the text of its data if it takes that; or None."""
+    evaluator = config_lib.make_evaluator(section, where)
+    if hasattr(evaluator, 'read'):
+        try:
+            evaluator.read(text_of(test.source), test.transforms.vocab)
+        except UserError as e:
+            raise UserError(f'{where}: {e}') from e
+    return evaluator
+
+
+def text_of(source: Any) -> list[dict[str, str]]:
+    """The examples of a source in buckets as they are before the transforms make ids of them.
+
+    Raises:
+      UserError: if they are no text.
+    """
+    texts = [source.text(i) for i in range(len(source))] if isinstance(source, Bucketed) else [{}]
+    if not any(texts):
+        raise UserError(f'{source.title} is no text of which config.data.vocab makes ids')
+    return texts
+
+
+def _evaluate_task(
+    steps: Steps, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
+) -> dict[str, float]:
+    means = evaluate(steps.evaluate, layout, variables, batches)
+    return means | steps.derive(means)
 
 
 def evaluate(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from vit_jax.errors import UserError
@@ -25,9 +26,9 @@ class Meter:
 
     Args:
       start: the step before the first.
-      batch_size: examples a step.
+      batch_size: images a step; text is counted batch by batch, see `count`.
       schedule: step -> learning rate.
-      utilisation: images a second -> share of the chips' peak, or None.
+      utilisation: steps a second -> share of the chips' peak, or None.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Meter:
 
     def _restart(self) -> None:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
+        self.seen = {'sentences': 0, 'tokens': 0}
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -60,6 +62,16 @@ class Meter:
         began = time.perf_counter()
         yield
         self.pause += time.perf_counter() - began
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Counts the sentences and the target's tokens of a batch in buckets, less padding.
+
+        Args:
+          batch: this process's rows; those of others are taken to be as full.
+        """
+        if 'mask' in batch:
+            self.seen['sentences'] += jax.process_count() * np.count_nonzero(batch['mask'])
+            self.seen['tokens'] += jax.process_count() * np.count_nonzero(batch['target'])
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Takes the metrics of `step`; waits until at most two steps are in flight."""
@@ -86,15 +98,15 @@ class Meter:
         """Means over the steps since the last call, and the interval's rates."""
         self._collect(0)
         elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
-        rate = self.steps * self.batch_size / elapsed
+        seen = self.seen if self.seen['tokens'] else {'images': self.steps * self.batch_size}
         means = {k: sum(m[k] for m in self.done) / len(self.done) for k in self.done[0]}
         means |= {
             'lr': float(self.schedule(self.step - 1)),
-            'images_per_sec': rate,
+            **{f'{name}_per_sec': number / elapsed for name, number in seen.items()},
             'step_sec': elapsed / self.steps,
             'data_wait_sec': self.data_wait,
         }
-        if (mfu := self.utilisation(rate)) is not None:
+        if (mfu := self.utilisation(self.steps / elapsed)) is not None:
             means['mfu'] = mfu
         self.done = []
         self._restart()

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import checkpoint, storage
 from vit_jax import config as config_lib
+from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
 from vit_jax.interop.files import Foreign
@@ -41,7 +42,7 @@ class Run:
 
 
 def read_config(workdir: str | pathlib.Path) -> ConfigDict:
-    """The config stored in a run folder.
+    """The config stored in a run folder; its vocabulary is the one that the folder keeps.
 
     Raises:
       UserError: if the folder holds no run.
@@ -49,11 +50,19 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     path = storage.path(workdir) / 'config.json'
     if (text := storage.read_text(path)) is None:
         raise UserError(f'--workdir {str(workdir)!r} holds no run: there is no {path.name} in it')
-    return config_lib.from_json(text)
+    config = config_lib.from_json(text)
+    kept = path.with_name(vocabulary.FILE)
+    for section in (config.data, *config.evals.values()):
+        if 'vocab' in section and kept.is_file():
+            section.vocab = str(kept)
+    return config
 
 
 def load_run(
-    workdir: str | pathlib.Path, step: int | None = None, image_size: load_lib.Size | None = None
+    workdir: str | pathlib.Path,
+    step: int | None = None,
+    image_size: load_lib.Size | None = None,
+    average: int = 1,
 ) -> Run:
     """The run in `workdir` at `step`, or at its newest valid checkpoint.
 
@@ -62,14 +71,16 @@ def load_run(
       step: of a kept checkpoint.
       image_size: height and width of the images to come, for which a learned position embedding is
         resized.
+      average: how many checkpoints to take the mean of, that of `step` and those before.
 
     Raises:
-      UserError: if there is no run or no such checkpoint, or images of this size do not fit it.
+      UserError: if there is no run, no such checkpoint or not as many, or images of this
+        size do not fit it.
     """
     workdir = storage.absolute(workdir)
     config = read_config(workdir)
     model, task = config_lib.build(config)
-    found, variables, meta = checkpoint.load_variables(workdir / 'checkpoints', step)
+    found, variables, meta = checkpoint.load_mean(workdir / 'checkpoints', step, average)
     if image_size is not None:
         trained_on = meta.get('input_size')
         variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)

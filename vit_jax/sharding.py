@@ -229,16 +229,30 @@ LAYOUTS = ('jit', 'pmap')
 
 
 def check_batch(
-    layout: Layout, batch_size: int, *, accum_steps: int = 1, pairs: bool = False
+    layout: Layout,
+    batch_size: int,
+    *,
+    rows: int | None = None,
+    accum_steps: int = 1,
+    pairs: bool = False,
 ) -> None:
-    """Raises UserError unless every device gets whole microbatches (and whole pairs)."""
+    """Raises UserError unless every device gets whole microbatches (and whole pairs).
+
+    Args:
+      layout: of the devices.
+      batch_size: of the config.
+      rows: of a batch, where `batch_size` counts tokens.
+      accum_steps, pairs: of the step and the task.
+    """
+    what = '' if rows is None else f': its {rows} rows in a bucket'
+    rows = batch_size if rows is None else rows
     unit = layout.num_shards * accum_steps
-    if batch_size % unit:
+    if rows % unit:
         raise UserError(
-            f'config.batch_size={batch_size} must be a multiple of {unit} '
+            f'config.batch_size={batch_size}{what} must be a multiple of {unit} '
             f'({layout.num_shards} devices x {accum_steps} accumulation steps)'
         )
-    if pairs and (batch_size // layout.num_shards) % 2:
+    if pairs and (rows // layout.num_shards) % 2:
         raise UserError(
             f'config.batch_size={batch_size}: mixup and cutmix mix pairs, so that each of the '
             f'{layout.num_shards} devices needs an even number of examples'

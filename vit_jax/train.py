@@ -22,7 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
 from vit_jax.build import Parts
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, vocabulary
 from vit_jax.meter import Meter
 from vit_jax.scaling import flops
 from vit_jax.watchdog import Watchdog
@@ -56,7 +56,7 @@ def train(
       folder: the run folder; made if missing.
       stop_at: save and stop after this step, as if preempted there.
       devices: all by default.
-      report: gets the step and the results of every evaluation, on every process; what it
+      report: gets the step and the results whenever evaluations were due, on every process; what it
         returns says whether the run ends there.
       step_timeout: seconds, see `Watchdog`.
 
@@ -74,6 +74,8 @@ def train(
         return result
     workdir.require_writable(folder)
     parts = build_lib.build(config, devices)
+    vocab = parts.transforms.vocab
+    vocabulary.require_same(vocab, folder)
     beginning = None if begin.started(folder) else begin.begin(parts)
     with (
         workdir.lock(folder),
@@ -93,6 +95,8 @@ def train(
         del beginning  # frees the memory
         if jax.process_index() == 0:
             workdir.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
+            if vocab is not None:
+                workdir.write_bytes_atomic(folder / vocabulary.FILE, vocab.model)
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
             writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
@@ -121,10 +125,11 @@ def loop(
     total, every = parts.total_steps, parts.every
     meter = Meter(start, parts.config.batch_size, parts.schedule, utilisation(parts))
     batches = train_batches(parts, start)
-    results = evaluate_all(parts, state) if start == total else {}
+    results = evaluate_all(parts, state, start) if start == total else {}
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
+        meter.count(batch)
         state, metrics = parts.train_step(state, parts.layout.put_batch(batch))
         meter.add(step, metrics)
         writer.progress(step)
@@ -135,9 +140,9 @@ def loop(
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
-        if due(step, every['eval'], total):
+        if any(due(step, own, total) for own in parts.every_eval.values()):
             with meter.paused():
-                results = evaluate_all(parts, state)
+                results = evaluate_all(parts, state, step)
                 writer.write(step, results)
                 writer.show_eval(step, results)
                 writer.draw()
@@ -176,11 +181,12 @@ def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
     )
 
 
-def evaluate_all(parts: Parts, state: step_lib.TrainState) -> dict[str, float]:
-    """All evaluations of the config: {'test/accuracy': ...}."""
+def evaluate_all(parts: Parts, state: step_lib.TrainState, step: int) -> dict[str, float]:
+    """All evaluations of the config that are due after `step`: {'test/accuracy': ...}."""
     results: dict[str, float] = {}
     for name, evaluate in parts.evals.items():
-        results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
+        if due(step, parts.every_eval[name], parts.total_steps):
+            results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
     return results
 
 
@@ -195,32 +201,42 @@ def save(
         'class_names': list(parts.source.info.class_names),
         'image': evaluate_lib.image_format(parts.source),
         'input_size': build_lib.image_size(parts),
-        'num_examples': len(parts.source),
+        'num_examples': parts.epoch.examples,
     }
+    if parts.transforms.vocab is not None:
+        meta['vocab'] = parts.transforms.vocab.digest
     checkpointer.save(step, parts.layout.to_global(state), meta)
 
 
 def utilisation(parts: Parts) -> Callable[[float], float | None]:
-    """Images a second -> model FLOPs utilisation; None where the chip's peak is not known."""
+    """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
     device = parts.layout.mesh.devices.flat[0]
     if flops.peak_flops(device.device_kind) is None:
         return lambda rate: None
-    per_image = 3 * flops.forward_flops(parts.model, *build_lib.model_inputs(parts))
+    per_step = 3 * sum(
+        rows * flops.forward_flops(parts.model, *build_lib.model_inputs(parts, spec))
+        for rows, spec in parts.epoch.shapes
+    )
     size = parts.layout.mesh.size
-    return lambda rate: flops.mfu(per_image * rate, 1.0, size, device.device_kind)
+    return lambda rate: flops.mfu(per_step * rate, 1.0, size, device.device_kind)
 
 
 def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: str) -> str:
     """Two lines: what runs, and where."""
     count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
     begins = f'resumes after step {start}' if start else 'starts'
+    signed = [f'\n{k}: {e.signature}' for k, e in parts.evals.items() if e.signature]
+    unit = ' tokens' if 'buckets' in parts.config.data else ''
+    if long := len(parts.source) - parts.epoch.examples:
+        begins = f'{long:,} examples are longer than the last bucket: left out\n{begins}'
     moved = (
         f'\nso far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
         if hardware_before != build_lib.hardware(parts)
         else ''
     )
     return (
-        f'{parts.config.model.name}: {count:,} parameters, {len(parts.source):,} examples, '
-        f'{parts.total_steps:,} steps of {parts.config.batch_size} on {build_lib.hardware(parts)}\n'
-        f'{begins} in {folder}{moved}'
+        f'{parts.config.model.name}: {count:,} parameters, {parts.epoch.examples:,} examples, '
+        f'{parts.total_steps:,} steps of {parts.config.batch_size}{unit} on '
+        f'{build_lib.hardware(parts)}\n'
+        f'{begins} in {folder}{moved}{"".join(signed)}'
     )

@@ -272,13 +272,18 @@ def _distributed() -> bool:
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:
+    """`write_bytes_atomic` of the text in UTF-8."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: str | Path, data: bytes) -> None:
     """Writes a file that appears whole or not at all, whatever interrupts the writing.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
       UserError: if object storage cannot be reached.
     """
-    storage.write_atomic(storage.path(path), text.encode())
+    storage.write_atomic(storage.path(path), data)
 
 
 def tree_digest(tree: Any) -> str:

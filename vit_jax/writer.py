@@ -104,8 +104,9 @@ class Writer:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
         if not self.enabled:
             return
-        rate, per_step = metrics['train/images_per_sec'], metrics['train/step_sec']
-        summary = f'loss {metrics["train/loss"]:.4f}  {rate:,.0f} images/s'
+        unit = 'images' if 'train/images_per_sec' in metrics else 'tokens'
+        rate, per_step = metrics[f'train/{unit}_per_sec'], metrics['train/step_sec']
+        summary = f'loss {metrics["train/loss"]:.4f}  {rate:,.0f} {unit}/s'
         self.bar.update(
             self.task, completed=step, summary=summary, steps_per_sec=1 / max(per_step, 1e-9)
         )

@@ -24,8 +24,11 @@ def png(value, shape=(4, 6, 3)):
     return buffer.getvalue()
 
 
-def write(folder, name, *, features=None, version='1.0.0', shape=(4, 6, 3), example=None):
+def write(
+    folder, name, *, features=None, version='1.0.0', shape=(4, 6, 3), example=None, keys=None
+):
     """Writes SIZES examples; image i of class i % 3 has the value i everywhere."""
+    kind = isinstance(features, tfds.features.FeaturesDict)
     features = features or {
         'image': tfds.features.Image(shape=shape),
         'label': tfds.features.ClassLabel(names=['cat', 'dog', 'emu']),
@@ -39,7 +42,8 @@ def write(folder, name, *, features=None, version='1.0.0', shape=(4, 6, 3), exam
             data_dir=str(path),
             module_name='',
         ),
-        features=tfds.features.FeaturesDict(features),
+        features=features if kind else tfds.features.FeaturesDict(features),
+        supervised_keys=keys,
     )
     path.mkdir(parents=True)
     writer = tfds.core.SequentialWriter(info, max_examples_per_shard=5, file_format='array_record')
@@ -69,6 +73,23 @@ def test_records(data_dir):
         np.testing.assert_array_equal(record['image'], np.full((4, 6, 3), i, np.uint8))
         assert record['label'] == i % 3
     np.testing.assert_array_equal(source.labels(), np.arange(12) % 3)
+
+
+@pytest.mark.parametrize(
+    ('keys', 'pair'), [(('en', 'de'), ('en', 'de')), (None, ('de', 'en')), (('de', 'en'),) * 2]
+)
+def test_translations(data_dir, keys, pair):
+    features = tfds.features.Translation(languages=('de', 'en'))
+    sentence = lambda i: {'de': f'Satz {i}: ü', 'en': f'sentence {i}'}  # noqa: E731
+    write(data_dir, 'sentences', features=features, example=sentence, keys=keys)
+    source = open_source('tfds:sentences', 'train[:3]')
+    assert source.info.num_classes == 0
+    for i in range(3):
+        assert source[i] == dict(
+            zip(('source', 'target'), (sentence(i)[language] for language in pair), strict=True)
+        )
+    with pytest.raises(UserError, match='have no classes'):
+        source.labels()
 
 
 def test_splits(data_dir):

@@ -2,8 +2,9 @@
 
 Example g of training is row g % batch_size of batch g // batch_size. It is example
 shuffled(g % N) of epoch g // N, and its transforms draw from a generator keyed by
-(seed, g). So batch k is a pure function of (seed, k): resuming is `start_step=k`, and
-any number of processes, workers and threads sees the same examples in the same order.
+(seed, g). Sequences are in batches of like lengths instead, see `vit_jax.data.buckets`.
+So batch k is a pure function of (seed, k): resuming is `start_step=k`, and any number of
+processes, workers and threads sees the same examples in the same order.
 Grain supplies what is left: reading ahead in threads and worker processes.
 """
 
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import order
+from vit_jax.data import buckets, order
+from vit_jax.data.buckets import Bucketed
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.splits import Cached, Subset
 from vit_jax.data.transforms import Transforms
@@ -40,8 +42,41 @@ class ArraySpec:
     dtype: np.dtype
 
 
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """The batches of training data.
+
+    Attributes:
+      examples: of an epoch.
+      batch_size: examples of a global batch, on average where there are buckets.
+      rows: of each kind of batch; None stands for `batch_size`.
+      shapes: of one example of each kind of batch, and how many of them a batch has on the
+        average of all batches.
+    """
+
+    examples: int
+    batch_size: float
+    rows: tuple[int | None, ...]
+    shapes: tuple[tuple[float, dict[str, ArraySpec]], ...]
+
+
+def epoch(source: Subset | Bucketed, transforms: Transforms, batch_size: int) -> Epoch:
+    """What an epoch of `train_batches` is made of."""
+    if not isinstance(source, Bucketed):
+        shapes = ((batch_size, element_spec(source, transforms)),)
+        return Epoch(len(source), batch_size, (None,), shapes)
+    plan = source.train_plan(batch_size)
+    kinds = zip(plan.counts, plan.rows, plan.bounds, strict=True)
+    return Epoch(
+        plan.examples,
+        plan.examples / plan.steps,
+        plan.rows,
+        tuple((n * rows / plan.steps, _sequences(source, bound)) for n, rows, bound in kinds),
+    )
+
+
 def train_batches(
-    source: Subset,
+    source: Subset | Bucketed,
     transforms: Transforms,
     *,
     batch_size: int,
@@ -59,9 +94,10 @@ def train_batches(
     A broken record is replaced by the next one that can be read.
 
     Args:
-      source: what `open_source` returns.
-      transforms: applied to each example.
-      batch_size: examples of a global batch, over all processes.
+      source: what `open_source` returns, or that in buckets.
+      transforms: applied to each example; to those in buckets they have been.
+      batch_size: examples of a global batch, over all processes; of sequences in buckets
+        their padded length counts.
       seed: of order and transforms, 0 or more.
       start_step: the first batch to yield.
       process_index: yields rows [p * b, (p + 1) * b) of each global batch, where
@@ -74,19 +110,26 @@ def train_batches(
       stall_seconds: raises `watchdog.Stalled` if a batch takes longer; 0 never does.
 
     Yields:
-      {name: array [b, ...]}: `image` uint8 [b, H, W, C], `label` int32 [b].
+      {name: array [b, ...]}: `image` uint8 [b, H, W, C], `label` int32 [b]. Of sequences in
+      buckets int32 [b, length of the bucket], filled up with 0, `index` int32 [b], the number
+      in the source, and `mask` float32 [b], which is 0 in the rows that fill the last batch.
 
     Raises:
       UserError: if there are fewer examples than `batch_size`, if it does not divide
         among the processes, or if examples differ in shape.
     """
+    if seed < 0:
+        raise UserError(f'seed={seed}: must be 0 or more')
+    if isinstance(source, Bucketed):
+        plan = source.train_plan(batch_size)
+        local = tuple(_local_rows(rows, process_index, process_count) for rows in plan.rows)
+        make = buckets.Loader(source, plan, local, seed).train_batch
+        return _read_ahead(make, start_step, sys.maxsize, workers, threads, stall_seconds)
     if batch_size > len(source):
         raise UserError(
             f'{source.title}: {len(source)} examples are fewer than batch_size={batch_size}; '
             'lower it or take a larger split'
         )
-    if seed < 0:
-        raise UserError(f'seed={seed}: must be 0 or more')
     rows = _local_rows(batch_size, process_index, process_count)
     spec = element_spec(source, transforms)
     loader = _Loader(_view(source, cache, workers), transforms, spec, batch_size, rows, seed)
@@ -94,7 +137,7 @@ def train_batches(
 
 
 def eval_batches(
-    source: Subset,
+    source: Subset | Bucketed,
     transforms: Transforms,
     *,
     batch_size: int,
@@ -104,15 +147,22 @@ def eval_batches(
     threads: int | None = None,
     cache: bool = False,
     stall_seconds: float = STALL_SECONDS,
+    multiple: int = 1,
 ) -> Iterator[Batch]:
-    """Every example once, in the order of the source.
+    """Every example once, in the order of the source, or bucket after bucket.
 
-    Arguments and errors are those of `train_batches`.
+    Arguments and errors are those of `train_batches`; of sequences in buckets, a batch has a
+    multiple of `multiple` rows.
 
     Yields:
       ceil(N / batch_size) batches on every process, with a further `mask`, float32 [b]:
       1 for an example, 0 for the padding of the last batch and for broken records.
     """
+    if isinstance(source, Bucketed):
+        plan = source.eval_plan(batch_size, multiple)
+        local = tuple(_local_rows(rows, process_index, process_count) for rows in plan.rows)
+        make = buckets.Loader(source, plan, local).eval_batch
+        return _read_ahead(make, 0, plan.steps, workers, threads, stall_seconds)
     rows = _local_rows(batch_size, process_index, process_count)
     spec = element_spec(source, transforms)
     loader = _Loader(_view(source, cache, workers), transforms, spec, batch_size, rows)
@@ -120,14 +170,28 @@ def eval_batches(
     return _read_ahead(loader.eval_batch, 0, stop, workers, threads, stall_seconds)
 
 
-def element_spec(source: Subset, transforms: Transforms) -> dict[str, ArraySpec]:
-    """Shapes and dtypes of one transformed example: integers are int32, floats float32."""
+def element_spec(source: Subset | Bucketed, transforms: Transforms) -> dict[str, ArraySpec]:
+    """Shapes and dtypes of one transformed example: integers are int32, floats float32.
+
+    Sequences in buckets have the length of the longest bucket.
+    """
+    if isinstance(source, Bucketed):
+        return _sequences(source, source.bounds[-1])
     index, record = _first_readable(source, 0)
     try:
         record = transforms(record, example_rng(0, 0))
     except UserError as error:
         raise _named(error, source, index) from error
+    if texts := [key for key, value in record.items() if isinstance(value, str)]:
+        raise UserError(
+            f'{source.title}: {texts[0]!r} is text; make ids of it with config.data.vocab and '
+            "transforms='tokenize', and batches with config.data.buckets=(16, 32, 64)"
+        )
     return {key: _array_spec(value) for key, value in record.items()}
+
+
+def _sequences(source: Bucketed, length: int) -> dict[str, ArraySpec]:
+    return {name: ArraySpec((length,), np.dtype(np.int32)) for name in source.names}
 
 
 _local = threading.local()
@@ -239,9 +303,10 @@ def _zeros(spec: dict[str, ArraySpec], rows: int) -> Batch:
 def _checked(key: str, value: Any, shape: tuple[int, ...]) -> Any:
     # Assignment would broadcast one channel to three.
     if np.shape(value) != shape:
+        how = "with 'resize(224)'" if len(shape) > 1 else 'set config.data.buckets=(16, 32, 64)'
         raise UserError(
             f'{key} of shape {np.shape(value)} among others of {shape}; bring all to one size, '
-            "for example with 'resize(224)'"
+            f'for example {how}'
         )
     return value
 

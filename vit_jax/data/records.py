@@ -21,18 +21,21 @@ class SourceInfo:
     Attributes:
       num_classes: labels are in 0..num_classes-1.
       class_names: one name a class.
+      vocab_size: ids of sequences are in 0..vocab_size-1; 0 where there are none.
     """
 
     num_classes: int
     class_names: tuple[str, ...]
+    vocab_size: int = 0
 
 
 class Source(Protocol):
     """Random access to the examples of one split.
 
     A record is a dict of numpy arrays and numbers; for classification `image`
-    (uint8 [H, W, C]) and `label`. `__getitem__` is called from several threads at once,
-    and raises `BrokenRecord` for a record that cannot be decoded.
+    (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`.
+    `__getitem__` is called from several threads at once, and raises `BrokenRecord` for a
+    record that cannot be decoded.
     """
 
     @property

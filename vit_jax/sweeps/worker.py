@@ -161,7 +161,8 @@ def reporter(study: Study, job: Job) -> train.Report:
 
     Evaluations that a resumed run repeats are already there.
     """
-    trial = job.trial
+    trial, metric = job.trial, study.sweep.metric
+    entry = metric.rpartition('/')[0]
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
 
     def tell(step: int, value: float) -> bool:
@@ -171,7 +172,9 @@ def reporter(study: Study, job: Job) -> train.Report:
         return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
-        value = pick(results, study.sweep.metric)
+        if not any(name.startswith(entry) for name in results):
+            return False  # this one has an `every` of its own
+        value = pick(results, metric)
         return bool(workdir.on_process_0(lambda: int(tell(step, value))))
 
     return report

@@ -22,6 +22,7 @@ TITLES = {
     'accuracy': 'Accuracy',
     'lr': 'Learning rate',
     'images_per_sec': 'Images/s',
+    'tokens_per_sec': 'Tokens/s',
 }
 MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
@@ -145,7 +146,7 @@ def _scale(axes: Axes, key: str, last: int, bottom: bool) -> None:
     axes.set_xlim(0, last * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=''))
-    if key in ('lr', 'images_per_sec'):
+    if key == 'lr' or key.endswith('_per_sec'):
         axes.set_ylim(0, axes.dataLim.y1 * 1.25 or 1)
         axes.yaxis.set_major_formatter(EngFormatter(sep='') if key != 'lr' else '{x:g}')
     if bottom:

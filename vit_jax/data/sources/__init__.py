@@ -1,9 +1,10 @@
 """Where examples come from: a name and a split open a random-access source.
 
-Names: `digits`, `tfds:NAME`, `folder:PATH`, or a dotted module of one's own that has a
-class `Source(path, split)` as `vit_jax.data.records.Source` describes it. Splits follow
-TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]`
-(see `vit_jax.data.splits`). `only_classes` of what is opened leaves some classes out.
+Names: `digits`, `tfds:NAME`, `folder:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted module
+of one's own that has a class `Source(path, split)` as `vit_jax.data.records.Source` describes
+it. Splits follow TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and
+`train[:5 per class]` (see `vit_jax.data.splits`). `only_classes` of what is opened leaves some
+classes out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def open_source(name: str, split: str) -> Subset:
     """The examples that `split` selects of the source `name`.
 
     Args:
-      name: `digits`, `tfds:cifar10`, `folder:/data/flowers`, `my_lab.sources.foo:PATH`.
+      name: `digits`, `tfds:cifar10`, `folder:/data/flowers`, `text:/data/train.en,train.de`,
+        `my_lab.sources.foo:PATH`.
       split: a split expression, for example `train[:90%]`.
 
     Raises:

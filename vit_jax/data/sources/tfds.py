@@ -23,10 +23,12 @@ CHUNK = 1024  # records are read several times faster together
 
 
 class Source:
-    """One split of a prepared data set that has the features `image` and `label`.
+    """One split of a prepared data set of images with labels, or of pairs of sentences.
 
-    Images are grey, [H, W, 1], where the data set declares one channel, and RGB elsewhere;
-    other features are not read.
+    The former has the features `image` and `label`: images are grey, [H, W, 1], where the data
+    set declares one channel, and RGB elsewhere; other features are not read. The latter has
+    one text a language and nothing else: the first of the pair that the data set declares for
+    supervised training, or of its features, is `source`, the other `target`.
     """
 
     def __init__(self, path: str, split: str):
@@ -38,21 +40,16 @@ class Source:
         splits = builder.info.splits
         if split not in splits:
             raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
-        features = builder.info.features
-        kinds = {'image': tfds.features.Image, 'label': tfds.features.ClassLabel}
-        for key, kind in kinds.items():
-            if key not in features or not isinstance(features[key], kind):
-                raise UserError(
-                    f'source {self._title}: has no {key!r} of type {kind.__name__}; its features '
-                    f'are {", ".join(features)}'
-                )
-        self.info = SourceInfo(features['label'].num_classes, tuple(features['label'].names))
-        self._channels = 1 if features['image'].shape[-1] == 1 else 3
         self._split = split
+        self._pair = _languages(tfds, builder.info)
+        decoders: dict[str, Any] = {}
+        if self._pair:
+            self.info = SourceInfo(0, ())
+        else:
+            self.info = self._read_features(tfds, builder.info.features)
+            decoders = {'image': tfds.decode.SkipDecoding()}
         try:
-            self._records = builder.as_data_source(
-                split, decoders={'image': tfds.decode.SkipDecoding()}
-            )
+            self._records = builder.as_data_source(split, decoders=decoders)
         except NotImplementedError as error:
             raise UserError(
                 f'source {self._title}: stored as {builder.info.file_format.value}, which has no '
@@ -60,16 +57,31 @@ class Source:
                 f"--dataset_version_dir={folder} --out_file_format=array_record'"
             ) from error
 
+    def _read_features(self, tfds: Any, features: Any) -> SourceInfo:
+        kinds = {'image': tfds.features.Image, 'label': tfds.features.ClassLabel}
+        for key, kind in kinds.items():
+            if key not in features or not isinstance(features[key], kind):
+                raise UserError(
+                    f'source {self._title}: has no {key!r} of type {kind.__name__}; its features '
+                    f'are {", ".join(features)}'
+                )
+        self._channels = 1 if features['image'].shape[-1] == 1 else 3
+        return SourceInfo(features['label'].num_classes, tuple(features['label'].names))
+
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int, /) -> Record:
         record = self._read(index)
         name = self.record_name(index)
+        if self._pair:
+            return _sentences(record, self._pair, name)
         image = images.decode(record['image'], name=name, channels=self._channels)
         return {'image': image, 'label': int(record['label'])}
 
     def labels(self) -> np.ndarray:
+        if self._pair:
+            raise UserError(f'source {self._title}: pairs of sentences have no classes')
         return self._labels
 
     @functools.cached_property
@@ -86,6 +98,22 @@ class Source:
             return self._records[index]
         except Exception as error:  # the readers raise many kinds, none of them documented
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
+
+
+def _languages(tfds: Any, info: Any) -> tuple[str, ...]:
+    """The two languages of a data set for translation; none of another."""
+    texts = [k for k, kind in info.features.items() if isinstance(kind, tfds.features.Text)]
+    if len(texts) != 2 or len(info.features) != 2:
+        return ()
+    return tuple(info.supervised_keys or texts)
+
+
+def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Record:
+    try:
+        source, target = (record[language].decode() for language in pair)
+    except UnicodeDecodeError as error:
+        raise BrokenRecord(f'{name}: no UTF-8 ({error.reason})') from error
+    return {'source': source, 'target': target}
 
 
 def data_dir() -> pathlib.Path:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import image, randaugment
+from vit_jax.data.transforms import image, randaugment, text
+from vit_jax.data.vocabulary import Vocabulary
 from vit_jax.errors import UserError, nearest
 
 Step = Callable[[Record, np.random.Generator], Record]
@@ -42,6 +43,9 @@ TRANSFORMS: dict[str, Callable[..., Callable]] = {
         image.resize_small,
         image.value_range,
         randaugment.randaugment,
+        text.lower,
+        text.swap,
+        text.tokenize,
     )
 }
 
@@ -54,11 +58,13 @@ class Transforms:
       spec: the text they were read from.
       steps: functions of (record, rng).
       random: whether any of them draws random numbers.
+      vocab: for those that make ids of text.
     """
 
     spec: str
     steps: tuple[Step, ...]
     random: bool
+    vocab: Vocabulary | None = None
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Record:
         for step in self.steps:
@@ -67,25 +73,30 @@ class Transforms:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The steps are closures; the text is what travels to worker processes.
-        return parse_transforms, (self.spec,)
+        return parse_transforms, (self.spec, self.vocab)
 
 
-def parse_transforms(spec: str) -> Transforms:
+def parse_transforms(spec: str, vocab: Vocabulary | None = None) -> Transforms:
     """Reads `a(1, x=2)|b`; nothing in the text is executed but the functions it names.
+
+    Args:
+      spec: the text.
+      vocab: given to the functions that take a `vocab`.
 
     Raises:
       UserError: if the text is malformed, or a name or an argument is wrong.
     """
     if not spec.strip():
-        return Transforms(spec, (), random=False)
+        return Transforms(spec, (), random=False, vocab=vocab)
     try:
         tree = ast.parse(spec.strip(), mode='eval').body
     except (SyntaxError, ValueError) as error:
         raise UserError(
             f"transforms {spec!r}: {error}; write for example 'pad_and_crop(4)|flip'"
         ) from error
-    steps = [_make(node, spec) for node in _pieces(tree)]
-    return Transforms(spec, tuple(step for step, _ in steps), any(random for _, random in steps))
+    made = [_make(node, spec, vocab) for node in _pieces(tree)]
+    steps = tuple(step for step, _ in made)
+    return Transforms(spec, steps, any(random for _, random in made), vocab)
 
 
 def _pieces(node: ast.expr) -> list[ast.expr]:
@@ -95,13 +106,15 @@ def _pieces(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _make(node: ast.expr, spec: str) -> tuple[Step, bool]:
+def _make(node: ast.expr, spec: str, vocab: Vocabulary | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     where = f'transforms {spec!r}: {ast.unparse(node)!r}'
     args, kwargs = _arguments(call, where)
     factory = _factory(ast.unparse(call.func), where)
     signature = inspect.signature(factory)
+    if 'vocab' in signature.parameters:
+        kwargs['vocab'] = vocab
     try:
         signature.bind(*args, **kwargs)
         apply = factory(*args, **kwargs)

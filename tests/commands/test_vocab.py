@@ -1,0 +1,63 @@
+"""`vocab`: the file it writes is what a config takes."""
+
+import numpy as np
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.data import vocabulary
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def text(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [''.join(rng.choice(list('ABCdefgh'), 4)) for _ in range(30)]
+    lines = ['\t'.join(' '.join(rng.choice(words, 5)) for _ in range(2)) for _ in range(100)]
+    (tmp_path / 'pairs.tsv').write_text('\n'.join(lines))
+    return f'text:{tmp_path}/pairs.tsv'
+
+
+@pytest.mark.parametrize('kind', vocabulary.KINDS)
+def test_both_sides_share_the_vocabulary(tmp_path, text, capsys, kind):
+    path = tmp_path / 'v.model'
+    assert main(['vocab', text, '--size', '40', '--kind', kind, '--output', str(path)]) == 0
+    vocab, source = vocabulary.load(path), open_source(text, 'train')
+    assert len(vocab) == 40
+    lengths = []
+    for i in range(len(source)):
+        for sentence in source[i].values():
+            ids = vocab.encode(sentence)
+            lengths.append(len(ids) + 1)
+            assert vocabulary.UNK not in ids
+            assert vocab.decode(ids) == sentence
+    expected = f'40 pieces of 200 sentences, which have {np.mean(lengths):.1f} on average'
+    assert f'{expected} and {max(lengths)} at most' in capsys.readouterr().out
+
+
+def test_lower_case(tmp_path, text):
+    path = tmp_path / 'v.model'
+    main(['vocab', text, '--size', '40', '--lower', '--output', str(path)])
+    pieces = vocabulary.load(path).pieces(range(4, 40))
+    assert all(piece == piece.lower() for piece in pieces)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, text, capsys):
+    path = tmp_path / 'v.model'
+    path.write_bytes(b'precious')
+    assert main(['vocab', text, '--output', str(path)]) == 2
+    assert 'already there' in capsys.readouterr().err
+    assert path.read_bytes() == b'precious'
+    path.unlink()
+    assert main(['vocab', text, '--size', '100000', '--output', str(path)]) == 2
+    assert 'too high' in capsys.readouterr().err
+    assert main(['vocab', text, '--output', str(tmp_path / 'no' / 'v.model')]) == 2
+    assert 'there is no folder' in capsys.readouterr().err
+    assert {p.name for p in tmp_path.iterdir()} == {'pairs.tsv'}
+
+
+def test_images_have_no_vocabulary(tmp_path):
+    from vit_jax.commands import vocab
+
+    with pytest.raises(UserError, match='digits train: a vocabulary is made of pairs'):
+        vocab.main(['digits', '--output', str(tmp_path / 'v.model')])

@@ -1,0 +1,345 @@
+"""Batches of sequences: every example once an epoch, whatever the process or the bucket."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from vit_jax.data import pipeline, vocabulary
+from vit_jax.data.buckets import ROWS, Bucketed
+from vit_jax.data.records import BrokenRecord, SourceInfo
+from vit_jax.data.sources import open_source
+from vit_jax.data.splits import Subset
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+PLAIN = parse_transforms('')
+BOUNDS = (4, 8, 16)
+BATCH = 16 * 16  # tokens: 64, 32 and 16 rows
+
+
+class Sequences:
+    """Record i has a source of lengths[i] tokens i + 1 and a target of half of them."""
+
+    info = SourceInfo(0, (), vocab_size=1000)
+
+    def __init__(self, lengths, broken=()):
+        self.lengths, self.broken, self.reads = lengths, broken, 0
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if index in self.broken:
+            raise BrokenRecord(f'number {index}: torn')
+        source = np.full(self.lengths[index], index + 1)
+        return {'source': source, 'target': source[: (len(source) + 1) // 2]}
+
+    def labels(self):
+        raise NotImplementedError
+
+    def record_name(self, index):
+        return f'number {index}'
+
+
+def bucketed(lengths=None, cache=False, **options):
+    lengths = np.random.default_rng(0).integers(1, 17, 400) if lengths is None else lengths
+    source = Sequences(lengths, **options)
+    return Bucketed(Subset('numbers', [(source, np.arange(len(lengths)))]), PLAIN, BOUNDS, cache)
+
+
+def take(source, n, **options):
+    options = {'batch_size': BATCH, 'seed': 3, 'threads': 2} | options
+    batches = pipeline.train_batches(source, PLAIN, **options)
+    taken = list(itertools.islice(batches, n))
+    batches.close()
+    return taken
+
+
+def steps(source):
+    return source.train_plan(BATCH).steps
+
+
+def indices(batches):
+    return np.concatenate([batch['index'][batch['mask'] == 1] for batch in batches])
+
+
+def assert_equal(a, b):
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert one[key].dtype == other[key].dtype
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def test_arrays():
+    source = bucketed()
+    shapes = set()
+    for batch in take(source, steps(source)):
+        rows, length = batch['source'].shape
+        shapes.add((rows, length))
+        assert batch['target'].shape == (rows, length)
+        assert {k: v.dtype.name for k, v in batch.items()} == {
+            'source': 'int32',
+            'target': 'int32',
+            'index': 'int32',
+            'mask': 'float32',
+        }
+    assert shapes == {(64, 4), (32, 8), (16, 16)}
+    assert all(rows * length == BATCH for rows, length in shapes)
+
+
+def test_rows_hold_their_example_and_padding():
+    source = bucketed()
+    for batch in take(source, steps(source)):
+        for row, (index, mask) in enumerate(zip(batch['index'], batch['mask'], strict=True)):
+            for name in ('source', 'target'):
+                expected = source[index][name] if mask else []
+                padded = np.pad(expected, (0, batch[name].shape[1] - len(expected)))
+                np.testing.assert_array_equal(batch[name][row], padded)
+
+
+def test_an_example_is_in_the_shortest_bucket_that_holds_it():
+    source = bucketed()
+    lows = dict(zip(BOUNDS, (0, *BOUNDS[:-1]), strict=True))
+    for batch in take(source, steps(source)):
+        length = batch['source'].shape[1]
+        own = source.lengths[batch['index'][batch['mask'] == 1]]
+        assert own.max() <= length
+        assert own.min() > lows[length]
+
+
+@pytest.mark.parametrize('size', [1, 15, 16, 400])
+def test_every_epoch_is_a_permutation_in_the_same_number_of_steps(size):
+    lengths = np.random.default_rng(1).integers(1, 17, size)
+    source = bucketed(lengths)
+    n = steps(source)
+    rows = {4: 64, 8: 32, 16: 16}
+    counts = np.bincount(np.searchsorted(BOUNDS, lengths), minlength=3)
+    assert n == sum(-(-c // r) for c, r in zip(counts, rows.values(), strict=True))
+    batches = take(source, 3 * n)
+    epochs = [indices(batches[i * n : (i + 1) * n]) for i in range(3)]
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
+    if size == 400:
+        assert not np.array_equal(epochs[0], epochs[1])
+        assert not np.array_equal(epochs[1], epochs[2])
+
+
+def test_batches_of_all_buckets_are_mixed():
+    source = bucketed(np.random.default_rng(0).integers(1, 17, 2000))
+    lengths = [batch['source'].shape[1] for batch in take(source, steps(source))]
+    assert sum(a != b for a, b in itertools.pairwise(lengths)) > len(lengths) / 4
+
+
+def test_only_the_last_batch_of_a_bucket_is_filled_up():
+    source = bucketed()
+    plan = source.train_plan(BATCH)
+    free = dict.fromkeys(BOUNDS, 0)
+    for batch in take(source, plan.steps):
+        mask = batch['mask']
+        assert not (np.diff(mask) > 0).any()
+        free[batch['source'].shape[1]] += int((mask == 0).sum())
+    for bound, rows, members in zip(BOUNDS, plan.rows, plan.members, strict=True):
+        assert free[bound] == -len(members) % rows
+
+
+def test_seeds_differ():
+    one, other = (indices(take(bucketed(), 6, seed=seed)) for seed in (3, 4))
+    assert not np.array_equal(one[:50], other[:50])
+
+
+@pytest.mark.parametrize('start', [1, 7, 19, 20, 21, 45])
+def test_resumed_is_continued(start):
+    source = bucketed()
+    whole = take(source, start + 4)
+    assert_equal(take(source, 4, start_step=start), whole[start:])
+
+
+@pytest.mark.parametrize('processes', [2, 4])
+def test_processes_together_see_the_global_batch(processes):
+    source = bucketed()
+    n = steps(source) + 3
+    parts = [take(source, n, process_index=p, process_count=processes) for p in range(processes)]
+    together = [
+        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert_equal(together, take(source, n))
+
+
+def test_how_it_is_read_does_not_show():
+    expected = take(bucketed(), 30)
+    assert_equal(take(bucketed(), 30, threads=0), expected)
+    assert_equal(take(bucketed(cache=True), 30, threads=5, cache=True), expected)
+
+
+def test_worker_processes_do_not_show():
+    source = Bucketed(open_source('synthetic:copy', 'train[:200]'), PLAIN, (8, 16))
+    assert_equal(take(source, 3, workers=1, threads=1, start_step=2), take(source, 5)[2:])
+
+
+def test_cache_reads_each_record_once():
+    source = bucketed(cache=True)
+    reads = source.source._parts[0][0]
+    assert reads.reads == 400
+    take(source, 30)
+    assert reads.reads == 400
+
+
+def test_examples_beyond_the_last_bucket_are_left_out_of_training():
+    source = bucketed([3, 17, 5, 16, 40])
+    epoch = pipeline.epoch(source, PLAIN, BATCH)
+    assert epoch.examples == 3
+    np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
+
+
+def test_what_an_epoch_is_made_of():
+    source = bucketed()
+    epoch = pipeline.epoch(source, PLAIN, BATCH)
+    batches = take(source, steps(source))
+    assert epoch.batch_size * len(batches) == pytest.approx(epoch.examples)
+    rows = np.mean([len(batch['mask']) for batch in batches])
+    assert sum(mean for mean, _ in epoch.shapes) == pytest.approx(rows)
+    assert [spec['source'].shape for _, spec in epoch.shapes] == [(4,), (8,), (16,)]
+    assert pipeline.element_spec(source, PLAIN) == epoch.shapes[-1][1]
+
+
+def test_rows_are_a_multiple_that_devices_share():
+    assert bucketed().train_plan(BATCH + 100).rows == (88, 40, 16)
+    assert all(rows % ROWS == 0 for rows in bucketed().train_plan(1000).rows)
+
+
+# -- evaluation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+@pytest.mark.parametrize('multiple', [2, 8])
+def test_evaluation_has_every_example_once(processes, multiple):
+    lengths = [*np.random.default_rng(0).integers(1, 17, 150), 40, 17]
+    parts = [
+        list(
+            pipeline.eval_batches(
+                bucketed(lengths),
+                PLAIN,
+                batch_size=64,
+                multiple=multiple,
+                process_index=p,
+                process_count=processes,
+            )
+        )
+        for p in range(processes)
+    ]
+    together = [
+        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert all(len(batch['mask']) % multiple == 0 for batch in together)
+    assert together[-1]['source'].shape[1] == 40
+    np.testing.assert_array_equal(np.sort(indices(together)), np.arange(152))
+    ids = np.concatenate([batch['source'][batch['mask'] == 1, 0] for batch in together])
+    np.testing.assert_array_equal(ids, indices(together) + 1)
+
+
+def test_evaluation_takes_no_more_rows_than_needed():
+    source = bucketed([3, 3, 3])
+    (batch,) = pipeline.eval_batches(source, PLAIN, batch_size=BATCH, multiple=2)
+    assert batch['source'].shape == (4, 4)
+
+
+def test_broken_records_are_in_no_batch():
+    source = bucketed([3] * 20, broken=(2, 7))
+    np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(take(source, 1))), [2, 7])
+    batches = list(pipeline.eval_batches(source, PLAIN, batch_size=BATCH))
+    np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(batches)), [2, 7])
+
+
+# -- text and mistakes ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def vocab():
+    return vocabulary.train(['Ein Mann fährt Rad', 'a man rides'] * 50, 40, 'bpe')
+
+
+def text(tmp_path):
+    (tmp_path / 'p.tsv').write_text('A man\tEin Mann\na bike\tEin Rad\n')
+    return open_source(f'text:{tmp_path}/p.tsv', 'train')
+
+
+def test_tokenize_ends_every_sentence(tmp_path, vocab):
+    source = Bucketed(text(tmp_path), parse_transforms('tokenize', vocab), (32,))
+    record = source[0]
+    assert record['target'].tolist() == [*vocab.encode('Ein Mann'), vocabulary.EOS]
+    assert record['source'].dtype == np.int32
+    assert source.info.vocab_size == 40
+
+
+def test_tokenize_cuts_and_still_ends(tmp_path, vocab):
+    apply = parse_transforms('tokenize(max_len=3)', vocab)
+    record = apply(text(tmp_path)[0], None)
+    assert record['target'].tolist() == [*vocab.encode('Ein Mann')[:2], vocabulary.EOS]
+
+
+def test_lower_and_swap(tmp_path):
+    record = parse_transforms('swap|lower')(text(tmp_path)[0], None)
+    assert record == {'source': 'ein mann', 'target': 'a man'}
+
+
+def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
+    source = Bucketed(text(tmp_path), parse_transforms('lower|tokenize', vocab), (32,))
+    copy = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(copy[1]['source'], source[1]['source'])
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        ('tokenize', r"'tokenize': there is no vocabulary: set config\.data\.vocab"),
+        ('lower', r"p\.tsv line 1: 'source' is no sequence of ids.*end in 'tokenize'"),
+        ('flip', 'lengths that are random have no bucket'),
+    ],
+)
+def test_transforms_that_make_no_sequences(tmp_path, spec, message):
+    with pytest.raises(UserError, match=message):
+        Bucketed(text(tmp_path), parse_transforms(spec), (32,))
+
+
+def test_text_without_buckets_says_what_to_set(tmp_path):
+    with pytest.raises(
+        UserError, match=r"'source' is text; .*config\.data\.buckets=\(16, 32, 64\)"
+    ):
+        pipeline.element_spec(text(tmp_path), PLAIN)
+    source = open_source('synthetic:copy', 'train')
+    with pytest.raises(UserError, match=r'set config\.data\.buckets'):
+        list(itertools.islice(pipeline.train_batches(source, PLAIN, batch_size=8, seed=0), 1))
+
+
+@pytest.mark.parametrize('bounds', [(), (8, 4), (4, 4), (0, 4), (4.5,)])
+def test_bounds_grow(bounds):
+    with pytest.raises(UserError, match='write growing lengths'):
+        Bucketed(open_source('synthetic:copy', 'train[:9]'), PLAIN, bounds)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'batch_size': 127}, 'batch_size=127: with buckets it counts tokens, and 8 rows of 16'),
+        ({'seed': -1}, 'seed=-1'),
+        ({'process_count': 3}, 'divide among the 3 processes'),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(UserError, match=message):
+        take(bucketed(), 1, **options)
+
+
+def test_only_long_examples():
+    with pytest.raises(UserError, match='numbers: no example has at most 16 tokens'):
+        take(bucketed([20, 30]), 1)

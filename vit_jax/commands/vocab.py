@@ -1,0 +1,63 @@
+"""Make a subword vocabulary of both sides of a text."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes a SentencePiece model, and says how long sentences are in its pieces."""
+    parser = Parser('vocab', __doc__)
+    parser.add_argument(
+        'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME of a translation'
+    )
+    parser.add_argument('--split', default='train', help="'train', 'train[:100000]'")
+    parser.add_argument('--size', type=int, default=8000, help='pieces, the four special ids too')
+    parser.add_argument('--kind', default='unigram', help='unigram or bpe')
+    parser.add_argument('--lower', action='store_true', help="for transforms='lower|tokenize'")
+    parser.add_argument('--output', required=True, metavar='FILE', help='for config.data.vocab')
+    args = parser.parse_args(argv)
+    output = pathlib.Path(args.output).expanduser()
+    check_output(output)
+    from vit_jax import workdir
+    from vit_jax.data import sources, vocabulary
+
+    source = sources.open_source(args.source, args.split)
+    vocab = vocabulary.train(sentences(source, args.lower), args.size, args.kind)
+    count = pieces = longest = 0
+    for sentence in sentences(source, args.lower):
+        length = len(vocab.encode(sentence)) + 1
+        count, pieces, longest = count + 1, pieces + length, max(longest, length)
+    workdir.write_bytes_atomic(output, vocab.model)
+    print(
+        f'{output}: {len(vocab):,} pieces of {count:,} sentences, which have {pieces / count:.1f} '
+        f'on average and {longest} at most, the end included'
+    )
+    return 0
+
+
+def check_output(path: pathlib.Path) -> None:
+    """Raises UserError if the file exists, or its folder does not."""
+    if path.exists():
+        raise UserError(f'{path} is already there: choose another name or remove it')
+    if not path.parent.is_dir():
+        raise UserError(f'--output {path}: there is no folder {path.parent}')
+
+
+def sentences(source: Any, lower: bool) -> Iterator[str]:
+    """Both sides of every pair.
+
+    Raises:
+      UserError: if the records are no pairs of sentences.
+    """
+    for index in range(len(source)):
+        record = source[index]
+        for side in ('source', 'target'):
+            if not isinstance(text := record.get(side), str):
+                raise UserError(f'{source.title}: a vocabulary is made of pairs of sentences')
+            yield text.lower() if lower else text

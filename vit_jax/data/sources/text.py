@@ -1,0 +1,108 @@
+"""`text:PATH`: pairs of sentences, a pair a line.
+
+    text:/data/pairs.tsv                  source, a tab, target
+    text:/data/train.en,train.de          source and target in two files of equally many lines
+
+The second of two files is looked for beside the first unless it has a folder of its own. A
+file is one split, `train`. Files are UTF-8; pairs with an empty side are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+import numpy as np
+
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.errors import UserError, nearest
+
+log = logging.getLogger(__name__)
+
+
+class Source:
+    """The pairs {'source': str, 'target': str} of one TSV file, or of two parallel files."""
+
+    info = SourceInfo(0, ())
+
+    def __init__(self, path: str, split: str):
+        self._title = f'text:{path}'
+        if split != 'train':
+            raise UserError(f'source {self._title}: ' + nearest('split', split, ['train']))
+        first, comma, second = path.partition(',')
+        self._lines = _Lines(pathlib.Path(first).expanduser())
+        self._targets = _Lines(_beside(first, second)) if comma else None
+        if self._targets is not None and len(self._targets) != len(self._lines):
+            raise UserError(
+                f'source {self._title}: {self._lines.path} has {len(self._lines)} lines, '
+                f'{self._targets.path} has {len(self._targets)}: they are not parallel'
+            )
+        pairs = (self._pair(line) for line in range(len(self._lines)))
+        kept = np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
+        self._kept = np.flatnonzero(kept)
+        if empty := len(kept) - len(self._kept):
+            log.warning('%s: %d pairs left out that have an empty side', self._title, empty)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int, /) -> Record:
+        source, target = self._pair(int(self._kept[index]))
+        return {'source': source, 'target': target}
+
+    def labels(self) -> np.ndarray:
+        raise UserError(f'source {self._title}: pairs of sentences have no classes')
+
+    def record_name(self, index: int, /) -> str:
+        return f'{self._lines.path} line {self._kept[index] + 1}'
+
+    def _pair(self, line: int) -> tuple[str, str]:
+        if self._targets is not None:
+            return self._lines[line], self._targets[line]
+        columns = self._lines[line].split('\t')
+        if columns == ['']:
+            return '', ''
+        if len(columns) != 2:
+            raise UserError(
+                f'{self._lines.path} line {line + 1}: {len(columns)} columns; write the source, '
+                'a tab and the target, or give two files as text:train.en,train.de'
+            )
+        return columns[0], columns[1]
+
+
+class _Lines:
+    """The lines of a UTF-8 file.
+
+    They end at line feeds alone: `str.splitlines` would also split at characters that stand
+    inside of sentences, and the pairs after them would no longer belong together.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        try:
+            self._data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
+        except OSError as error:
+            raise UserError(f'source text: cannot read {path}: {error.strerror}') from error
+        try:
+            self._data.decode()
+        except UnicodeDecodeError as error:
+            line = self._data.count(b'\n', 0, error.start) + 1
+            raise UserError(
+                f'{path} line {line}: no UTF-8 ({error.reason}); convert the file, as with iconv'
+            ) from error
+        ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord('\n'))
+        if not self._data.endswith(b'\n') and self._data:
+            ends = np.append(ends, len(self._data))
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        start = self._ends[index - 1] + 1 if index else 0
+        return self._data[start : self._ends[index]].decode().removesuffix('\r')
+
+
+def _beside(first: str, second: str) -> pathlib.Path:
+    path = pathlib.Path(second).expanduser()
+    return path if len(path.parts) > 1 else pathlib.Path(first).expanduser().with_name(second)

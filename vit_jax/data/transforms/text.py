@@ -1,0 +1,51 @@
+"""Transforms of pairs of sentences, the records {source, target} of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.data.records import Record
+from vit_jax.data.vocabulary import EOS, Vocabulary
+
+SIDES = ('source', 'target')
+Apply = Callable[[Record], Record]
+
+
+def lower() -> Apply:
+    """Lower case on both sides."""
+
+    def apply(record: Record) -> Record:
+        return record | {side: record[side].lower() for side in SIDES}
+
+    return apply
+
+
+def swap() -> Apply:
+    """Translates the other way round: the target becomes the source."""
+
+    def apply(record: Record) -> Record:
+        return record | {'source': record['target'], 'target': record['source']}
+
+    return apply
+
+
+def tokenize(max_len: int | None = None, *, vocab: Vocabulary | None = None) -> Apply:
+    """Both sides become ids, int32 [n], with the end as their last.
+
+    Args:
+      max_len: sentences of more ids, the end counted, are cut; None leaves them as they are.
+      vocab: that of `config.data.vocab`.
+    """
+    if vocab is None:
+        raise ValueError('there is no vocabulary: set config.data.vocab')
+    if max_len is not None and max_len < 2:
+        raise ValueError(f'max_len={max_len}: must be at least 2')
+    keep = None if max_len is None else max_len - 1
+
+    def apply(record: Record) -> Record:
+        ids = {side: vocab.encode(record[side])[:keep] for side in SIDES}
+        return record | {side: np.append(x, np.int32(EOS)) for side, x in ids.items()}
+
+    return apply

@@ -1,0 +1,139 @@
+"""Subword vocabularies: SentencePiece models, and the four ids that every one of them begins with.
+
+Kudo and Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer".
+A run keeps its model in its folder as `vocab.model`, so that later commands need no other file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax import storage
+from vit_jax.errors import UserError, nearest
+
+PAD, BOS, EOS, UNK = range(4)
+KINDS = ('unigram', 'bpe')
+FILE = 'vocab.model'
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A vocabulary as the bytes of its SentencePiece model: equal bytes, equal vocabularies."""
+
+    model: bytes
+
+    def __len__(self) -> int:
+        return self._processor.vocab_size()
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the model."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32 [n], without an end."""
+        return np.array(self._processor.encode(text), np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids before the first end; padding and beginnings have none."""
+        words = [int(i) for i in ids]
+        words = words[: words.index(EOS)] if EOS in words else words
+        return self._processor.decode([i for i in words if i not in (PAD, BOS)])
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The piece of each id, as the axes of attention maps show them."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vocabulary, (self.model,)
+
+
+def load(path: str | pathlib.Path) -> Vocabulary:
+    """The vocabulary in a file.
+
+    Raises:
+      UserError: if there is none, it is no SentencePiece model, or its first ids are not
+        padding, beginning, end and unknown.
+    """
+    try:
+        vocab = Vocabulary(storage.path(path).read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"vocabulary {str(path)!r}: {error.strerror}; make one by 'python -m vit_jax vocab'"
+        ) from error
+    try:
+        processor = vocab._processor
+    except RuntimeError as error:
+        raise UserError(f'vocabulary {str(path)!r}: no SentencePiece model') from error
+    ids = {name: getattr(processor, f'{name}_id')() for name in ('pad', 'bos', 'eos', 'unk')}
+    if list(ids.values()) != [PAD, BOS, EOS, UNK]:
+        have = ', '.join(f'{name} {i}' for name, i in ids.items())
+        raise UserError(
+            f'vocabulary {str(path)!r}: has {have} instead of pad 0, bos 1, eos 2, unk 3; make '
+            "one by 'python -m vit_jax vocab'"
+        )
+    return vocab
+
+
+def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
+    """Raises UserError if the run in `folder` keeps another vocabulary than `vocab`."""
+    kept = folder / FILE
+    if kept.is_file() and (vocab is None or kept.read_bytes() != vocab.model):
+        raise UserError(
+            f'{kept} is another vocabulary than config.data.vocab: set it to {kept}, or choose '
+            'another --workdir'
+        )
+
+
+def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabulary:
+    """Learns `size` pieces, every character of the text among them.
+
+    Args:
+      sentences: of all languages that share the vocabulary.
+      size: with the four special ids.
+      kind: `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
+
+    Raises:
+      UserError: for another kind, or a size that the text does not allow.
+    """
+    import sentencepiece
+
+    if kind not in KINDS:
+        raise UserError('vocabulary: ' + nearest('kind', kind, KINDS))
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=written,
+            vocab_size=size,
+            model_type=kind,
+            character_coverage=1.0,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            num_threads=1,  # the order of sums, and with it the model, would depend on threads
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(f'a vocabulary of {size} pieces: {_reason(error)}') from error
+    return Vocabulary(written.getvalue())
+
+
+def _reason(error: RuntimeError) -> str:
+    """What SentencePiece says, less the place in its code."""
+    return str(error).rpartition('] ')[2].strip().rstrip('.') or 'the text does not allow it'
