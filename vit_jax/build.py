@@ -32,11 +32,12 @@ class Parts:
     layout: sharding.Layout
     total_steps: int
     every: dict[str, int]
+    every_eval: dict[str, int]
     keep_every: int
     schedule: optax.Schedule
     train_step: Callable
     eval_step: Callable
-    evals: dict[str, Callable]
+    evals: dict[str, evaluate_lib.Evaluation]
     init: Callable[..., step_lib.TrainState]
     abstract_state: step_lib.TrainState
 
@@ -94,6 +95,12 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         layout=layout,
         total_steps=durations.total_steps,
         every={k: durations.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        every_eval={
+            name: durations.steps(
+                section.get('every', config.every.eval), f'config.evals.{name}.every'
+            )
+            for name, section in config.evals.items()
+        },
         keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
         schedule=schedule,
         train_step=layout.compile_train(train_step, abstract_state),

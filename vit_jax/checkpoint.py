@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax import checkpoint_format, manifest
@@ -216,6 +217,31 @@ def load_variables(
         _require_intact(directory, step, items)
     variables, meta = checkpoint_format.read_variables(directory / str(step), ema)
     return step, variables, meta
+
+
+def load_mean(
+    directory: str | Path, step: int | None, count: int
+) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
+    """As `load_variables`, the mean of the variables of `step` and the `count` - 1 steps before it.
+
+    Vaswani et al. 2017, section 6.1, take the last 5 checkpoints, 10 minutes apart, or the last 20.
+
+    Raises:
+      UserError: as `load_variables`, or if fewer steps have been kept.
+    """
+    step, variables, meta = load_variables(directory, step)
+    if count == 1:
+        return step, variables, meta
+    steps = [kept for kept in manifest.steps(Path(directory)) if kept <= step][-count:]
+    if not 1 <= count <= len(steps):
+        raise UserError(
+            f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '
+            f'({", ".join(map(str, steps))}); train with a larger config.checkpoint.keep_last'
+        )
+    for other in steps[:-1]:
+        added = load_variables(directory, other)[1]
+        variables = jax.tree.map(np.add, variables, added)
+    return step, jax.tree.map(lambda x: x / np.asarray(count, x.dtype), variables), meta
 
 
 def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> int:

@@ -355,12 +355,12 @@ def make_evaluator(section: ConfigDict, where: str) -> Any:
         no `fit` split for an evaluator that learns.
     """
     if 'evaluator' not in section:
-        check_data(section, where, ['batch_size'])
+        check_data(section, where, ['batch_size', 'every'])
         return None
     cls = evaluator_class(section.evaluator)
     own = set(inspect.signature(cls).parameters)
     fit = ['fit'] if hasattr(cls, 'fit') else []
-    check_data(section, where, ['batch_size', 'evaluator', *fit, *own])
+    check_data(section, where, ['batch_size', 'every', 'evaluator', *fit, *own])
     if fit and 'fit' not in section:
         raise UserError(f"{where}: name the split to learn from, as fit='train'")
     try:

@@ -113,10 +113,16 @@ def open_pass(
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The compiled steps that evaluations take; `predict` is None for a task without one."""
+    """What evaluations take of a task.
+
+    Attributes:
+      evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      derive: {metric: mean} of a whole pass -> what follows from them, for a task that has it.
+    """
 
     evaluate: Callable
     predict: Callable | None
+    derive: Callable[[dict[str, float]], dict[str, float]]
 
 
 def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
@@ -127,13 +133,30 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
     return Steps(
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,
+        derive=getattr(task, 'derive', lambda means: {}),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An entry of `config.evals`, ready to run: a function from variables to {metric: value}.
+
+    Attributes:
+      run: that function.
+      signature: how its numbers were made, where there is a standard for saying so.
+    """
+
+    run: Callable[[PyTree], dict[str, float]]
+    signature: str = ''
+
+    def __call__(self, variables: PyTree) -> dict[str, float]:
+        return self.run(variables)
 
 
 def open_evals(
     config: ConfigDict, layout: sharding.Layout, steps: Steps
-) -> dict[str, Callable[[PyTree], dict[str, float]]]:
-    """For every entry of `config.evals` a function from variables to {metric: value}.
+) -> dict[str, Evaluation]:
+    """The evaluation of every entry of `config.evals`.
 
     Raises:
       UserError: for data that are not there, or do not suit the evaluator.
@@ -141,12 +164,12 @@ def open_evals(
     return {name: _open_eval(name, config, layout, steps) for name in config.evals}
 
 
-def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Callable:
+def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
-    evaluator = config_lib.make_evaluator(section, where)
     test = open_pass(section, config, layout)
+    evaluator = _make_evaluator(section, where, test)
     if evaluator is None:
-        return lambda variables: evaluate(steps.evaluate, layout, variables, test())
+        return Evaluation(lambda variables: _evaluate_task(steps, layout, variables, test()))
     if (predict_step := steps.predict) is None:
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
     fit = open_pass(section, config, layout, section.fit) if 'fit' in section else None
@@ -157,14 +180,44 @@ def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: St
             raise UserError(f'{where}, {fit.source.title}: {e}') from e
 
     def run(variables: PyTree) -> dict[str, float]:
-        evaluator = config_lib.make_evaluator(section, where)
+        evaluator = _make_evaluator(section, where, test)
         stages = [(evaluator.fit, fit)] if fit else []
         for take, one_pass in [*stages, (evaluator.update, test)]:
             for predictions, batch in predict(predict_step, layout, variables, one_pass()):
                 take(predictions, batch)
         return evaluator.result()
 
-    return run
+    return Evaluation(run, getattr(evaluator, 'signature', ''))
+
+
+def _make_evaluator(section: ConfigDict, where: str, test: Pass) -> Any:
+    """The evaluator of an entry, with the text of its data if it takes that; or None."""
+    evaluator = config_lib.make_evaluator(section, where)
+    if hasattr(evaluator, 'read'):
+        try:
+            evaluator.read(text_of(test.source), test.transforms.vocab)
+        except UserError as e:
+            raise UserError(f'{where}: {e}') from e
+    return evaluator
+
+
+def text_of(source: Any) -> list[dict[str, str]]:
+    """The examples of a source in buckets as they are before the transforms make ids of them.
+
+    Raises:
+      UserError: if they are no text.
+    """
+    texts = [source.text(i) for i in range(len(source))] if isinstance(source, Bucketed) else [{}]
+    if not any(texts):
+        raise UserError(f'{source.title} is no text of which config.data.vocab makes ids')
+    return texts
+
+
+def _evaluate_task(
+    steps: Steps, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
+) -> dict[str, float]:
+    means = evaluate(steps.evaluate, layout, variables, batches)
+    return means | steps.derive(means)
 
 
 def evaluate(

@@ -59,7 +59,10 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
 
 
 def load_run(
-    workdir: str | pathlib.Path, step: int | None = None, image_size: load_lib.Size | None = None
+    workdir: str | pathlib.Path,
+    step: int | None = None,
+    image_size: load_lib.Size | None = None,
+    average: int = 1,
 ) -> Run:
     """The run in `workdir` at `step`, or at its newest valid checkpoint.
 
@@ -68,14 +71,15 @@ def load_run(
       step: of a kept checkpoint.
       image_size: height and width of the images to come, for which a learned position embedding is
         resized.
+      average: how many checkpoints to take the mean of, that of `step` and those before.
 
     Raises:
-      UserError: if there is no run or no such checkpoint, or images of this size do not fit it.
+      UserError: if there is no run, no such checkpoint or not as many, or images of this size do not fit it.
     """
     workdir = pathlib.Path(workdir).expanduser().resolve()
     config = read_config(workdir)
     model, task = config_lib.build(config)
-    found, variables, meta = checkpoint.load_variables(workdir / 'checkpoints', step)
+    found, variables, meta = checkpoint.load_mean(workdir / 'checkpoints', step, average)
     if image_size is not None:
         trained_on = meta.get('input_size')
         variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)

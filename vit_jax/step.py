@@ -91,11 +91,15 @@ def make_train_step(
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
 
+    A task whose loss is a mean over something else than examples says by `count(batch)` over how
+    many, and the loss of the whole batch is the mean over all of them: microbatches and devices
+    count by their share.
+
     Returns:
       A function (state, batch) -> (state, {name: scalar}).
     """
 
-    def loss_fn(params, collections, batch, positions, rngs):
+    def loss_fn(params, collections, batch, positions, rngs, usual):
         with stochastic.example_positions(positions):
             outputs, collections = model.apply(
                 {'params': params, **collections},
@@ -105,6 +109,9 @@ def make_train_step(
                 mutable=list(collections),
             )
         loss, metrics = task.loss(outputs, batch)
+        if usual is not None:
+            share = task.count(batch) / usual
+            loss, metrics = jax.tree.map(lambda x: x * share, (loss, metrics))
         return loss, ({'loss': loss, **metrics}, collections)
 
     def train_step(state: TrainState, batch: Batch):
@@ -114,10 +121,11 @@ def make_train_step(
         if hasattr(task, 'augment'):
             with stochastic.example_positions(positions):
                 batch = task.augment(augment_key, batch)
+        usual = usual_count(task, batch, accum_steps, axis_name)
 
         def microbatch(collections, batch_and_positions):
             grads, (metrics, collections) = jax.grad(loss_fn, has_aux=True)(
-                state.params, collections, *batch_and_positions, keys
+                state.params, collections, *batch_and_positions, keys, usual
             )
             return collections, (grads, metrics)
 
@@ -143,6 +151,16 @@ def make_train_step(
         ), metrics
 
     return train_step
+
+
+def usual_count(
+    task: Any, batch: Batch, accum_steps: int, axis_name: str | None
+) -> jax.Array | None:
+    """The mean of `task.count` over microbatches and devices; None where all count the same."""
+    if not hasattr(task, 'count') or (accum_steps == 1 and axis_name is None):
+        return None
+    count = task.count(batch) / accum_steps
+    return count if axis_name is None else jax.lax.pmean(count, axis_name)
 
 
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
@@ -175,16 +193,23 @@ def accumulate(fn: Callable, carry: PyTree, examples: PyTree, steps: int) -> tup
     return carry, jax.tree.map(lambda x: x / steps, total)
 
 
+def bind(model: Any, variables: dict[str, PyTree]) -> Callable[..., Any]:
+    """The call of a model that is not training, and by `method=NAME` its other methods."""
+
+    def apply(*inputs: Any, method: str | None = None) -> Any:
+        options = {'train': False} if method is None else {'method': method}
+        return model.apply(variables, *inputs, **options)
+
+    return apply
+
+
 def make_eval_step(
     model: Any, task: Any, *, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """A function (variables, batch) -> {name: (sum, count)} over the whole global batch."""
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
-        def apply(*inputs):
-            return model.apply(variables, *inputs, train=False)
-
-        sums = task.evaluate(apply, batch)
+        sums = task.evaluate(bind(model, variables), batch)
         return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
     return eval_step
@@ -199,11 +224,8 @@ def make_predict_step(
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
-        def apply(*inputs):
-            return model.apply(variables, *inputs, train=False)
-
         rest = {name: x for name, x in batch.items() if name != 'image'}
-        rows = task.predict(apply, batch), rest
+        rows = task.predict(bind(model, variables), batch), rest
         return rows if axis_name is None else jax.lax.all_gather(rows, axis_name, tiled=True)
 
     return predict_step

@@ -56,7 +56,7 @@ def train(
       folder: the run folder; made if missing.
       stop_at: save and stop after this step, as if preempted there.
       devices: all by default.
-      report: gets the step and the results of every evaluation, on every process; what it
+      report: gets the step and the results whenever evaluations were due, on every process; what it
         returns says whether the run ends there.
       step_timeout: seconds, see `Watchdog`.
 
@@ -125,7 +125,7 @@ def loop(
     total, every = parts.total_steps, parts.every
     meter = Meter(start, parts.config.batch_size, parts.schedule, utilisation(parts))
     batches = train_batches(parts, start)
-    results = evaluate_all(parts, state) if start == total else {}
+    results = evaluate_all(parts, state, start) if start == total else {}
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
@@ -140,9 +140,9 @@ def loop(
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
-        if due(step, every['eval'], total):
+        if any(due(step, own, total) for own in parts.every_eval.values()):
             with meter.paused():
-                results = evaluate_all(parts, state)
+                results = evaluate_all(parts, state, step)
                 writer.write(step, results)
                 writer.show_eval(step, results)
                 writer.draw()
@@ -180,11 +180,12 @@ def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
     )
 
 
-def evaluate_all(parts: Parts, state: step_lib.TrainState) -> dict[str, float]:
-    """All evaluations of the config: {'test/accuracy': ...}."""
+def evaluate_all(parts: Parts, state: step_lib.TrainState, step: int) -> dict[str, float]:
+    """All evaluations of the config that are due after `step`: {'test/accuracy': ...}."""
     results: dict[str, float] = {}
     for name, evaluate in parts.evals.items():
-        results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
+        if due(step, parts.every_eval[name], parts.total_steps):
+            results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
     return results
 
 
@@ -223,6 +224,7 @@ def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: st
     """Two lines: what runs, and where."""
     count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
     begins = f'resumes after step {start}' if start else 'starts'
+    signed = [f'\n{k}: {e.signature}' for k, e in parts.evals.items() if e.signature]
     unit = ' tokens' if 'buckets' in parts.config.data else ''
     if long := len(parts.source) - parts.epoch.examples:
         begins = f'{long:,} examples are longer than the last bucket: left out\n{begins}'
@@ -235,5 +237,5 @@ def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: st
         f'{parts.config.model.name}: {count:,} parameters, {parts.epoch.examples:,} examples, '
         f'{parts.total_steps:,} steps of {parts.config.batch_size}{unit} on '
         f'{build_lib.hardware(parts)}\n'
-        f'{begins} in {folder}{moved}'
+        f'{begins} in {folder}{moved}{"".join(signed)}'
     )

@@ -14,6 +14,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--workdir', metavar='DIR', help='a run folder')
     parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
     parser.add_argument(
+        '--average',
+        type=int,
+        default=1,
+        metavar='N',
+        help='the mean of so many kept checkpoints, the last of which is that of --step',
+    )
+    parser.add_argument(
         '--checkpoint',
         metavar='FILE',
         help='instead of a run the weights of another code base: .npz, .safetensors, or a folder',
@@ -41,15 +48,17 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
 
     if args.checkpoint is not None:
         return runs.load_foreign(args.checkpoint, size)
-    return runs.load_run(args.workdir, args.step, size)
+    return runs.load_run(args.workdir, args.step, size, args.average)
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Raises UserError unless exactly one model is named."""
     if (args.workdir is None) == (args.checkpoint is None):
         parser.error('give one of --workdir DIR and --checkpoint FILE')
-    if args.checkpoint is not None and args.step is not None:
-        parser.error('--step is of a run: give it with --workdir')
+    if args.checkpoint is not None and (args.step is not None or args.average != 1):
+        parser.error('--step and --average are of a run: give them with --workdir')
+    if args.average < 1:
+        parser.error(f'--average {args.average}: must be at least 1')
 
 
 def image_size(args: argparse.Namespace) -> tuple[int, int] | None:

@@ -54,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({'step': run.step, **results}))
     else:
+        for name, one in evals.items():
+            if one.signature:
+                print(f'{name}: {one.signature}')
         step = '' if run.step is None else f'step {run.step}  '
         print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
     return 0

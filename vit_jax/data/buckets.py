@@ -144,6 +144,17 @@ class Bucketed:
     def record_name(self, index: int, /) -> str:
         return self.source.record_name(index)
 
+    def text(self, index: int, /) -> Record:
+        """The strings of an example that the transforms make ids of; empty if there are none."""
+        record: Record = {}
+        with contextlib.suppress(BrokenRecord):
+            now = self.source[index]
+            for step in self._transforms.steps:
+                texts = {name: value for name, value in now.items() if isinstance(value, str)}
+                record = texts or record
+                now = step(now, _UNUSED)
+        return record
+
     def train_plan(self, batch_size: int) -> Plan:
         """Batches of about `batch_size` tokens; examples beyond the last bucket are left out.
 

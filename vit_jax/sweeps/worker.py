@@ -133,11 +133,15 @@ def reporter(study: Study, trial: Trial) -> train.Report:
 
     Evaluations that a resumed run repeats are already there.
     """
+    metric = study.sweep.metric
+    entry = metric.rpartition('/')[0]
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values)
 
     def report(step: int, results: dict[str, float]) -> bool:
+        if not any(name.startswith(entry) for name in results):
+            return False  # this one has an `every` of its own
         if step not in known:
-            trial.report(pick(results, study.sweep.metric), step)
+            trial.report(pick(results, metric), step)
         return trial.should_prune()
 
     return report

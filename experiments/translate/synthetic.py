@@ -1,0 +1,39 @@
+"""A small Transformer that learns to read digits from the end, or to repeat them: no data needed.
+
+    python -m vit_jax train --config experiments/translate/synthetic.py --workdir runs/reverse
+
+Sequences of 4 to 12 digits. Expected: all of the 1,000 test sequences right. `synthetic.py:copy` is
+the easier one of the two.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+ARGS = ('smoke', 'reverse', 'copy')
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: `reverse` or `copy`, or `smoke` for a few steps of it."""
+    smoke = arg == 'smoke'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else '600 steps'
+    config.batch_size = 256 if smoke else 1024
+
+    width = 16 if smoke else 64
+    config.model = dict(name='seq2seq', width=width, depth=2, num_heads=4, mlp_dim=2 * width)
+    config.model.update(vocab_size=placeholder(int), norm='pre', dropout=0.0)
+    config.task = dict(name='translate', label_smoothing=0.0, search='greedy')
+
+    data = dict(source=f'synthetic:{"copy" if arg == "copy" else "reverse"}', buckets=(8, 13))
+    config.data = dict(split='train[:20000]', cache=True, **data)
+    config.evals = dict(test=dict(split='test', batch_size=4096, **data))
+
+    config.optim = dict(name='adam', lr=3e-3, b2=0.98, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '200')
+    config.every.checkpoint = '10' if smoke else '300'
+    config.checkpoint = dict(keep_last=2, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config

@@ -1,0 +1,89 @@
+"""BLEU and chrF of translations, by sacrebleu (Post 2018, arXiv:1804.08771).
+
+BLEU (Papineni et al. 2002) is of the whole corpus, of text that sacrebleu itself splits into words
+(`13a`), so that the numbers of different vocabularies compare. They do not compare with BLEU of text
+that was tokenised, or whose compounds were split, beforehand. chrF is that of Popović 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+
+
+class Evaluator:
+    """`bleu` and `chrf`, both in 0..100, and on request BLEU by the length of the source.
+
+    The references are the target's text itself, as it is before ids are made of it. If that is in
+    lower case throughout, as after the transform `lower`, the signature says `case:lc`.
+
+    Args:
+      edges: words of the longest source of each class; (10, 20) gives `bleu_1_10`, `bleu_11_20`
+        and `bleu_21_up`, those that have sentences.
+    """
+
+    def __init__(self, edges: tuple[int, ...] = ()):
+        if list(edges) != sorted({e for e in edges if e > 0}):
+            raise UserError(f'edges={edges}: write growing numbers of words, such as (10, 20)')
+        self.edges = tuple(edges)
+        self._texts: Sequence[dict[str, str]] = ()
+        self._vocab: Any = None
+        self._translations: dict[int, str] = {}
+
+    def read(self, texts: Sequence[dict[str, str]], vocab: Any) -> None:
+        """Takes the text of the split, {source, target}; raises UserError without sacrebleu."""
+        self._texts, self._vocab = texts, vocab
+        targets = [text.get('target', '') for text in texts]
+        self._lower = all(target == target.lower() for target in targets)
+        metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])
+        self.signature = str(metric.get_signature())
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if the task predicts no `tokens`."""
+        if 'tokens' not in predictions:
+            raise UserError("translations are evaluated, but the task predicts no 'tokens'")
+        for index, ids in zip(batch['index'].tolist(), predictions['tokens'], strict=True):
+            self._translations[index] = self._vocab.decode(ids)
+
+    def result(self) -> dict[str, float]:
+        metrics, every = _sacrebleu(), sorted(self._translations)
+        chrf = metrics.CHRF(lowercase=self._lower)
+        return {
+            'bleu': self._bleu(every),
+            'chrf': chrf.corpus_score(*self._pairs(every)).score,
+            **{name: self._bleu(some) for name, some in self._by_length(every).items() if some},
+        }
+
+    def _bleu(self, examples: Sequence[int]) -> float:
+        hypotheses, references = self._pairs(examples)
+        return _sacrebleu().BLEU(lowercase=self._lower).corpus_score(hypotheses, references).score
+
+    def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str]]]:
+        """Translations, and the only set of references."""
+        references = [self._texts[i]['target'] for i in examples]
+        return [self._translations[i] for i in examples], [references]
+
+    def _by_length(self, examples: Sequence[int]) -> dict[str, list[int]]:
+        """The examples of each class of lengths."""
+        if not self.edges:
+            return {}
+        length = {i: len(self._texts[i]['source'].split()) for i in examples}
+        ends = [(f'{high}', high) for high in self.edges] + [('up', max(length.values()))]
+        return {
+            f'bleu_{low + 1}_{end}': [i for i in examples if low < length[i] <= high]
+            for low, (end, high) in zip((0, *self.edges), ends, strict=True)
+        }
+
+
+def _sacrebleu() -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise UserError("BLEU needs sacrebleu: pip install 'vit_jax[translate]'") from error
+    return metrics

@@ -1,0 +1,136 @@
+"""Translation, or any other way from one sequence of tokens to another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from vit_jax.decode import Search, decode
+from vit_jax.errors import UserError
+from vit_jax.ops.decoding import BOS, PAD
+
+Batch = dict[str, Any]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The target, token by token, given the source and the true tokens before.
+
+    A batch has `source` and `target`, int32 [B S] and [B T]: tokens with eos at the end, then
+    padding. Rows of padding alone count nowhere.
+
+    Attributes:
+      label_smoothing: eps of `smoothed_loss`.
+      search: how `predict` decodes, 'beam' or 'greedy'.
+      beams, alpha, extra_len: of `vit_jax.decode.Search`.
+    """
+
+    label_smoothing: float = 0.1
+    search: str = 'beam'
+    beams: int = 4
+    alpha: float = 0.6
+    extra_len: int = 50
+
+    rngs = ('dropout',)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f'config.task.label_smoothing={self.label_smoothing}: must be in [0, 1)'
+            )
+        if self.search == 'sample':
+            raise UserError("config.task.search: 'beam' or 'greedy'; `translate` can sample")
+        if self.beams < 1 or not self.alpha >= 0:
+            raise UserError('config.task: beams must be at least 1, alpha at least 0')
+        self.decoding  # noqa: B018  checks the rest
+
+    @property
+    def decoding(self) -> Search:
+        """The search that `predict` makes."""
+        return Search(self.search, self.beams, self.alpha, extra_len=self.extra_len)
+
+    def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:
+        return batch['source'], shifted_right(batch['target'])
+
+    def count(self, batch: Batch) -> Int[Array, '']:
+        """Tokens of the target, which the loss is a mean over."""
+        return (batch['target'] != PAD).sum()
+
+    def loss(self, outputs: dict, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The smoothed loss, a mean over the tokens of the batch; without smoothing it is `nll`."""
+        logits, target = outputs['logits'], batch['target']
+        count = jnp.maximum(self.count(batch), 1)
+        sums = token_sums(logits, target)
+        loss = jnp.sum(smoothed_loss(logits, target, self.label_smoothing) * (target != PAD))
+        return loss / count, {name: total / count for name, total in sums.items()}
+
+    def evaluate(self, apply: Callable, batch: Batch) -> Sums:
+        """Sums and counts: `loss` without smoothing, in nats a token, and shares that are right.
+
+        A sequence is right where all of its tokens are, each given the true ones before: just
+        then, greedy decoding would write the target.
+        """
+        logits, target = apply(*self.inputs(batch))['logits'], batch['target']
+        sums, count = token_sums(logits, target), self.count(batch)
+        right = jnp.all((logits.argmax(-1) == target) | (target == PAD), axis=-1)
+        return {
+            'loss': (sums['nll'], count),
+            'token_accuracy': (sums['token_accuracy'], count),
+            'sequence_accuracy': (jnp.sum(right * batch['mask']), jnp.sum(batch['mask'])),
+        }
+
+    def derive(self, means: dict[str, float]) -> dict[str, float]:
+        """What follows from the means of `evaluate` over all data: the perplexity of a token."""
+        with np.errstate(over='ignore'):
+            return {'perplexity': float(np.exp(means['loss']))}
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """The best hypothesis: `tokens` [B L] without bos, padded with 0, and its `score` [B]."""
+        found = decode(apply, batch['source'], self.decoding)
+        return {'tokens': found.tokens[:, 0], 'score': found.scores[:, 0]}
+
+
+def shifted_right(target: Int[Array, 'B T']) -> Int[Array, 'B T']:
+    """What the decoder reads: bos, and the target less its last token."""
+    return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
+
+
+def smoothed_loss(
+    logits: Float[Array, 'B T V'], target: Int[Array, 'B T'], smoothing: float
+) -> Float[Array, 'B T']:
+    """Cross entropy to 1 - eps on the target and eps / (V - 1) on each other token, in nats.
+
+    Vaswani et al. 2017, section 5.4, do not say where eps goes. Szegedy et al. 2016, equation 7,
+    give eps / V to every token, the target too: their eps is (V - 1) / V of this one.
+    """
+    loss, others = token_loss(logits, target), logits.shape[-1] - 1
+    if not smoothing:
+        return loss
+    every = jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)
+    of_others = ((others + 1) * every - loss) / others
+    return (1 - smoothing) * loss + smoothing * of_others
+
+
+def token_loss(logits: Float[Array, 'B T V'], target: Int[Array, 'B T']) -> Float[Array, 'B T']:
+    """-log softmax(logits) at the target, in nats."""
+    at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - at_target
+
+
+def token_sums(
+    logits: Float[Array, 'B T V'], target: Int[Array, 'B T']
+) -> dict[str, Float[Array, '']]:
+    """Sums over the target's tokens, padding left out: of -log p, and of those that are right."""
+    real = target != PAD
+    right = logits.argmax(-1) == target
+    return {
+        'nll': jnp.sum(token_loss(logits, target) * real),
+        'token_accuracy': jnp.sum(right * real, dtype=jnp.float32),
+    }
