@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands._model import add_run_flags
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax import runs, sharding, translator, workdir
 
     sharding.use_compilation_cache()
-    run = runs.load_run(args.workdir, args.step)
+    run = runs.load_run(args.workdir, args.step, average=args.average)
     reader = translator.reader(run)
     search = choose_search(run.task, args)
     sentences = [reader.read(line) for line in lines]
@@ -53,8 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """The flags."""
     parser = Parser('translate', __doc__)
-    parser.add_argument('--workdir', required=True, metavar='DIR', help='a run folder')
-    parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
+    add_run_flags(parser, required=True)
     parser.add_argument('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
     parser.add_argument('--file', help='a UTF-8 file with a sentence a line')
     parser.add_argument('--output', metavar='FILE', help='write to a file instead')
@@ -85,7 +85,7 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
             if other != method and getattr(args, name) is not None:
                 flag = name.replace('_', '-')
                 parser.error(f'--{flag} is of {other}{"" if other == "sample" else " search"}')
-    for name in ('batch_size', 'n_best'):
+    for name in ('average', 'batch_size', 'n_best'):
         if (value := getattr(args, name)) is not None and value < 1:
             raise UserError(f'--{name.replace("_", "-")} {value}: must be at least 1')
     if args.output is not None and not pathlib.Path(args.output).absolute().parent.is_dir():
