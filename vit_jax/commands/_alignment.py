@@ -15,7 +15,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that sentences have and images have not."""
     parser.add_argument('--head', type=int, help='one head of the layer; their mean by default')
     parser.add_argument(
-        '--self', action='store_true', help="the encoder's attention of the source to itself"
+        '--self',
+        action='store_true',
+        dest='of_source',
+        help="the encoder's attention of the source to itself",
     )
 
 
@@ -38,10 +41,10 @@ def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = read(reader, args.inputs[1], 'target')
     else:
         target = own_translation(run, reader, source)
-    weights = look(run, source, target, args.self)
+    weights = look(run, source, target, args.of_source)
     chosen, words = alignment.choose(weights, args.layer, args.head)
     name, kind, rows = ('target', 'attention', target)
-    if args.self:
+    if args.of_source:
         name, kind, rows = ('source', 'self-attention', source)
     figure = alignment.draw(
         chosen,
@@ -52,7 +55,7 @@ def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     )
     depth, heads = weights.shape[:2]
     line = f'{depth} layers x {heads} heads, {len(chosen)} x {len(source)} tokens'
-    return figure, line if args.self else f'{line}; {reader.vocab.decode(target)}'
+    return figure, line if args.of_source else f'{line}; {reader.vocab.decode(target)}'
 
 
 def read(reader: Any, sentence: str, side: str) -> np.ndarray:

@@ -59,7 +59,7 @@ def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> Non
     """Raises UserError for flags or inputs that this kind of model has no use for."""
     if of_text and (args.query or args.image_size):
         parser.error('--query and --image-size are of images, and this run translates')
-    if not of_text and (args.self or args.head is not None):
+    if not of_text and (args.of_source or args.head is not None):
         parser.error('--head and --self are of runs that translate')
     if len(args.inputs) > (2 if of_text else 1):
         parser.error(f'unexpected {args.inputs[-1]!r}')
