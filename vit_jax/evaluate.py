@@ -153,9 +153,7 @@ class Evaluation:
         return self.run(variables)
 
 
-def open_evals(
-    config: ConfigDict, layout: sharding.Layout, steps: Steps
-) -> dict[str, Evaluation]:
+def open_evals(config: ConfigDict, layout: sharding.Layout, steps: Steps) -> dict[str, Evaluation]:
     """The evaluation of every entry of `config.evals`.
 
     Raises:
