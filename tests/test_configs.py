@@ -12,7 +12,7 @@ import pytest
 
 from vit_jax import build as build_lib
 from vit_jax import config as config_lib
-from vit_jax.data import pipeline, sources
+from vit_jax.data import pipeline, sources, vocabulary
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -21,6 +21,9 @@ CONFIGS = sorted(
     for path in (ROOT / 'experiments').rglob('*.py')
     if 'def get_config(' in path.read_text()
 )
+
+
+TEXT = ('text:', 'tfds:wmt')
 
 
 class StandIn:
@@ -41,17 +44,38 @@ class StandIn:
         return f'example {index}'
 
 
+class TextStandIn(StandIn):
+    """In place of pairs of sentences."""
+
+    info = sources.SourceInfo(0, ())
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        words = ('a', 'dog', 'runs', 'over', 'the', 'field', 'and', 'back', 'to', 'the', 'house')
+        sentence = ' '.join(words[: 1 + index % len(words)])
+        return {'source': sentence, 'target': sentence}
+
+
+@pytest.fixture(scope='module')
+def vocab():
+    return vocabulary.train([TextStandIn()[i]['source'] for i in range(50)], 35, 'bpe')
+
+
 @pytest.fixture(autouse=True)
-def any_source(monkeypatch):
-    """Sources that cannot be opened here are replaced by `StandIn`; splits are still read."""
+def any_source(monkeypatch, vocab):
+    """Sources that cannot be opened here are replaced by stand-ins; splits are still read."""
     open_source = sources.open_source
 
     def open_or_stand_in(name, split):
+        stand_in = TextStandIn if name.startswith(TEXT) else StandIn
         try:
             return open_source(name, split)
         except UserError:
-            return sources.select(name, split, lambda base: StandIn())
+            return sources.select(name, split, lambda base: stand_in())
 
+    monkeypatch.setattr(vocabulary, 'load', lambda path: vocab)
     monkeypatch.setattr(sources, 'open_source', open_or_stand_in)
     # An ordinary name that is misspelt is a mistake in the config, not a missing data set.
     with pytest.raises(UserError, match='did you mean'):
@@ -117,7 +141,8 @@ def test_smoke_is_small_and_needs_no_download(path):
     parts = build(config)
     assert parts.total_steps <= 50
     assert sum(leaf.size for leaf in jax.tree.leaves(parts.abstract_state.params)) < 2_000_000
-    assert {s.source for s in (config.data, *config.evals.values())} == {'digits'}
+    used = {s.source for s in (config.data, *config.evals.values())}
+    assert all(name == 'digits' or name.startswith('synthetic:') for name in used)
 
 
 @pytest.mark.parametrize('path', CONFIGS)

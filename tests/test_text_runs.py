@@ -219,6 +219,66 @@ def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None
     assert json.loads(capsys.readouterr().out)['val/loss'] == pytest.approx(result['val/loss'])
 
 
+def translation_config(text: dict[str, object]) -> ConfigDict:
+    config = text_config(text)
+    model = dict(width=16, depth=1, num_heads=2, mlp_dim=16, vocab_size=placeholder(int))
+    entry = dict(config.evals.val, evaluator='bleu', every='3 steps', edges=(5,))
+    with config.unlocked():
+        config.model = dict(name='seq2seq', **model)
+        config.task = dict(name='translate', beams=2, extra_len=2)
+        config.evals.bleu = entry
+        config.evals.last = dict(config.evals.val, every='')
+        config.checkpoint.keep_last = 3
+        config.update(total='5 steps', every=dict(log='5', eval='2', checkpoint='1'))
+    return config_lib.override(config, [])
+
+
+@pytest.fixture
+def translated(tmp_path: pathlib.Path, text: dict[str, object]) -> pathlib.Path:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        one_run(translation_config(text), tmp_path / 'run')
+    (tmp_path / 'printed').write_text(printed.getvalue())
+    return tmp_path / 'run'
+
+
+def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) -> None:
+    lines = read_metrics(translated / 'metrics.jsonl')
+    steps = {
+        name: [line['step'] for line in lines if f'{name}/{metric}' in line]
+        for name, metric in (('val', 'loss'), ('bleu', 'bleu'), ('last', 'loss'))
+    }
+    assert steps == {'val': [2, 4, 5], 'bleu': [3, 5], 'last': [5]}
+    result = result_of(translated)
+    assert result['val/perplexity'] == pytest.approx(np.exp(result['val/loss']))
+    assert 0 <= result['bleu/bleu'] == result['bleu/bleu_6_up'] < 100
+    signature = 'bleu: nrefs:1|case:lc|eff:no|tok:13a|'
+    assert signature in (translated.parent / 'printed').read_text()
+    capsys.readouterr()
+    assert main(['evaluate', '--workdir', str(translated)]) == 0
+    printed = capsys.readouterr().out
+    assert signature in printed and f'bleu/bleu {result["bleu/bleu"]:.4f}' in printed
+
+
+def test_the_mean_of_the_last_checkpoints(translated) -> None:
+    run = runs.load_run(translated, average=2)
+    kept = [checkpoint.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *kept)
+    jax.tree.map(np.testing.assert_array_equal, run.variables, mean)
+    assert run.step == 5
+    assert runs.load_run(translated, step=4, average=2).step == 4
+    with pytest.raises(UserError, match=r'average of 4 checkpoints: .* has 3 up to step 5'):
+        runs.load_run(translated, average=4)
+
+
+def test_text_is_needed_for_bleu() -> None:
+    config = get_config()
+    with config.unlocked():
+        config.task = dict(name='translate')
+        config.evals.val.evaluator = 'bleu'
+    with pytest.raises(UserError, match=r'config\.evals\.val: synthetic:reverse .* is no text'):
+        build.build(config)
+
+
 def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, text) -> None:
     with pytest.raises(train.Preempted):
         one_run(text_config(text), tmp_path / 'run', stop_at=1)

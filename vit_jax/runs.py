@@ -74,7 +74,8 @@ def load_run(
       average: how many checkpoints to take the mean of, that of `step` and those before.
 
     Raises:
-      UserError: if there is no run, no such checkpoint or not as many, or images of this size do not fit it.
+      UserError: if there is no run, no such checkpoint or not as many, or images of this
+        size do not fit it.
     """
     workdir = pathlib.Path(workdir).expanduser().resolve()
     config = read_config(workdir)

@@ -1,8 +1,8 @@
 """BLEU and chrF of translations, by sacrebleu (Post 2018, arXiv:1804.08771).
 
 BLEU (Papineni et al. 2002) is of the whole corpus, of text that sacrebleu itself splits into words
-(`13a`), so that the numbers of different vocabularies compare. They do not compare with BLEU of text
-that was tokenised, or whose compounds were split, beforehand. chrF is that of Popović 2015.
+(`13a`), so that the numbers of different vocabularies compare. They do not compare with BLEU of
+text that was tokenised, or whose compounds were split, beforehand. chrF is that of Popović 2015.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""BLEU of translations, beside what sacrebleu gives for the same text."""
+
+import sys
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from vit_jax.data import vocabulary
+from vit_jax.errors import UserError
+from vit_jax.evaluators import bleu
+
+TARGETS = [
+    'Ein Hund läuft über die grüne Wiese.',
+    'Zwei Männer spielen Schach in einem Park.',
+    'Eine Frau liest.',
+    'Der Junge wirft dem großen Hund einen roten Ball zu.',
+]
+WRITTEN = [
+    'Ein Hund läuft über die Wiese.',
+    'Zwei Männer spielen in einem Park Schach.',
+    'Eine Frau liest.',
+    'Der Junge wirft dem Hund einen Ball zu.',
+]
+SOURCES = ['a dog runs there', 'two men play', 'one two three four five six', 'a b c d e f g']
+
+
+@pytest.fixture(scope='module')
+def vocab():
+    return vocabulary.train([*TARGETS, *WRITTEN] * 3, 60, 'bpe')
+
+
+def evaluated(vocab, edges=(), targets=TARGETS, written=WRITTEN):
+    """An evaluator that has seen all translations, the later ones first, in two batches."""
+    evaluator = bleu.Evaluator(edges)
+    texts = [{'source': s, 'target': t} for s, t in zip(SOURCES, targets, strict=True)]
+    evaluator.read(texts, vocab)
+    for examples in ([3, 1], [2, 0]):
+        tokens = np.zeros((2, 80), np.int32)
+        for row, example in enumerate(examples):
+            ids = vocab.encode(written[example])
+            tokens[row, : len(ids) + 1] = [*ids, vocabulary.EOS]
+        evaluator.update({'tokens': tokens}, {'index': np.array(examples)})
+    return evaluator
+
+
+def test_the_corpus_is_that_of_sacrebleu(vocab):
+    evaluator = evaluated(vocab)
+    reference = sacrebleu.BLEU()
+    expected = reference.corpus_score(WRITTEN, [TARGETS]).score
+    assert 20 < expected < 80
+    assert evaluator.result() == {
+        'bleu': pytest.approx(expected, abs=1e-9),
+        'chrf': pytest.approx(sacrebleu.corpus_chrf(WRITTEN, [TARGETS]).score, abs=1e-9),
+    }
+    assert evaluator.signature == str(reference.get_signature())
+    assert 'case:mixed' in evaluator.signature and 'tok:13a' in evaluator.signature
+
+
+def test_lower_case_is_said(vocab):
+    evaluator = evaluated(vocab, targets=[t.lower() for t in TARGETS])
+    assert 'case:lc' in evaluator.signature
+    expected = sacrebleu.BLEU(lowercase=True).corpus_score(WRITTEN, [TARGETS]).score
+    assert evaluator.result()['bleu'] == pytest.approx(expected, abs=1e-9)
+
+
+def test_classes_of_lengths_are_corpora_of_their_own(vocab):
+    result = evaluated(vocab, edges=(3, 4, 5)).result()
+    assert result.keys() == {'bleu', 'chrf', 'bleu_1_3', 'bleu_4_4', 'bleu_6_up'}
+    for name, examples in (('bleu_1_3', [1]), ('bleu_4_4', [0]), ('bleu_6_up', [2, 3])):
+        pairs = [WRITTEN[i] for i in examples], [[TARGETS[i] for i in examples]]
+        assert result[name] == pytest.approx(sacrebleu.BLEU().corpus_score(*pairs).score)
+
+
+@pytest.mark.parametrize('edges', [(10, 5), (0, 5), (5, 5)])
+def test_edges_grow(edges):
+    with pytest.raises(UserError, match='growing numbers of words'):
+        bleu.Evaluator(edges)
+
+
+def test_a_task_without_tokens(vocab):
+    evaluator = bleu.Evaluator()
+    evaluator.read([{'source': 'a', 'target': 'b'}], vocab)
+    with pytest.raises(UserError, match="no 'tokens'"):
+        evaluator.update({'probs': np.zeros((1, 2))}, {'index': np.zeros(1, int)})
+
+
+def test_without_sacrebleu(vocab, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'sacrebleu', None)
+    with pytest.raises(UserError, match=r"pip install 'vit_jax\[translate\]'"):
+        bleu.Evaluator().read([{'source': 'a', 'target': 'b'}], vocab)
