@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -77,7 +78,7 @@ def draw(
 
 def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
     """The pieces on both axes, and lines between words: what is not parted belongs together."""
-    style = {'fontsize': 9, 'color': figures.INK, 'parse_math': False}
+    style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK, 'parse_math': False}
     axes.set_yticks(range(len(rows)), [_shown(piece) for piece in rows], **style)
     axes.set_xticks(range(len(columns)), [_shown(piece) for piece in columns], rotation=90, **style)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
