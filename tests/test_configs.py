@@ -50,7 +50,7 @@ class TextStandIn(StandIn):
     info = sources.SourceInfo(0, ())
 
     def __len__(self):
-        return 300
+        return 1000
 
     def __getitem__(self, index):
         words = ('a', 'dog', 'runs', 'over', 'the', 'field', 'and', 'back', 'to', 'the', 'house')

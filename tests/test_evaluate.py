@@ -77,7 +77,9 @@ def make_layout(name):
 def run(entries, layout, variables, **data):
     """What `config.evals` with these entries gives, {name: {metric: value}}."""
     evals = {name: {**DATA, 'fit': FIT, **entry, **data} for name, entry in entries.items()}
-    config = ConfigDict({'batch_size': 32, 'evals': evals, 'task': {'name': 'classify'}})
+    config = ConfigDict(
+        {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
+    )
     opened = evaluate.open_evals(config, layout, evaluate.compile_steps(MODEL, TASK, layout))
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
     return {name: evaluation(placed) for name, evaluation in opened.items()}
@@ -138,7 +140,9 @@ def test_classes_hold_for_both_splits(recorder, variables):
 
 def test_every_evaluation_starts_anew(variables):
     layout = make_layout('one')
-    config = ConfigDict({'batch_size': 32, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}})
+    config = ConfigDict(
+        {'batch_size': 32, 'data': {}, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}}
+    )
     steps = evaluate.compile_steps(MODEL, TASK, layout)
     evaluation = evaluate.open_evals(config, layout, steps)['k']
     assert evaluation(variables) == evaluation(variables)
@@ -156,6 +160,7 @@ def test_a_task_without_predictions():
     config = ConfigDict(
         {
             'batch_size': 8,
+            'data': {},
             'task': {'name': 'silent'},
             'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}},
         }

@@ -295,3 +295,9 @@ def test_a_model_with_too_few_ids_is_refused(text) -> None:
     config.model.vocab_size = 49
     with pytest.raises(UserError, match=r'vocab_size=49: .* has 50 ids'):
         build.build(config)
+
+
+def test_digits_are_learnt_to_the_last_sequence(tmp_path: pathlib.Path, repo: pathlib.Path) -> None:
+    config = config_lib.load(str(repo / 'experiments/translate/synthetic.py:reverse'))
+    result = one_run(config, tmp_path)
+    assert result['test/sequence_accuracy'] == 1.0
