@@ -64,7 +64,9 @@ def draw(
     figure = Figure(figsize=(max(size[0], 4.0), max(size[1], 2.5)), layout='constrained')
     axes = figure.add_subplot()
     blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLOURS[0], '#0b1f45'])
-    image = axes.imshow(weights, cmap=blues, vmin=0, interpolation='nearest')
+    # Weights that are spread evenly are to look pale.
+    top = max(0.5, float(weights.max()))
+    image = axes.imshow(weights, cmap=blues, vmin=0, vmax=top, interpolation='nearest')
     _label(axes, rows, columns)
     axes.set_ylabel(names[0], color=figures.FAINT)
     axes.set_xlabel(names[1], color=figures.FAINT)
