@@ -147,7 +147,7 @@ def forward_flops(model: Any, task: Any, spec: Spec) -> int:
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
-    """Random arrays: bytes of any value, other integers (labels) 0, floats normal."""
+    """Random arrays: bytes of any value, floats normal; labels are 0, and the ids of tokens 1."""
     rng = np.random.default_rng(seed)
 
     def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -155,7 +155,7 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
             return rng.integers(0, 256, shape, np.uint8)
         if np.issubdtype(dtype, np.floating):
             return rng.standard_normal(shape, np.float32).astype(dtype)
-        return np.zeros(shape, dtype)
+        return np.full(shape, 1 if len(shape) > 1 else 0, dtype)  # the id 0 would be padding
 
     return {k: draw((batch_size, *s.shape), np.dtype(s.dtype)) for k, s in spec.items()}
 

@@ -81,13 +81,18 @@ def decode(
     room = source.shape[1] + search.extra_len
     room = room if search.max_len is None else min(room, search.max_len)
     lengths = (source != PAD).sum(axis=1)
-    limits = {'max_len': room, 'max_lens': jnp.where(lengths > 0, lengths + search.extra_len, 0)}
+    limits: dict[str, Any] = {
+        'max_len': room,
+        'max_lens': jnp.where(lengths > 0, lengths + search.extra_len, 0),
+    }
     cache = apply(apply(source, method='encode'), room, method='init_cache')
     if search.method == 'greedy':
         return decoding.greedy(step, cache, **limits)
     if search.method == 'sample':
         assert keys is not None, 'sampling needs keys'
-        filters = {name: getattr(search, name) for name in ('temperature', 'top_k', 'top_p')}
+        filters: dict[str, Any] = {
+            name: getattr(search, name) for name in ('temperature', 'top_k', 'top_p')
+        }
         return decoding.sample(step, cache, keys, **limits, **filters)
-    rule = {name: getattr(search, name) for name in ('beams', 'alpha', 'stop')}
+    rule: dict[str, Any] = {name: getattr(search, name) for name in ('beams', 'alpha', 'stop')}
     return beam.beam_search(step, cache, **limits, **rule)

@@ -81,7 +81,8 @@ def reader(run: Run) -> Reader:
       UserError: if the run's model does not take images.
     """
     if not run.image:
-        raise UserError(f'{run.workdir}: the model of this run was not trained on images')
+        instead = '; use translate' if hasattr(run.model, 'decode_step') else ''
+        raise UserError(f'{run.workdir}: the model of this run was not trained on images{instead}')
     spec = eval_section(run.config).get('transforms', '')
     size = run.image['size']
     return Reader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)

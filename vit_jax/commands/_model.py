@@ -9,9 +9,9 @@ from typing import Any
 from vit_jax.errors import UserError
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that `open_model` reads."""
-    parser.add_argument('--workdir', metavar='DIR', help='a run folder')
+def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Which run, and which of its checkpoints."""
+    parser.add_argument('--workdir', required=required, metavar='DIR', help='a run folder')
     parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
     parser.add_argument(
         '--average',
@@ -20,6 +20,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar='N',
         help='the mean of so many kept checkpoints, the last of which is that of --step',
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `open_model` reads."""
+    add_run_flags(parser, required=False)
     parser.add_argument(
         '--checkpoint',
         metavar='FILE',

@@ -81,7 +81,7 @@ def price(point: space.Point, config: Any, args: argparse.Namespace, count: int 
     parameters, forward = measure(*config_lib.build(config), tuple(sorted(spec.items())))
     epoch = epoch_size(config, args.examples)
     begun = config.get('branch', {}).get('step', 0)
-    steps = config_lib.durations(config, epoch).total_steps - begun
+    steps = config_lib.durations(config, config.batch_size, epoch).total_steps - begun
     return plan.Run(point, parameters, steps, config.batch_size, forward, count)
 
 

@@ -1,11 +1,13 @@
-"""Draw where a trained model looks in an image: every layer, every head, rollout."""
+"""Draw where a trained model looks: in an image, or from a translation to its source."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands import _alignment
 from vit_jax.commands._model import add_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
@@ -21,25 +23,57 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--layer', type=int, default=-1, help='whose heads to draw; -1 is the last')
     parser.add_argument(
         '--query',
-        default='cls',
         metavar='cls|ROW,COL',
-        help='who looks: the class token (the mean over all patches without one), or one patch',
+        help='who looks in an image: the class token, which is the default (the mean over all '
+        'patches without one), or one patch',
     )
-    parser.add_argument('image', help='a JPEG, PNG or WebP file')
+    _alignment.add_flags(parser)
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='input',
+        help='a JPEG, PNG or WebP file; or a sentence, and its translation if not the model is '
+        'to translate it',
+    )
     args = parser.parse_args(argv)
-    query = parse_query(args.query)
-    size = image_size(args)
-    from vit_jax.viz import attention, figures
+    parse_query(args.query)
+    image_size(args)
+    from vit_jax import sharding
+    from vit_jax.viz import figures
 
     figures.check_format(args.out, '--out')
     run = open_model(parser, args)
-    from vit_jax import photos, sharding
+    sharding.use_compilation_cache()
+    of_text = hasattr(run.model, 'decode_step')
+    check_inputs(parser, args, of_text)
+    figure, line = _alignment.draw(run, args) if of_text else draw(run, args)
+    try:
+        path = figures.save(figure, args.out)
+    except OSError as e:
+        raise UserError(f'--out {args.out!r} cannot be written: {e.strerror}') from e
+    print(f'{path}: {line}')
+    return 0
+
+
+def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
+    """Raises UserError for flags or inputs that this kind of model has no use for."""
+    if of_text and (args.query or args.image_size):
+        parser.error('--query and --image-size are of images, and this run translates')
+    if not of_text and (args.of_source or args.head is not None):
+        parser.error('--head and --self are of runs that translate')
+    if len(args.inputs) > (2 if of_text else 1):
+        parser.error(f'unexpected {args.inputs[-1]!r}')
+
+
+def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
+    """The picture of one image, and a line about it."""
+    from vit_jax import photos
     from vit_jax.nn.patches import patch_grid
+    from vit_jax.viz import attention
 
     if (stride := getattr(run.model, 'stride', None)) is None:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
-    photo = photos.reader(run).read(args.image, size)
-    sharding.use_compilation_cache()
+    photo = photos.reader(run).read(args.inputs[0], image_size(args))
     outputs, weights = look(run, photo.batch)
     height, width = photo.image.shape[:2]
     grid = patch_grid(height, width, stride)
@@ -48,21 +82,17 @@ def main(argv: Sequence[str]) -> int:
         weights,
         grid,
         layer=args.layer,
-        query=query,
+        query=parse_query(args.query),
         title=caption(photo.path.name, outputs, run.class_names),
     )
-    try:
-        path = figures.save(figure, args.out)
-    except OSError as e:
-        raise UserError(f'--out {args.out!r} cannot be written: {e.strerror}') from e
     depth, heads = weights.shape[:2]
-    print(f'{path}: {depth} layers x {heads} heads, {grid[0]} x {grid[1]} patches; {photo.note}')
-    return 0
+    size = f'{grid[0]} x {grid[1]} patches'
+    return figure, f'{depth} layers x {heads} heads, {size}; {photo.note}'
 
 
-def parse_query(text: str) -> tuple[int, int] | None:
-    """`cls` -> None, `2,3` -> (2, 3); raises UserError for anything else."""
-    if text == 'cls':
+def parse_query(text: str | None) -> tuple[int, int] | None:
+    """`cls` or no flag -> None, `2,3` -> (2, 3); raises UserError for anything else."""
+    if text in (None, 'cls'):
         return None
     if not (match := re.fullmatch(r'(\d+),(\d+)', text)):
         raise UserError(f"--query {text!r}: write 'cls' or the patch as ROW,COL, for example 2,3")

@@ -34,10 +34,11 @@ def main(argv: Sequence[str]) -> int:
     spec = example_spec(config, args.image_size, args.channels)
     model, task = config_lib.build(config)
     layout = sharding.make_layout(**config_lib.keywords(config.parallel))
+    rows = batch_rows(config)
     step = config_lib.keywords(config.step)
     sharding.check_batch(
         layout,
-        config.batch_size,
+        rows,
         accum_steps=step.get('accum_steps', 1),
         pairs=getattr(task, 'pairs', False),
     )
@@ -47,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
         constant = config.optim.to_dict() | {'schedule': {'name': 'constant'}}
         return optim.make(params, 1, int, **constant)[0]
 
-    options = {'batch_size': config.batch_size, 'steps': args.steps}
+    options = {'batch_size': rows, 'steps': args.steps}
     results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
     if not args.forward_only:
         results['train'] = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
     environment = benchmark.environment(layout)
-    print_table(config, spec, environment, results)
+    print_table(config, rows, spec, environment, results)
     if args.json:
         record = {
             'config': config.to_dict(),
@@ -87,6 +88,8 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
     from vit_jax import benchmark
 
     if image_size is not None or channels is not None:
+        if config.data.get('buckets'):
+            raise UserError('--image-size and --channels are of images, and this config is of text')
         size, channels = image_size or 224, channels or 3
         for flag, value in (('--image-size', size), ('--channels', channels)):
             if value < 1:
@@ -102,11 +105,22 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
     except UserError as e:
         raise UserError(f'{e}; or give --image-size to do without data') from e
     config_lib.fill_num_classes(config, source.info.num_classes)
+    config_lib.fill_vocab_size(config, source.info.vocab_size)
     return dict(pipeline.element_spec(source, transforms))
+
+
+def batch_rows(config: Any) -> int:
+    """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
+    from vit_jax.data import buckets
+
+    if not (bounds := config.data.get('buckets')):
+        return int(config.batch_size)
+    return config.batch_size // bounds[-1] // buckets.ROWS * buckets.ROWS
 
 
 def print_table(
     config: Any,
+    rows: int,
     spec: Mapping[str, Any],
     environment: Mapping[str, Any],
     results: Mapping[str, Timing],
@@ -117,14 +131,15 @@ def print_table(
 
     shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
     title = (
-        f'{config.model.name}, {shapes}, batch {config.batch_size}, '
+        f'{config.model.name}, {shapes}, batch {rows}, '
         f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'
     )
     console = Console(highlight=False)
     console.print(title, soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)
     table.add_column('step')
-    headings = ('compile s', 'step ms', 'p10-p90', 'images/s', 'TFLOP/s', 'MFU', 'memory GiB')
+    rate = 'images/s' if 'image' in spec else 'pairs/s'
+    headings = ('compile s', 'step ms', 'p10-p90', rate, 'TFLOP/s', 'MFU', 'memory GiB')
     for heading in headings:
         table.add_column(heading, justify='right')
     for name, t in results.items():

@@ -25,26 +25,29 @@ Grid = tuple[int, int]  # rows and columns of patches
 
 
 def stack_weights(
-    intermediates: Mapping[str, Any], encoder: str = 'encoder'
-) -> Float[np.ndarray, 'L B H N N']:
-    """The weights that an encoder's layers have sown, in the order of the layers.
+    intermediates: Mapping[str, Any], stack: str = 'encoder', module: str = 'attention'
+) -> Float[np.ndarray, 'L B H N M']:
+    """The weights that the layers of an encoder or decoder have sown, in the order of the layers.
 
     Args:
       intermediates: the collection that `model.apply(..., mutable=['intermediates'])` returns,
-        of blocks `block_0`, `block_1`, ... or of scanned `blocks`.
-      encoder: path of the encoder's module, '/'-joined.
+        of blocks `block_0`, `block_1`, ..., of scanned `blocks`, or of the stack itself where
+        its layers share one attention.
+      stack: path of the encoder's or decoder's module, '/'-joined.
+      module: of a block: its `attention`, or `cross`, that of a decoder to the encoder.
 
     Raises:
       UserError: if there are none.
     """
     flat = traverse_util.flatten_dict(dict(intermediates), sep='/')
-    pattern = re.compile(rf'{re.escape(encoder)}/(block_(\d+)|blocks)/attention/attention')
+    place = rf'{re.escape(stack)}(/(block_(\d+)|blocks)/{re.escape(module)})?/attention'
+    pattern = re.compile(place)
     found = {m: v[0] for k, v in flat.items() if (m := pattern.fullmatch(k))}
     if not found:
-        raise UserError(f'this model keeps no attention weights in {encoder!r}')
+        raise UserError(f'this model keeps no attention weights in {stack!r}')
     if len(found) == 1 and (scanned := np.asarray(next(iter(found.values())))).ndim == 5:
         return scanned
-    layers = sorted(found, key=lambda m: int(m[2]))
+    layers = sorted(found, key=lambda m: int(m[3] or 0))
     return np.stack([np.asarray(found[layer]) for layer in layers])
 
 

@@ -1,0 +1,66 @@
+"""What the tests of commands share: a run that translates."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax import config as config_lib
+from vit_jax import train
+from vit_jax.data import vocabulary
+
+PAIRS = [
+    ('A dog runs.', 'Ein Hund läuft.'),
+    ('Two dogs play in the snow.', 'Zwei Hunde spielen im Schnee.'),
+    ('A girl with a football.', 'Ein Mädchen mit einem Fußball.'),
+    ('Men sit on a green bench.', 'Männer sitzen auf einer grünen Bank.'),
+    ('A woman plays the guitar.', 'Eine Frau spielt Gitarre.'),
+    ('The boy swims.', 'Der Junge schwimmt.'),
+    ('Three girls are swimming.', 'Drei Mädchen schwimmen.'),
+    ('A man with a hat.', 'Ein Mann mit einem Hut.'),
+]
+
+
+@pytest.fixture(scope='session')
+def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a small Transformer after two steps, with its vocabulary; do not write to it.
+
+    Sentences of more than 16 tokens are cut.
+    """
+    folder = tmp_path_factory.mktemp('translating')
+    (folder / 'pairs.tsv').write_text('\n'.join(map('\t'.join, PAIRS)))
+    vocab = vocabulary.train([side.lower() for pair in PAIRS for side in pair], 110, 'bpe')
+    (folder / 'vocab.model').write_bytes(vocab.model)
+    data = dict(
+        source=f'text:{folder}/pairs.tsv',
+        split='train',
+        vocab=str(folder / 'vocab.model'),
+        transforms='lower|tokenize(16)',
+        buckets=(8, 16),
+    )
+    model = dict(name='seq2seq', width=16, depth=2, num_heads=2, mlp_dim=16, dropout=0.0)
+    config = ConfigDict(
+        dict(
+            seed=0,
+            total='2 steps',
+            batch_size=128,
+            model=model | dict(vocab_size=placeholder(int)),
+            task=dict(name='translate', beams=2, extra_len=4),
+            data=data,
+            evals=dict(val=dict(data)),
+            optim=dict(name='adamw', lr=0.3),
+            step={},
+            every=dict(log='1 step', eval='2 steps', checkpoint='2 steps'),
+            checkpoint=dict(keep_last=1),
+            parallel=dict(strategy='jit'),
+        )
+    )
+    run = folder / 'run'
+    train.train(config_lib.override(config, []), run, devices=jax.devices()[:1])
+    for path in ('pairs.tsv', 'vocab.model'):  # the run folder is enough
+        (folder / path).unlink()
+    return run

@@ -1,0 +1,135 @@
+"""`attention` of a run that translates, and what other commands say to it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import runs, translator
+from vit_jax.commands import _alignment
+from vit_jax.errors import UserError
+from vit_jax.models import rnn_seq2seq
+from vit_jax.viz import alignment
+
+SENTENCE = 'Two dogs play.'
+
+
+@pytest.fixture(scope='module')
+def run(translating_run):
+    return runs.load_run(translating_run)
+
+
+@pytest.fixture(scope='module')
+def lstm_run(run):
+    """The same with an LSTM of random weights."""
+    model = rnn_seq2seq.Model(run.config.model.vocab_size, width=8, embed_dim=8)
+    tokens = np.ones((1, 2), np.int32)
+    variables = jax.jit(model.init)(jax.random.key(0), tokens, tokens)
+    return dataclasses.replace(run, model=model, variables=variables)
+
+
+def ids_of(run, *sentences):
+    reader = translator.reader(run)
+    return [reader.read(sentence).ids for sentence in sentences]
+
+
+def test_one_picture(run, translating_run, tmp_path, capsys):
+    out = tmp_path / 'map.png'
+    argv = ['attention', '--workdir', str(translating_run), '--out', str(out), SENTENCE]
+    for words in ([], ['Zwei Hunde.'], ['--self', '--head', '1', '--layer', '0']):
+        assert cli.main([*argv, *words]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f'{out}: 2 layers x 2 heads, ')
+        with Image.open(out) as picture:
+            assert min(picture.size) > 300
+    (source,) = ids_of(run, SENTENCE)
+    assert said == f'{out}: 2 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
+
+
+def test_weights_do_not_look_at_what_follows(run):
+    """The row of a token is that before the token is read, and rows before it do not change."""
+    source, target = ids_of(run, SENTENCE, 'Zwei Hunde spielen.')
+    weights = _alignment.look(run, source, target, of_source=False)
+    assert weights.shape == (2, 2, len(target), len(source))
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    other = np.append(target[:-2], [9, 2]).astype(np.int32)
+    changed = _alignment.look(run, source, other, of_source=False)
+    np.testing.assert_allclose(changed[:, :, :-1], weights[:, :, :-1], atol=1e-6)
+    assert np.abs(changed[:, :, -1] - weights[:, :, -1]).max() > 1e-4
+
+
+def test_self_attention_is_that_of_the_source(run):
+    source, target = ids_of(run, SENTENCE, 'Zwei Hunde.')
+    weights = _alignment.look(run, source, target, of_source=True)
+    assert weights.shape == (2, 2, len(source), len(source))
+    other = _alignment.look(run, source, target[::-1].copy(), of_source=True)
+    np.testing.assert_array_equal(weights, other)
+
+
+def test_an_lstm(lstm_run):
+    source, target = ids_of(lstm_run, SENTENCE, 'Zwei Hunde.')
+    weights = _alignment.look(lstm_run, source, target, of_source=False)
+    assert weights.shape == (1, 1, len(target), len(source))
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    args = argparse.Namespace(inputs=[SENTENCE], layer=-1, head=None, of_source=False)
+    figure, line = _alignment.draw(lstm_run, args)
+    assert line.startswith('1 layers x 1 heads, ')
+    assert figure.axes[0].get_images()[0].get_array().shape[1] == len(source)
+    with pytest.raises(UserError, match="keeps no attention weights in 'encoder'"):
+        _alignment.look(lstm_run, source, target, of_source=True)
+
+
+def test_heads_and_layers():
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), (3, 2, 5))
+    mean, words = alignment.choose(weights)
+    np.testing.assert_allclose(mean, weights[2].mean(0))
+    assert words == 'layer 2, mean of 2 heads'
+    one, words = alignment.choose(weights, layer=-3, head=1)
+    np.testing.assert_array_equal(one, weights[0, 1])
+    assert words == 'layer 0, head 1'
+
+
+def test_labels_are_the_pieces():
+    rows = ['\u2581Fu\u00df', 'ball', '\u2581', '$x$', '</s>']
+    columns = ['\u2581foot', 'ball', '</s>']
+    figure = alignment.draw(np.eye(5, 3), rows, columns, names=('target', 'source'))
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == [
+        'Fu\u00df',
+        'ball',
+        '␣',
+        '$x$',
+        '</s>',
+    ]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ['foot', 'ball', '</s>']
+    assert axes.get_yticks(minor=True).tolist() == [-0.5, 1.5, 3.5]
+    figure.draw_without_rendering()
+
+
+def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
+    out = str(tmp_path / 'map.png')
+    text = ['attention', '--workdir', str(translating_run), '--out', out]
+    image = ['attention', '--workdir', str(smoke_run), '--out', out]
+    for argv, message in [
+        ([*text, ' '], 'the source sentence is empty'),
+        ([*text, 'A dog.', ''], 'the target sentence is empty'),
+        ([*text, 'A dog. ' * 20], 'longer than the 15 tokens'),
+        ([*text, 'A dog.', '--head', '2'], 'there is no head 2: a layer has 2, 0 to 1'),
+        ([*text, 'A dog.', '--layer', '2'], 'there is no layer 2'),
+        ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size are of images'),
+        ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
+        ([*image, 'a.png', '--self'], '--head and --self are of runs that translate'),
+        ([*image, 'a.png', 'b.png'], "unexpected 'b.png'"),
+        (['predict', '--workdir', str(translating_run), 'a.png'], 'not trained on images; use t'),
+    ]:
+        assert cli.main(argv) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count('\n')) == ('', 1)
+        assert message in captured.err
+    assert not (tmp_path / 'map.png').exists()

@@ -1,0 +1,213 @@
+"""`translate`: text in, text out, line for line."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import __main__ as cli
+from vit_jax import decode as decode_lib
+from vit_jax import runs, translator
+from vit_jax.commands import translate
+from vit_jax.data import vocabulary
+from vit_jax.decode import Search
+from vit_jax.errors import UserError
+
+LINES = ['A dog runs.', '', 'Two men in the snow.', 'The girl', ' ', 'A dog runs.']
+LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
+
+
+@pytest.fixture(scope='module')
+def run(translating_run):
+    return runs.load_run(translating_run)
+
+
+@pytest.fixture
+def command(translating_run, capsys):
+    """`command('--greedy', 'A dog.')` -> (exit code, output, errors)."""
+
+    def call(*words):
+        capsys.readouterr()
+        code = cli.main(['translate', '--workdir', str(translating_run), *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def alone(run, line, search):
+    """[(text, score)] of one sentence, without padding and outside of any batch."""
+    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    source = np.append(vocab.encode(line.lower()), 2)[None]
+
+    @jax.jit
+    def decode(variables):
+        def apply(*inputs, method):
+            return run.model.apply(variables, *inputs, method=method)
+
+        return decode_lib.decode(apply, jnp.asarray(source, jnp.int32), search)
+
+    tokens, _, scores = (np.asarray(x[0]) for x in decode(run.variables))
+    return [(vocab.decode(ids), score) for ids, score in zip(tokens, scores, strict=True)]
+
+
+def test_line_for_line(run, command, tmp_path):
+    (tmp_path / 'in.txt').write_text('\n'.join(LINES) + '\n')
+    code, out, err = command('--file', tmp_path / 'in.txt', '--batch-size', 2)
+    assert (code, err) == (0, '')
+    translations = out.removesuffix('\n').split('\n')
+    assert len(translations) == len(LINES)
+    assert translations[1] == translations[4] == ''
+    assert translations[0] == translations[5]
+    search = Search(beams=2, extra_len=4)  # that of the run's task
+    for i in (0, 2):
+        assert translations[i] == alone(run, LINES[i], search)[0][0]
+    output = tmp_path / 'out.txt'
+    code, said, _ = command('--file', tmp_path / 'in.txt', '--output', output)
+    assert said == f'{output}: 6 lines translated\n'
+    assert output.read_text() == out
+
+
+def test_standard_input(command, monkeypatch):
+    def given(data):
+        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(data)))
+
+    _, out, _ = command(*LINES[:3])
+    given('\n'.join(LINES[:3]).encode())
+    assert command('-')[1] == out
+    given('\ufeff'.encode() + '\r\n'.join([*LINES[:3], '']).encode())
+    assert command('-')[1] == out
+    given(b'')
+    assert command('-')[:2] == (0, '')
+    given(b'A dog.\nA caf\xe9.\n')
+    assert command('-') == (
+        2,
+        '',
+        'error: standard input line 2: no UTF-8 (invalid continuation byte); convert it\n',
+    )
+
+
+def test_n_best_with_scores(run, command):
+    words = (LINES[0], '', LINES[3], '--n-best', 3, '--beams', 4, '--alpha', 1, '--scores')
+    rows = [line.split('\t') for line in command(*words)[1].splitlines()]
+    assert [row[0] for row in rows] == ['1', '1', '1', '', '3', '3', '3']
+    search = Search(beams=4, alpha=1.0, extra_len=4, stop='all')
+    expected = alone(run, LINES[0], search)[:3]
+    assert [row[2] for row in rows[:3]] == [text for text, _ in expected]
+    printed = [float(row[1]) for row in rows[:3]]
+    np.testing.assert_allclose(printed, [score for _, score in expected], atol=2e-3)
+
+
+def test_json(run, command):
+    _, out, _ = command('Männer spielen.', '', '--json', '--greedy')
+    first, second = map(json.loads, out.splitlines())
+    assert 'Männer' in out
+    assert (first['line'], first['source']) == (1, 'Männer spielen.')
+    (found,) = first['translations']
+    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    assert vocab.decode(found['tokens']) == found['text']
+    assert found['score'] < 0
+    assert second == {'line': 2, 'source': '', 'translations': []}
+
+
+def test_samples_hang_on_the_seed_and_not_on_the_batch(command):
+    def sample(*words):
+        return command(*LINES, '--sample', '--temperature', 3, *words)[1]
+
+    assert sample() == sample('--seed', 0, '--batch-size', 1)
+    assert sample() != sample('--seed', 1)
+    lines = sample().splitlines()
+    assert lines[0] != lines[5], 'equal sentences are drawn for independently'
+    assert command(*LINES, '--sample', '--top-k', 1)[1] == command(*LINES, '--greedy')[1]
+
+
+def test_what_is_too_long_is_cut_and_said(run, command):
+    code, out, err = command('A dog runs.', LONG)
+    assert code == 0
+    assert out.count('\n') == 2
+    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    rest = vocab.decode(vocab.encode(LONG.lower())[15:])
+    assert rest
+    assert err == (
+        'warning: line 2 is cut after 15 tokens, the most that the model has seen; '
+        f'left out: {rest!r}\n'
+    )
+
+
+def test_windows_and_batches_do_not_show(run, monkeypatch):
+    reader = translator.reader(run)
+    sentences = [reader.read(line) for line in [*LINES, LONG]]
+    search = Search('greedy', extra_len=2)
+    whole = list(translator.Translator(run, reader, search)(sentences))
+    monkeypatch.setattr(translator, 'WINDOW', 2)
+    parts = list(translator.Translator(run, reader, search, batch_size=1)(sentences))
+    assert [[t.tokens for t in found] for found in parts] == [
+        [t.tokens for t in found] for found in whole
+    ]
+    assert [len(found) for found in whole] == [1, 0, 1, 1, 0, 1, 1]
+
+
+def test_few_shapes(run):
+    reader = translator.reader(run)
+    sentences = [reader.read(line) for line in ['A dog runs.'] * 70 + ['A'] * 3]
+    translate = translator.Translator(run, reader, Search(), batch_size=32)
+    batches = list(translate._batches(sentences, range(73)))
+    assert {(length, rows) for length, _, rows in batches} <= {(8, 4), (8, 32), (16, 32)}
+    assert sorted(i for _, numbers, _ in batches for i in numbers) == list(range(73))
+
+
+def test_mistakes_are_one_line(command, smoke_run, tmp_path):
+    (tmp_path / 'bad.txt').write_bytes(b'fine\nfine\nbad \xff\n')
+    for words, message in [
+        ([], 'give sentences, --file FILE'),
+        (['a', '--file', 'b'], 'give sentences, --file FILE'),
+        (['a', '--greedy', '--sample'], 'one of --greedy and --sample'),
+        (['a', '--greedy', '--beams', 4], '--beams is of beam search'),
+        (['a', '--top-p', 0.5], '--top-p is of sample'),
+        (['a', '--sample', '--top-p', 1.5], 'top_p must be above 0'),
+        (['a', '--beams', 0], 'beams must be at least 1'),
+        (['a', '--n-best', 3], 'there are 2 beams; raise --beams'),
+        (['a', '--n-best', 0], '--n-best 0: must be'),
+        (['a', '--batch-size', 0], '--batch-size 0: must be'),
+        (['a', '--workdir', smoke_run], "model 'vit' does not translate"),
+        (['a', '--workdir', tmp_path], 'holds no run'),
+        (['--file', tmp_path / 'no.txt'], 'No such file'),
+        (['--file', tmp_path / 'bad.txt'], 'bad.txt line 3: no UTF-8'),
+        (['a', '--output', tmp_path / 'no' / 'out'], 'there is no folder'),
+    ]:
+        code, out, err = command(*words)
+        assert (code, out, err.count('\n')) == (2, '', 1), words
+        assert err.startswith('error: ')
+        assert message in err
+
+
+def test_a_run_without_text(run):
+    config = run.config.copy_and_resolve_references()
+    config.evals = {}
+    del config.data.vocab
+    with pytest.raises(UserError, match='was not trained on text'):
+        translator.reader(dataclasses.replace(run, config=config))
+
+
+def test_a_run_may_turn_the_pairs_round(run):
+    config = run.config.copy_and_resolve_references()
+    config.evals.val.transforms = 'swap|lower|tokenize(16)'
+    turned = translator.reader(dataclasses.replace(run, config=config))
+    ids, cut = turned.read('Ein Hund.')
+    assert (turned.vocab.decode(ids), cut) == ('ein hund.', '')
+
+
+def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
+    def chosen(*words):
+        parser = translate.make_parser()
+        return translate.choose_search(run.task, parser.parse_args(['--workdir', 'x', *words]))
+
+    assert chosen() == Search(beams=2, extra_len=4)
+    assert chosen('--n-best', '2') == Search(beams=2, extra_len=4, stop='all')
+    assert chosen('--greedy').method == 'greedy'
+    assert chosen('--sample', '--top-k', '3').top_k == 3

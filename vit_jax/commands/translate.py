@@ -1,0 +1,181 @@
+"""Translate text with a trained model, line for line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.commands._model import add_run_flags
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.decode import Search
+    from vit_jax.translator import Sentence, Translation
+
+STDIN = '-'
+# Flags that only one method has a use for.
+FLAGS = {'beam': ('beams', 'alpha', 'n_best'), 'sample': ('temperature', 'top_k', 'top_p', 'seed')}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a translation for every line, or writes them to a file."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    check_flags(parser, args)
+    lines = [*args.sentence] if args.file is None else read_lines(args.file)
+    if args.sentence == [STDIN]:
+        lines = read_lines(STDIN)
+    from vit_jax import runs, sharding, translator, workdir
+
+    sharding.use_compilation_cache()
+    run = runs.load_run(args.workdir, args.step, average=args.average)
+    reader = translator.reader(run)
+    search = choose_search(run.task, args)
+    sentences = [reader.read(line) for line in lines]
+    warn_of_cuts(sentences)
+    translate = translator.Translator(run, reader, search, args.batch_size, args.seed or 0)
+    every = progress(translate(sentences), len(lines), hidden=shows_text(args))
+    texts = (render(args, number, lines[number], found) for number, found in enumerate(every))
+    if args.output is None:
+        for text in texts:
+            print(text, flush=True)
+        return 0
+    workdir.write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
+    print(f'{args.output}: {len(lines):,} lines translated')
+    return 0
+
+
+def make_parser() -> Parser:
+    """The flags."""
+    parser = Parser('translate', __doc__)
+    add_run_flags(parser, required=True)
+    parser.add_argument('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
+    parser.add_argument('--file', help='a UTF-8 file with a sentence a line')
+    parser.add_argument('--output', metavar='FILE', help='write to a file instead')
+    parser.add_argument('--beams', type=int, help="of beam search; the run's own by default")
+    parser.add_argument('--alpha', type=float, help='of the length penalty; likewise')
+    parser.add_argument('--greedy', action='store_true', help='the most probable token every time')
+    parser.add_argument('--sample', action='store_true', help='tokens at random')
+    parser.add_argument('--temperature', type=float, help='of sampling; 1 by default')
+    parser.add_argument('--top-k', type=int, help='sample from the K most probable tokens')
+    parser.add_argument('--top-p', type=float, help='sample from the nucleus of this probability')
+    parser.add_argument('--seed', type=int, help='of sampling; 0 by default')
+    parser.add_argument('--n-best', type=int, metavar='N', help='N translations, with numbers')
+    parser.add_argument('--scores', action='store_true', help='print scores before the text')
+    parser.add_argument('--json', action='store_true', help='print a JSON object a line')
+    parser.add_argument('--batch-size', type=int, default=32, help='sentences; 32 by default')
+    return parser
+
+
+def check_flags(parser: Parser, args: argparse.Namespace) -> None:
+    """Raises UserError for flags that do not go together, or numbers that cannot be."""
+    if bool(args.sentence) == (args.file is not None):
+        parser.error(f"give sentences, --file FILE, or '{STDIN}' for standard input")
+    if args.greedy and args.sample:
+        parser.error('give one of --greedy and --sample')
+    method = chosen_method(args)
+    for other, names in FLAGS.items():
+        for name in names:
+            if other != method and getattr(args, name) is not None:
+                flag = name.replace('_', '-')
+                parser.error(f'--{flag} is of {other}{"" if other == "sample" else " search"}')
+    for name in ('average', 'batch_size', 'n_best'):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UserError(f'--{name.replace("_", "-")} {value}: must be at least 1')
+    if args.output is not None and not pathlib.Path(args.output).absolute().parent.is_dir():
+        folder = pathlib.Path(args.output).parent
+        raise UserError(f'--output {args.output}: there is no folder {folder}')
+
+
+def chosen_method(args: argparse.Namespace) -> str:
+    """The name of the search that the flags ask for."""
+    return 'greedy' if args.greedy else 'sample' if args.sample else 'beam'
+
+
+def choose_search(task: Any, args: argparse.Namespace) -> Search:
+    """The search of the run's task, changed by the flags.
+
+    Raises:
+      UserError: if more translations are asked for than there are beams, or as `decode.Search`.
+    """
+    from vit_jax.decode import Search
+
+    names = [name for names in FLAGS.values() for name in names if name not in ('n_best', 'seed')]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    search = dataclasses.replace(
+        getattr(task, 'decoding', Search()), method=chosen_method(args), **given
+    )
+    if args.n_best is None or search.method != 'beam':
+        return search
+    if args.n_best > search.beams:
+        raise UserError(f'--n-best {args.n_best}: there are {search.beams} beams; raise --beams')
+    return dataclasses.replace(search, stop='best' if args.n_best == 1 else 'all')
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a UTF-8 file, or of standard input; they end at line feeds alone.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    name = 'standard input' if path == STDIN else path
+    try:
+        data = sys.stdin.buffer.read() if path == STDIN else pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f'--file {path}: {error.strerror}') from error
+    try:
+        text = data.decode().removeprefix('\ufeff')
+    except UnicodeDecodeError as error:
+        line = data.count(b'\n', 0, error.start) + 1
+        raise UserError(f'{name} line {line}: no UTF-8 ({error.reason}); convert it') from error
+    return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')] if text else []
+
+
+def warn_of_cuts(sentences: Sequence[Sentence]) -> None:
+    """Says which lines are too long, and what of them is not translated."""
+    for number, sentence in enumerate(sentences, 1):
+        if cut := sentence.cut:
+            shown = cut if len(cut) <= 60 else f'{cut[:60]}...'
+            print(
+                f'warning: line {number} is cut after {len(sentence.ids) - 1} tokens, the most '
+                f'that the model has seen; left out: {shown!r}',
+                file=sys.stderr,
+            )
+
+
+def shows_text(args: argparse.Namespace) -> bool:
+    """Whether translations appear on the terminal, where a bar would come between them."""
+    return args.output is None and sys.stdout.isatty()
+
+
+def progress(
+    translations: Iterable[list[Translation]], total: int, hidden: bool
+) -> Iterator[list[Translation]]:
+    """The same, with a bar on standard error if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    disabled = hidden or not console.is_terminal
+    yield from track(translations, 'lines', total, console=console, disable=disabled)
+
+
+def render(args: argparse.Namespace, number: int, line: str, found: list[Translation]) -> str:
+    """What is written for a line: [number] [score] text, tabs between; or a JSON object."""
+    chosen = found[: args.n_best or 1]
+    if args.json:
+        translations = [{'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in chosen]
+        record = {'line': number + 1, 'source': line, 'translations': translations}
+        return json.dumps(record, ensure_ascii=False)
+    rows = []
+    for translation in chosen:
+        before = [str(number + 1)] if args.n_best is not None else []
+        score = [f'{translation.score:.4f}'] if args.scores else []
+        rows.append('\t'.join([*before, *score, translation.text]))
+    return '\n'.join(rows)

@@ -1,0 +1,101 @@
+"""Which tokens look at which: attention weights between sentences, words on both axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from vit_jax.errors import UserError
+from vit_jax.viz import figures
+
+SPACE = '\u2581'  # how SentencePiece writes the space before a word
+CELL, MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
+
+
+def choose(
+    weights: Float[np.ndarray, 'L H N M'], layer: int = -1, head: int | None = None
+) -> tuple[Float[np.ndarray, 'N M'], str]:
+    """The weights of a head, or the mean over the heads of a layer, and words for them.
+
+    Args:
+      weights: of one example.
+      layer: counted from 0, or from the end if negative.
+      head: counted from 0; None for the mean.
+
+    Raises:
+      UserError: if there is no such layer or head.
+    """
+    depth, heads = weights.shape[:2]
+    if not -depth <= layer < depth:
+        raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
+    if head is not None and not 0 <= head < heads:
+        raise UserError(f'there is no head {head}: a layer has {heads}, 0 to {heads - 1}')
+    name = f'layer {layer % depth}'
+    if head is None:
+        words = '' if heads == 1 else f', mean of {heads} heads'
+        return weights[layer].mean(axis=0), name + words
+    return weights[layer, head], f'{name}, head {head}'
+
+
+def draw(
+    weights: Float[np.ndarray, 'N M'],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    names: tuple[str, str],
+    title: str = '',
+) -> Figure:
+    """A map of the weights: who looks from above to below, what is looked at from left to right.
+
+    Args:
+      weights: every row sums to one.
+      rows: the pieces that look.
+      columns: the pieces that are looked at.
+      names: of the two axes, rows first.
+      title: printed above.
+    """
+    size = len(columns) * CELL + MARGIN, len(rows) * CELL + MARGIN
+    figure = Figure(figsize=(max(size[0], 4.0), max(size[1], 2.5)), layout='constrained')
+    axes = figure.add_subplot()
+    blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLOURS[0], '#0b1f45'])
+    # Weights that are spread evenly are to look pale.
+    top = max(0.5, float(weights.max()))
+    image = axes.imshow(weights, cmap=blues, vmin=0, vmax=top, interpolation='nearest')
+    _label(axes, rows, columns)
+    axes.set_ylabel(names[0], color=figures.FAINT)
+    axes.set_xlabel(names[1], color=figures.FAINT)
+    axes.xaxis.set_label_position('top')
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=30, shrink=0.6)
+    bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
+    bar.outline.set_visible(False)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=11, color=figures.INK, parse_math=False)
+    return figure
+
+
+def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """The pieces on both axes, and lines between words: what is not parted belongs together."""
+    style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK, 'parse_math': False}
+    axes.set_yticks(range(len(rows)), [_shown(piece) for piece in rows], **style)
+    axes.set_xticks(range(len(columns)), [_shown(piece) for piece in columns], rotation=90, **style)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.set_yticks([i - 0.5 for i in _starts(rows)], minor=True)
+    axes.set_xticks([i - 0.5 for i in _starts(columns)], minor=True)
+    axes.grid(which='minor', color=figures.GRID, linewidth=1)
+    axes.tick_params(which='minor', length=0)
+    axes.spines[:].set_color(figures.GRID)
+
+
+def _starts(pieces: Sequence[str]) -> list[int]:
+    """Where words begin; the end of a sentence counts as one, as in `</s>`."""
+    return [i for i, piece in enumerate(pieces) if piece[:1] in (SPACE, '<')]
+
+
+def _shown(piece: str) -> str:
+    """A piece as a label; that of a space alone is an open box."""
+    return piece.replace(SPACE, '') or '\u2423'
