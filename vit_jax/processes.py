@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from vit_jax.data.watchdog import Stalled
 from vit_jax.errors import UserError
 
 EXIT_FAILED = 1
@@ -121,9 +122,13 @@ def shared_fate() -> Iterator[None]:
 
     An ordinary exit waits for all processes of the job, but those that wait for this one
     in a collective never get there. They notice its end by the connection or the heartbeat.
+    One whose data loader hangs ends so too: the thread that hangs cannot be joined.
     """
     try:
         yield
+    except Stalled as error:
+        print(f'error: {error}', file=sys.stderr, flush=True)
+        os._exit(EXIT_FAILED)
     except Exception as error:
         if jax.process_count() == 1:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from vit_jax.errors import UserError, nearest
@@ -32,3 +32,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
+
+
+def overview(
+    command: str, description: str | None, usage: str, parsers: Iterable[Parser]
+) -> Parser:
+    """A parser whose `--help` shows how a command with several actions is called.
+
+    Args:
+      command: its name.
+      description: of the command.
+      usage: what follows its name.
+      parsers: of its actions.
+    """
+    shown = Parser(command, description)
+    shown.usage = f'vit_jax {command} {usage}'
+    shown.formatter_class = argparse.RawDescriptionHelpFormatter
+    shown.epilog = ''.join(parser.format_usage() for parser in parsers)
+    return shown

@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, overview
 from vit_jax.errors import UserError, nearest
 
 
@@ -19,7 +19,8 @@ def main(argv: Sequence[str]) -> int:
         cut = words.index('--')
         flags, command = words[:cut], words[cut + 1 :]
     if not flags or flags[0] in ('-h', '--help'):
-        overview().parse_args(flags)
+        usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
+        overview('launch', __doc__, usage, map(parser, LAUNCHERS)).parse_args(flags)
         raise UserError(f'launch: say where: {", ".join(LAUNCHERS)} (see vit_jax launch --help)')
     if flags[0] not in LAUNCHERS:
         raise UserError('launch: ' + nearest('launcher', flags[0], LAUNCHERS))
@@ -27,15 +28,6 @@ def main(argv: Sequence[str]) -> int:
     check(command)
     print(LAUNCHERS[flags[0]](args, command), end='')
     return 0
-
-
-def overview() -> Parser:
-    """Prints the flags of all launchers."""
-    shown = Parser('launch', __doc__)
-    shown.usage = 'vit_jax launch LAUNCHER [flags] -- COMMAND [its flags]'
-    shown.formatter_class = argparse.RawDescriptionHelpFormatter
-    shown.epilog = ''.join(parser(name).format_usage() for name in LAUNCHERS)
-    return shown
 
 
 def parser(launcher: str) -> Parser:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, overview
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import UserError, nearest
 
@@ -19,7 +17,8 @@ PACKAGES = ('optuna', 'sqlalchemy')
 def main(argv: Sequence[str]) -> int:
     """Runs one action. Returns 0, or 75 when a worker was stopped with its state saved."""
     if not argv or argv[0] in ('-h', '--help'):
-        overview().parse_args(argv)
+        parsers = map(action_parser, ACTIONS)
+        overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
         raise UserError(f'sweep: say what to do: {", ".join(ACTIONS)} (see vit_jax sweep --help)')
     action, *rest = argv
     if action not in ACTIONS:
@@ -28,15 +27,6 @@ def main(argv: Sequence[str]) -> int:
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UserError(f"sweep needs {missing[0]}: pip install 'vit_jax[sweep]'")
     return ACTIONS[action](args)
-
-
-def overview() -> Parser:
-    """Prints the flags of all actions."""
-    parser = Parser('sweep', __doc__)
-    parser.usage = 'vit_jax sweep ACTION [flags]'
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = ''.join(action_parser(name).format_usage() for name in ACTIONS)
-    return parser
 
 
 def action_parser(action: str) -> Parser:
@@ -83,7 +73,6 @@ def work(args: argparse.Namespace) -> int:
         raise UserError(f'--trials {args.trials}: must be at least 1')
     initialize(args)
     from vit_jax import processes, train, workdir
-    from vit_jax.data.watchdog import Stalled
     from vit_jax.sweeps import study, worker
 
     with processes.shared_fate():
@@ -94,9 +83,6 @@ def work(args: argparse.Namespace) -> int:
         except train.Preempted as e:
             print(e)
             return workdir.EXIT_PREEMPTED
-        except Stalled as e:
-            print(f'error: {e}', file=sys.stderr, flush=True)
-            os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
         if done.failures:
             processes.meet('the last trial is finished', processes.MEET_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '

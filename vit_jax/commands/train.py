@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
 from vit_jax import config as config_lib
@@ -25,7 +23,6 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('train needs --config FILE[:ARG]')
     initialize(args)
     from vit_jax import processes, train, workdir
-    from vit_jax.data.watchdog import Stalled
 
     with processes.shared_fate():
         try:
@@ -35,9 +32,6 @@ def main(argv: Sequence[str]) -> int:
         except train.Preempted as e:
             print(e)
             return workdir.EXIT_PREEMPTED
-        except Stalled as e:
-            print(f'error: {e}', file=sys.stderr, flush=True)
-            os._exit(processes.EXIT_FAILED)  # the thread that hangs cannot be joined
     numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
     print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
