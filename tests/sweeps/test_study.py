@@ -56,6 +56,21 @@ def fake_training(monkeypatch):
     return install
 
 
+def test_an_evaluation_without_the_metric_says_nothing_of_the_trial(tmp_path, monkeypatch):
+    made = make(tmp_path, points=grid({'seed': [0]}))
+
+    def run(config, folder, report, **_):
+        assert not report(1, {METRIC.replace('/', '_bleu/'): 0.1})  # another entry's
+        report(2, {METRIC: 0.7})
+        return {METRIC: 0.9}
+
+    monkeypatch.setattr(train, 'train', run)
+    assert worker.work(made).failures == []
+    (trial,) = made.trials()
+    assert trial.intermediate_values == {2: 0.7}
+    assert trial.value == 0.9
+
+
 WORKER = """
 import sys
 from vit_jax import train

@@ -172,7 +172,7 @@ def reporter(study: Study, job: Job) -> train.Report:
         return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
-        if not any(name.startswith(entry) for name in results):
+        if not any(name.startswith(f'{entry}/') for name in results):
             return False  # this one has an `every` of its own
         value = pick(results, metric)
         return bool(workdir.on_process_0(lambda: int(tell(step, value))))
