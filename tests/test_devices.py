@@ -178,7 +178,7 @@ def test_evaluation_counts_each_of_30_examples_once(name):
     """In two batches of 16, of which the second is padded."""
     layout, params = training(name).layout, training('one').final.ema
     section = {'source': 'digits', 'split': 'test[:30]', 'transforms': '', 'batch_size': 16}
-    config = ConfigDict({'batch_size': 32, 'evals': {'test': section}})
+    config = ConfigDict({'batch_size': 32, 'data': {}, 'evals': {'test': section}})
     one_pass = evaluate.open_pass(config.evals.test, config, layout)
     batches = list(one_pass())
     assert [len(batch['label']) for batch in batches] == [16, 16]

@@ -17,7 +17,7 @@ from vit_jax import config as config_lib
 from vit_jax.__main__ import main
 from vit_jax.data import buckets, vocabulary
 from vit_jax.errors import UserError
-from vit_jax.writer import read_metrics
+from vit_jax.viz.curves import read_metrics
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """

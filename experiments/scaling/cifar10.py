@@ -67,7 +67,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
     config = ConfigDict()
     config.seed = 0
-    config.total = '640 examples' if smoke else '120000 examples'
+    config.total = '20 steps' if smoke else '120000 examples'
     config.batch_size = 32 if smoke else 64
 
     if family == 'vit':

@@ -156,7 +156,10 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
             'outside of the grid of 2 x 2',
         ),
         (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
-        (['attention', '--checkpoint', 'vit.npz', '--step', '3'], '--step is of a run'),
+        (
+            ['attention', '--checkpoint', 'vit.npz', '--step', '3'],
+            '--step and --average are of a run',
+        ),
         (['predict', '--checkpoint', 'no.npz'], 'no.npz'),
         (['predict', '--checkpoint', 'fixed.npz'], 'give --image-size'),
         (['evaluate', '--checkpoint', 'vit.npz'], 'give --source and --split'),
