@@ -6,6 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import durations
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -114,14 +115,14 @@ def test_dotted_names_reach_outside_of_the_package(
     ],
 )
 def test_durations(text: str | int, steps: int) -> None:
-    assert config_lib.Durations(20, 1000, total_steps=200).steps(text) == steps
+    assert durations.Durations(20, 1000, total_steps=200).steps(text) == steps
 
 
 def test_epochs_of_batches_that_are_not_equally_full() -> None:
     config = config_lib.load(DIGITS, ['total=3 epochs', 'batch_size=4096'])
-    durations = config_lib.durations(config, 29_000 / 172, 29_000)
-    assert durations.total_steps == 3 * 172
-    assert durations.steps('29000 examples') == 172
+    run = durations.of_run(config, 29_000 / 172, 29_000)
+    assert run.total_steps == 3 * 172
+    assert run.steps('29000 examples') == 172
 
 
 def test_the_vocabulary_fills_the_size_of_the_model() -> None:
@@ -140,7 +141,7 @@ def test_the_vocabulary_fills_the_size_of_the_model() -> None:
 
 def test_the_total_is_no_share_of_itself() -> None:
     with pytest.raises(UserError, match='itself'):
-        config_lib.Durations(20, 1000).steps('5%')
+        durations.Durations(20, 1000).steps('5%')
 
 
 def test_stored_config_builds_the_same_objects() -> None:

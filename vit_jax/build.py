@@ -12,8 +12,8 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import durations, optim, sharding
 from vit_jax import evaluate as evaluate_lib
-from vit_jax import optim, sharding
 from vit_jax import step as step_lib
 from vit_jax.data import pipeline
 from vit_jax.interop import adapt
@@ -61,7 +61,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         sharding.check_batch(
             layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
         )
-    durations = config_lib.durations(config, epoch.batch_size, epoch.examples)
+    run = durations.of_run(config, epoch.batch_size, epoch.examples)
     spec = pipeline.element_spec(source, transforms)
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
@@ -70,8 +70,8 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
     tx, schedule = optim.make(
         jax.eval_shape(init_variables)['params'],
-        durations.total_steps,
-        durations.steps,
+        run.total_steps,
+        run.steps,
         **config.optim.to_dict(),
     )
     ema_decay = config.step.get('ema_decay', 0.0)
@@ -93,15 +93,13 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         model=model,
         task=task,
         layout=layout,
-        total_steps=durations.total_steps,
-        every={k: durations.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        total_steps=run.total_steps,
+        every={k: run.steps(v, f'config.every.{k}') for k, v in config.every.items()},
         every_eval={
-            name: durations.steps(
-                section.get('every', config.every.eval), f'config.evals.{name}.every'
-            )
+            name: run.steps(section.get('every', config.every.eval), f'config.evals.{name}.every')
             for name, section in config.evals.items()
         },
-        keep_every=durations.steps(config.checkpoint.get('keep_every', '')),
+        keep_every=run.steps(config.checkpoint.get('keep_every', '')),
         schedule=schedule,
         train_step=layout.compile_train(train_step, abstract_state),
         eval_step=eval_steps.evaluate,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import importlib.util
 import inspect
 import json
@@ -22,7 +21,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax import optim, schedules
+from vit_jax import durations, optim, schedules
 from vit_jax.errors import UserError, nearest, resolve
 
 SECTIONS = ('model', 'task', 'data', 'evals', 'optim', 'step', 'every', 'checkpoint', 'parallel')
@@ -191,7 +190,7 @@ def validate(config: ConfigDict) -> None:
         if (value := _at(config, path, 1)) < 1:
             raise UserError(f'config.{path}={value}: must be at least 1')
     for path in ('total', 'every.log'):
-        if parse_duration(_at(config, path), f'config.{path}')[0] <= 0:
+        if durations.parse_duration(_at(config, path), f'config.{path}')[0] <= 0:
             raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
     check_keywords(model_class(config), config.model, 'config.model')
     check_keywords(task_class(config), config.task, 'config.task')
@@ -253,54 +252,6 @@ def _check_optional(config: ConfigDict) -> None:
         raise UserError('config.init.posemb: ' + nearest('method', init['posemb'], POSEMBS))
     if branch['from'] and init['from']:
         raise UserError('config: a run starts from config.branch or config.init, not both')
-
-
-UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
-
-
-def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str]:
-    """`'300 epochs'` -> (300.0, 'epochs'). Units: steps (the default), epochs, examples, %.
-
-    Raises:
-      UserError: if `text` is no duration, or is negative.
-    """
-    number, *words = str(text).replace('%', ' %').split() or ['0']
-    unit = UNITS.get(' '.join(words).removesuffix('s')) if words else 'steps'
-    try:
-        amount = float(number.replace('_', ''))
-    except ValueError:
-        amount = math.nan
-    if unit is None or not 0 <= amount < math.inf:
-        raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
-    return amount, unit
-
-
-@dataclasses.dataclass(frozen=True)
-class Durations:
-    """Turns duration strings into steps of this run; `batch_size` counts examples."""
-
-    batch_size: float
-    epoch_size: int
-    total_steps: int = 0
-
-    def steps(self, text: str | int, where: str = 'duration') -> int:
-        """Number of steps, at least 1 unless the duration is empty or zero."""
-        amount, unit = parse_duration(text, where)
-        if unit == '%' and not self.total_steps:
-            raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
-        scale = {
-            'steps': 1.0,
-            'epochs': self.epoch_size / self.batch_size,
-            'examples': 1 / self.batch_size,
-            '%': self.total_steps / 100,
-        }[unit]
-        return max(1, round(amount * scale)) if amount else 0
-
-
-def durations(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
-    """The run's durations; `.total_steps` is `config.total` in steps."""
-    bare = Durations(batch_size, epoch_size)
-    return dataclasses.replace(bare, total_steps=bare.steps(config.total, 'config.total'))
 
 
 def model_class(config: ConfigDict) -> Any:
@@ -373,15 +324,7 @@ def fill_num_classes(config: ConfigDict, num_classes: int) -> None:
     Raises:
       UserError: if the data has more classes than the model.
     """
-    if 'num_classes' not in config.model or not num_classes:
-        return
-    if config.model.num_classes is None:
-        config.model.num_classes = num_classes
-    if config.model.num_classes < num_classes:
-        raise UserError(
-            f'config.model.num_classes={config.model.num_classes}: {config.data.source} has '
-            f'{num_classes} classes; leave it unset or raise it'
-        )
+    _fill(config, 'num_classes', num_classes, 'classes')
 
 
 def fill_vocab_size(config: ConfigDict, vocab_size: int) -> None:
@@ -390,14 +333,18 @@ def fill_vocab_size(config: ConfigDict, vocab_size: int) -> None:
     Raises:
       UserError: if the data has more ids than the model.
     """
-    if 'vocab_size' not in config.model or not vocab_size:
+    _fill(config, 'vocab_size', vocab_size, 'ids in its vocabulary')
+
+
+def _fill(config: ConfigDict, key: str, size: int, what: str) -> None:
+    if key not in config.model or not size:
         return
-    if config.model.vocab_size is None:
-        config.model.vocab_size = vocab_size
-    if config.model.vocab_size < vocab_size:
+    if config.model[key] is None:
+        config.model[key] = size
+    if config.model[key] < size:
         raise UserError(
-            f'config.model.vocab_size={config.model.vocab_size}: the vocabulary of '
-            f'{config.data.source} has {vocab_size} ids; leave it unset or raise it'
+            f'config.model.{key}={config.model[key]}: {config.data.source} has {size} {what}; '
+            'leave it unset or raise it'
         )
 
 

@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import config as config_lib
+from vit_jax import durations
 from vit_jax.commands.benchmark import example_spec
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
@@ -81,7 +82,7 @@ def price(point: space.Point, config: Any, args: argparse.Namespace, count: int 
     parameters, forward = measure(*config_lib.build(config), tuple(sorted(spec.items())))
     epoch = epoch_size(config, args.examples)
     begun = config.get('branch', {}).get('step', 0)
-    steps = config_lib.durations(config, config.batch_size, epoch).total_steps - begun
+    steps = durations.of_run(config, config.batch_size, epoch).total_steps - begun
     return plan.Run(point, parameters, steps, config.batch_size, forward, count)
 
 
@@ -105,7 +106,7 @@ def epoch_size(config: Any, examples: float | None) -> int:
     """Of the training data, as far as the length of training depends on it, else 1."""
     if examples is not None:
         return round(examples)
-    _, unit = config_lib.parse_duration(config.total, 'config.total')
+    _, unit = durations.parse_duration(config.total, 'config.total')
     return len(open_source(config.data)) if unit == 'epochs' else 1
 
 

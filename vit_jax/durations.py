@@ -1,0 +1,57 @@
+"""Durations as text, such as '300 epochs' or '5%', and in steps of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+
+UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
+
+
+def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str]:
+    """`'300 epochs'` -> (300.0, 'epochs'). Units: steps (the default), epochs, examples, %.
+
+    Raises:
+      UserError: if `text` is no duration, or is negative.
+    """
+    number, *words = str(text).replace('%', ' %').split() or ['0']
+    unit = UNITS.get(' '.join(words).removesuffix('s')) if words else 'steps'
+    try:
+        amount = float(number.replace('_', ''))
+    except ValueError:
+        amount = math.nan
+    if unit is None or not 0 <= amount < math.inf:
+        raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
+    return amount, unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """Turns duration strings into steps of this run; `batch_size` counts examples."""
+
+    batch_size: float
+    epoch_size: int
+    total_steps: int = 0
+
+    def steps(self, text: str | int, where: str = 'duration') -> int:
+        """Number of steps, at least 1 unless the duration is empty or zero."""
+        amount, unit = parse_duration(text, where)
+        if unit == '%' and not self.total_steps:
+            raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
+        scale = {
+            'steps': 1.0,
+            'epochs': self.epoch_size / self.batch_size,
+            'examples': 1 / self.batch_size,
+            '%': self.total_steps / 100,
+        }[unit]
+        return max(1, round(amount * scale)) if amount else 0
+
+
+def of_run(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
+    """The run's durations; `.total_steps` is `config.total` in steps."""
+    bare = Durations(batch_size, epoch_size)
+    return dataclasses.replace(bare, total_steps=bare.steps(config.total, 'config.total'))
