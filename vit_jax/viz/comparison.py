@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from vit_jax import storage
 from vit_jax.errors import UserError, nearest
@@ -131,6 +132,10 @@ def _draw_courses(axes: Axes, courses: Sequence[Course], metric: str, x: str) ->
             )
     if _spread(axes.dataLim.intervaly) > 30:
         axes.set_yscale('log')
+        axes.yaxis.set_major_formatter('{x:g}')
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter('{x:g}')
+        axes.tick_params(which='minor', colors=figures.FAINT, labelsize=9, length=0)
     axes.set_xlim(left=0)
     axes.set_xlabel(x, color=figures.FAINT, fontsize=9)
 
@@ -150,7 +155,7 @@ def _draw_bars(axes: Axes, courses: Sequence[Course], metrics: Sequence[str], pa
         bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=course.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
     axes.set_xticks(places, [metric[before:] for metric in metrics])
-    axes.margins(y=0.25)
+    axes.margins(y=0.35)  # room for the legend
 
 
 def _colours(courses: Sequence[Course]) -> list[str]:
