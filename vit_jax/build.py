@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import durations, optim, sharding
+from vit_jax import construct, durations, fill, optim, sections, sharding
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
 from vit_jax.data import pipeline
@@ -49,11 +48,11 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
       UserError: for any mistake in the config that needs the data or the devices to be seen.
     """
     source, transforms = evaluate_lib.open_data(config.data)
-    config_lib.fill_num_classes(config, source.info.num_classes)
-    config_lib.fill_vocab_size(config, source.info.vocab_size)
+    fill.num_classes(config, source.info.num_classes)
+    fill.vocab_size(config, source.info.vocab_size)
     epoch = pipeline.epoch(source, transforms, config.batch_size)
-    model, task = config_lib.build(config)
-    parallel = config_lib.keywords(config.parallel)
+    model, task = construct.model_and_task(config)
+    parallel = sections.keywords(config.parallel)
     layout = sharding.make_layout(**parallel, devices=devices)
     accum_steps = config.step.get('accum_steps', 1)
     pairs = getattr(task, 'pairs', False)
@@ -82,7 +81,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(
-        model, task, tx, axis_name=layout.axis_name, **config_lib.keywords(config.step)
+        model, task, tx, axis_name=layout.axis_name, **sections.keywords(config.step)
     )
     eval_steps = evaluate_lib.compile_steps(model, task, layout)
     return Parts(
