@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import construct, durations, fill, optim, sections, sharding
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
-from vit_jax.data import pipeline
+from vit_jax.data import specs
 from vit_jax.interop import adapt
 
 
@@ -25,7 +25,7 @@ class Parts:
     config: ConfigDict
     source: Any
     transforms: Any
-    epoch: pipeline.Epoch
+    epoch: specs.Epoch
     model: Any
     task: Any
     layout: sharding.Layout
@@ -50,7 +50,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     source, transforms = evaluate_lib.open_data(config.data)
     fill.num_classes(config, source.info.num_classes)
     fill.vocab_size(config, source.info.vocab_size)
-    epoch = pipeline.epoch(source, transforms, config.batch_size)
+    epoch = specs.epoch(source, transforms, config.batch_size)
     model, task = construct.model_and_task(config)
     parallel = sections.keywords(config.parallel)
     layout = sharding.make_layout(**parallel, devices=devices)
@@ -61,7 +61,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
             layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
         )
     run = durations.of_run(config, epoch.batch_size, epoch.examples)
-    spec = pipeline.element_spec(source, transforms)
+    spec = specs.element_spec(source, transforms)
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
     def init_variables():
@@ -109,7 +109,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
 
 def model_inputs(
-    parts: Parts, spec: dict[str, pipeline.ArraySpec]
+    parts: Parts, spec: dict[str, specs.ArraySpec]
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes of what the model gets for one training example of the shapes `spec`."""
     one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}

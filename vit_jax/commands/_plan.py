@@ -94,12 +94,12 @@ def image_spec(config: Any, image_size: int | None) -> dict[str, Any]:
     """
     if image_size is not None:
         return example_spec(config, image_size, None)
-    from vit_jax.data import pipeline, transforms
+    from vit_jax.data import specs, transforms
 
     source = open_source(config.data)
     fill.num_classes(config, source.info.num_classes)
     parsed = transforms.parse_transforms(config.data.get('transforms', ''))
-    return dict(pipeline.element_spec(source, parsed))
+    return dict(specs.element_spec(source, parsed))
 
 
 def epoch_size(config: Any, examples: float | None) -> int:

@@ -99,7 +99,7 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
             config.model.num_classes = 1000
         return dict(benchmark.image_spec(size, channels))
     from vit_jax import evaluate
-    from vit_jax.data import pipeline
+    from vit_jax.data import specs
 
     try:
         source, transforms = evaluate.open_data(config.data)
@@ -107,7 +107,7 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
         raise UserError(f'{e}; or give --image-size to do without data') from e
     fill.num_classes(config, source.info.num_classes)
     fill.vocab_size(config, source.info.vocab_size)
-    return dict(pipeline.element_spec(source, transforms))
+    return dict(specs.element_spec(source, transforms))
 
 
 def batch_rows(config: Any) -> int:
