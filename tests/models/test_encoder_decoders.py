@@ -1,4 +1,4 @@
-"""What holds of every encoder-decoder: decoding step by step, causality, padding, dropout, dtypes."""
+"""What holds of every encoder-decoder: cached steps, what may see what, dropout, dtypes."""
 
 import dataclasses
 
