@@ -75,7 +75,11 @@ def ours(*names: str) -> tuple[str, ...]:
 
 COMMANDS = ours('commands', '__main__')
 CONFIG = ours('config', 'config_flags', 'sections', 'construct', 'fill', 'validation')
-TRAINER = (*ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint'), *CONFIG, *COMMANDS)
+TRAINER = (
+    *ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint', 'staging'),
+    *CONFIG,
+    *COMMANDS,
+)
 FORBIDDEN = {
     'nn': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
     'ops': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'flax'),
