@@ -12,7 +12,8 @@ import pytest
 
 from vit_jax import build as build_lib
 from vit_jax import config as config_lib
-from vit_jax.data import pipeline, sources, vocabulary
+from vit_jax.data import sources, vocabulary
+from vit_jax.data.specs import element_spec
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -92,7 +93,7 @@ def build(config):
 
 
 def abstract_batch(parts, **more):
-    spec = pipeline.element_spec(parts.source, parts.transforms)
+    spec = element_spec(parts.source, parts.transforms)
     size = parts.config.batch_size
     arrays = {k: jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for k, s in spec.items()}
     return {**arrays, **{k: jax.ShapeDtypeStruct((size,), dtype) for k, dtype in more.items()}}

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import evaluate, sharding
+from vit_jax import construct, evaluate, sharding, validation
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.models import vit
@@ -59,7 +59,7 @@ def recorder(tmp_path, monkeypatch):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab' / 'recorder.py').write_text(RECORDER)
     monkeypatch.syspath_prepend(tmp_path)
-    yield config_lib.evaluator_class('my_lab.recorder')
+    yield construct.evaluator_class('my_lab.recorder')
     for name in ('my_lab.recorder', 'my_lab'):
         sys.modules.pop(name, None)
 
@@ -193,7 +193,7 @@ def test_mistakes_are_seen_when_the_config_is_read(entry, message):
             del section['fit']
         config.evals.x = {k: v for k, v in section.items() if v is not None}
     with pytest.raises(UserError, match=message) as error:
-        config_lib.validate(config)
+        validation.validate(config)
     assert '\n' not in str(error.value)
 
 

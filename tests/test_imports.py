@@ -74,7 +74,12 @@ def ours(*names: str) -> tuple[str, ...]:
 
 
 COMMANDS = ours('commands', '__main__')
-TRAINER = (*ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint', 'config'), *COMMANDS)
+CONFIG = ours('config', 'config_flags', 'sections', 'construct', 'fill', 'validation')
+TRAINER = (
+    *ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint', 'staging'),
+    *CONFIG,
+    *COMMANDS,
+)
 FORBIDDEN = {
     'nn': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
     'ops': (*ours('nn', 'models', 'tasks', 'step', 'data'), *TRAINER, 'flax'),

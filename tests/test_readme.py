@@ -9,7 +9,7 @@ import shlex
 import jax
 import pytest
 
-from vit_jax import __main__, meter, processes, workdir
+from vit_jax import __main__, config_flags, meter, processes, workdir
 from vit_jax import config as config_lib
 from vit_jax.interop import files, vision_transformer
 from vit_jax.models import vit
@@ -59,7 +59,7 @@ def check(words, capsys):
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, '--help'])
     assert stop.value.code == 0
-    overrides, rest = config_lib.split_overrides(words)
+    overrides, rest = config_flags.split(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import durations, optim, sharding
+from vit_jax import construct, durations, fill, optim, sections, sharding
 from vit_jax import evaluate as evaluate_lib
 from vit_jax import step as step_lib
-from vit_jax.data import pipeline
+from vit_jax.data import specs
 from vit_jax.interop import adapt
 
 
@@ -26,7 +25,7 @@ class Parts:
     config: ConfigDict
     source: Any
     transforms: Any
-    epoch: pipeline.Epoch
+    epoch: specs.Epoch
     model: Any
     task: Any
     layout: sharding.Layout
@@ -49,11 +48,11 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
       UserError: for any mistake in the config that needs the data or the devices to be seen.
     """
     source, transforms = evaluate_lib.open_data(config.data)
-    config_lib.fill_num_classes(config, source.info.num_classes)
-    config_lib.fill_vocab_size(config, source.info.vocab_size)
-    epoch = pipeline.epoch(source, transforms, config.batch_size)
-    model, task = config_lib.build(config)
-    parallel = config_lib.keywords(config.parallel)
+    fill.num_classes(config, source.info.num_classes)
+    fill.vocab_size(config, source.info.vocab_size)
+    epoch = specs.epoch(source, transforms, config.batch_size)
+    model, task = construct.model_and_task(config)
+    parallel = sections.keywords(config.parallel)
     layout = sharding.make_layout(**parallel, devices=devices)
     accum_steps = config.step.get('accum_steps', 1)
     pairs = getattr(task, 'pairs', False)
@@ -62,7 +61,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
             layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
         )
     run = durations.of_run(config, epoch.batch_size, epoch.examples)
-    spec = pipeline.element_spec(source, transforms)
+    spec = specs.element_spec(source, transforms)
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
     def init_variables():
@@ -82,7 +81,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(
-        model, task, tx, axis_name=layout.axis_name, **config_lib.keywords(config.step)
+        model, task, tx, axis_name=layout.axis_name, **sections.keywords(config.step)
     )
     eval_steps = evaluate_lib.compile_steps(model, task, layout)
     return Parts(
@@ -110,7 +109,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
 
 def model_inputs(
-    parts: Parts, spec: dict[str, pipeline.ArraySpec]
+    parts: Parts, spec: dict[str, specs.ArraySpec]
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes of what the model gets for one training example of the shapes `spec`."""
     one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}

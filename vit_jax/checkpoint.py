@@ -3,20 +3,13 @@
 A step is a directory `checkpoints/STEP` of Orbax items (`checkpoint_format`).
 `manifest.json` is written when everything else is, and what Orbax then does to commit the step
 covers it too: a directory without it was never finished.
-
-Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
-a folder of this machine and put from it, and brought here to be restored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax import checkpoint_format, manifest, storage
+from vit_jax import checkpoint_format, manifest, staging, storage
 from vit_jax.errors import UserError
 from vit_jax.workdir import on_process_0
 
@@ -50,7 +43,7 @@ class Checkpointer:
             )
         logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
         self.directory = storage.absolute(directory)
-        self._staging = _Staging(self.directory)
+        self._staging = staging.Staging(self.directory)
         self._keep = keep_last, keep_every
         self._saving: int | None = None
         self._writer = ocp.AsyncCheckpointer(
@@ -203,57 +196,9 @@ def restore(
 def _read(
     directory: Path, step: int, target: PyTree, cast: bool
 ) -> tuple[int, PyTree, dict[str, Any]]:
-    with _here(directory / str(step)) as here:
+    with staging.here(directory / str(step)) as here:
         state, meta = checkpoint_format.read(here, target, cast)
     return step, state, meta
-
-
-class _Staging:
-    """Where Orbax writes the steps of `directory`: there, or in a local folder if it cannot.
-
-    Raises:
-      UserError: if several processes would have to share a local folder.
-    """
-
-    def __init__(self, directory: Path):
-        self.folder, self._directory = directory, directory
-        self._local: tempfile.TemporaryDirectory[str] | None = None
-        if storage.orbax_writes(directory):
-            return
-        if jax.process_count() > 1:
-            raise UserError(
-                f'{directory}: several processes save to a shared folder or to gs://, not to s3://'
-            )
-        self._local = tempfile.TemporaryDirectory(prefix='vit_jax-')
-        self.folder = Path(self._local.name)
-
-    def put(self, step: int) -> None:
-        """Copies a step that is written but not yet committed; the mark of a commit comes last."""
-        if self._local is None:
-            return
-        storage.copy(manifest.written(self.folder, step), self._directory / str(step))
-        manifest.commit(self._directory / str(step))
-
-    def clear(self) -> None:
-        """Frees the local disk once no save is under way."""
-        if self._local is not None:
-            for step in self.folder.iterdir():
-                shutil.rmtree(step)
-
-    def close(self) -> None:
-        if self._local is not None:
-            self._local.cleanup()
-
-
-@contextlib.contextmanager
-def _here(directory: Path) -> Iterator[Path]:
-    """The step's directory, or a local copy of it where Orbax cannot read it."""
-    if storage.orbax_writes(directory):
-        yield directory
-        return
-    with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
-        storage.copy(directory, here := Path(local) / directory.name)
-        yield here
 
 
 def load_variables(
@@ -279,7 +224,7 @@ def load_variables(
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
-    with _here(directory / str(step)) as here:
+    with staging.here(directory / str(step)) as here:
         variables, meta = checkpoint_format.read_variables(here, ema)
     return step, variables, meta
 

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import sharding
+from vit_jax import construct, sections, sharding
 from vit_jax import step as step_lib
 from vit_jax.data import pipeline, sources, transforms, vocabulary
 from vit_jax.data.buckets import Bucketed
@@ -67,8 +66,8 @@ def image_format(source: Any) -> dict[str, Any]:
 
 def loading(section: ConfigDict) -> dict[str, Any]:
     """What of a data section goes to the pipeline: how to load, not what."""
-    chosen = config_lib.keywords(section)
-    return {k: v for k, v in chosen.items() if k in config_lib.LOADING}
+    chosen = sections.keywords(section)
+    return {k: v for k, v in chosen.items() if k in sections.LOADING}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +189,7 @@ def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: St
 
 def _make_evaluator(section: ConfigDict, where: str, test: Pass) -> Any:
     """The evaluator of an entry, with the text of its data if it takes that; or None."""
-    evaluator = config_lib.make_evaluator(section, where)
+    evaluator = construct.make_evaluator(section, where)
     if hasattr(evaluator, 'read'):
         try:
             evaluator.read(text_of(test.source), test.transforms.vocab)

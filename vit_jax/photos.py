@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import images, pipeline
+from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord
+from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import image as image_transforms
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -69,7 +70,7 @@ class Reader:
         else:
             image = original if self.size is None else fit(original, self.size)
             record = {'image': image, 'label': 0}
-            image = self.transforms(record, pipeline.example_rng(0, 0))['image']
+            image = self.transforms(record, example_rng(0, 0))['image']
         colour = 'grey' if self.channels == 1 else 'RGB'
         return Photo(path, image, f'{_pixels(original)} pixels read as {_pixels(image)} {colour}')
 

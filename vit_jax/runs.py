@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, storage
+from vit_jax import checkpoint, construct, storage
 from vit_jax import config as config_lib
 from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
@@ -79,7 +79,7 @@ def load_run(
     """
     workdir = storage.absolute(workdir)
     config = read_config(workdir)
-    model, task = config_lib.build(config)
+    model, task = construct.model_and_task(config)
     found, variables, meta = checkpoint.load_mean(workdir / 'checkpoints', step, average)
     if image_size is not None:
         trained_on = meta.get('input_size')
@@ -135,6 +135,6 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
     )
     channels = load_lib.channels(variables['params'])
     image = {'channels': channels, 'size': None}
-    task = config_lib.task_class(config)()
+    task = construct.task_class(config)()
     names = foreign.class_names
     return Run(pathlib.Path(path), config, model, task, variables, None, names, image)

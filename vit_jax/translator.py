@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from vit_jax import photos
-from vit_jax.data import pipeline, vocabulary
+from vit_jax.data import vocabulary
+from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
 from vit_jax.data.vocabulary import Vocabulary
 from vit_jax.decode import Search, decode
@@ -69,7 +70,7 @@ class Reader:
         if not line.strip():
             return Sentence(np.zeros(0, np.int32), '')
         record: dict[str, Any] = {'source': line, 'target': line}
-        rng = pipeline.example_rng(0, 0)
+        rng = example_rng(0, 0)
         for transform in self.transforms.steps:
             text, record = record[side], transform(record, rng)
         whole, kept = self.vocab.encode(text), min(len(record[side]), self.bounds[-1]) - 1

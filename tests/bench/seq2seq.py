@@ -66,12 +66,12 @@ def train_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
     from vit_jax import config as config_lib
-    from vit_jax import optim, sharding, step
+    from vit_jax import construct, optim, sharding, step
 
     jax.config.update('jax_platforms', 'cpu')
     config = config_lib.load(f'{EXPERIMENT}:{args.model}')
     config.model.vocab_size = VOCAB_SIZE
-    model, task = config_lib.build(config)
+    model, task = construct.model_and_task(config)
     layout = sharding.make_layout()
     one = random_batch(args.lengths[0], args.lengths[0])
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from vit_jax.data import pipeline, vocabulary
+from vit_jax.data import pipeline, specs, vocabulary
 from vit_jax.data.buckets import ROWS, Bucketed
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
@@ -195,20 +195,20 @@ def test_cache_reads_each_record_once():
 
 def test_examples_beyond_the_last_bucket_are_left_out_of_training():
     source = bucketed([3, 17, 5, 16, 40])
-    epoch = pipeline.epoch(source, PLAIN, BATCH)
+    epoch = specs.epoch(source, PLAIN, BATCH)
     assert epoch.examples == 3
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 
 def test_what_an_epoch_is_made_of():
     source = bucketed()
-    epoch = pipeline.epoch(source, PLAIN, BATCH)
+    epoch = specs.epoch(source, PLAIN, BATCH)
     batches = take(source, steps(source))
     assert epoch.batch_size * len(batches) == pytest.approx(epoch.examples)
     rows = np.mean([len(batch['mask']) for batch in batches])
     assert sum(mean for mean, _ in epoch.shapes) == pytest.approx(rows)
     assert [spec['source'].shape for _, spec in epoch.shapes] == [(4,), (8,), (16,)]
-    assert pipeline.element_spec(source, PLAIN) == epoch.shapes[-1][1]
+    assert specs.element_spec(source, PLAIN) == epoch.shapes[-1][1]
 
 
 def test_rows_are_a_multiple_that_devices_share():
@@ -315,7 +315,7 @@ def test_text_without_buckets_says_what_to_set(tmp_path):
     with pytest.raises(
         UserError, match=r"'source' is text; .*config\.data\.buckets=\(16, 32, 64\)"
     ):
-        pipeline.element_spec(text(tmp_path), PLAIN)
+        specs.element_spec(text(tmp_path), PLAIN)
     source = open_source('synthetic:copy', 'train')
     with pytest.raises(UserError, match=r'set config\.data\.buckets'):
         list(itertools.islice(pipeline.train_batches(source, PLAIN, batch_size=8, seed=0), 1))

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, specs
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
@@ -88,7 +88,7 @@ def test_arrays():
 def test_element_spec_is_one_example_of_a_batch():
     source = numbered(20)
     transforms = parse_transforms('resize(4)|value_range(0, 1)')
-    spec = pipeline.element_spec(source, transforms)
+    spec = specs.element_spec(source, transforms)
     (batch,) = train(source, 1, transforms)
     assert {k: (s.shape, s.dtype) for k, s in spec.items()} == {
         k: (a.shape[1:], a.dtype) for k, a in batch.items()

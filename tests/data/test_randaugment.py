@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.pipeline import example_rng
+from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.data.transforms.randaugment import GREY, make_operations
 

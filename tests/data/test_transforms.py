@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.pipeline import example_rng
+from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import TRANSFORMS, parse_transforms, text
 from vit_jax.errors import UserError
 

@@ -3,9 +3,9 @@
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
+from transformers_vit import apply, ours, reference, theirs
 
 from vit_jax import interop
 from vit_jax.errors import UserError
@@ -16,41 +16,7 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
-SHAPE = {
-    'hidden_size': 16,
-    'num_hidden_layers': 2,
-    'num_attention_heads': 4,
-    'intermediate_size': 24,
-    'patch_size': 4,
-    'image_size': 12,
-    'num_labels': 5,
-}
 OURS = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 4}
-
-
-def reference(cls='ViTForImageClassification', **fields):
-    model = getattr(transformers, cls)(transformers.ViTConfig(**{**SHAPE, **fields})).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
-            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
-    return model
-
-
-def theirs(model, images):
-    with torch.no_grad():
-        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
-
-
-def apply(model, params, images):
-    with jax.default_matmul_precision('highest'):
-        return jax.jit(model.apply)({'params': params}, images)
-
-
-def ours(foreign, images):
-    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
-    return apply(model, foreign.params, images)
 
 
 # As version 5 renames when it reads files of version 4.

@@ -2,20 +2,20 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
+import transformers_vit
+from transformers_vit import ours, theirs
 
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files, timm
-from vit_jax.models.vit import Model
 
 torch = pytest.importorskip('torch')
-transformers = pytest.importorskip('transformers')
+pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
-WIDTH, HEADS, DEPTH, CLASSES = 16, 4, 2, 5
+WIDTH, HEADS, DEPTH = 16, 4, 2
 CONFIG = {'architecture': 'vit_small', 'model_args': {'num_heads': HEADS}}
 # transformers' names, version 5, and timm's.
 NAMES = {
@@ -33,23 +33,7 @@ NAMES = {
 
 
 def reference(**fields):
-    config = transformers.ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=HEADS,
-        intermediate_size=24,
-        patch_size=4,
-        image_size=12,
-        num_labels=CLASSES,
-        **{'layer_norm_eps': 1e-6, **fields},
-    )
-    model = transformers.ViTForImageClassification(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
-            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
-    return model
+    return transformers_vit.reference(layer_norm_eps=1e-6, **fields)
 
 
 def timm_state(model):
@@ -65,17 +49,6 @@ def timm_state(model):
             if parts[0] is not None:
                 flat[f'blocks.{i}.attn.qkv.{leaf}'] = np.concatenate(parts)
     return flat
-
-
-def theirs(model, images):
-    with torch.no_grad():
-        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
-
-
-def ours(foreign, images):
-    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
-    with jax.default_matmul_precision('highest'):
-        return jax.jit(model.apply)({'params': foreign.params}, images)
 
 
 def read(tmp_path, flat, config=CONFIG):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax.errors import UserError
 from vit_jax.models.bit_resnet import VARIANTS, Model, variant
@@ -14,6 +15,7 @@ from vit_jax.nn.std_conv import StdConv, standardize
 from vit_jax.scaling import flops
 
 TINY = {'layers': (1, 2)}
+IMAGES = spec(1, 32, 32, 3)
 
 # With 1000 and 21,843 classes. The counts of google-research/big_transfer's networks.
 COUNTS = {
@@ -26,37 +28,11 @@ COUNTS = {
 }
 
 
-def images_like(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def spec(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def shapes(model, size=(224, 224)):
-    return jax.eval_shape(model.init, jax.random.key(0), spec(1, *size, 3))['params']
-
-
-def perturbed(model, channels=3):
-    """Random parameters, none of them at its initial zero or one, so that each of them shows."""
-    rng = np.random.default_rng(1)
-
-    def draw(path, p):
-        x = rng.standard_normal(p.shape, np.float32)
-        if path[-1].key == 'kernel':
-            return jnp.asarray(x / np.sqrt(np.prod(p.shape[:-1])))
-        return jnp.asarray(0.1 * x + (path[-1].key == 'scale'))
-
-    tree = jax.eval_shape(model.init, jax.random.key(0), spec(1, 32, 32, channels))['params']
-    return jax.tree_util.tree_map_with_path(draw, tree)
-
-
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     for num_classes, expected in zip((1000, 21_843), COUNTS[name], strict=True):
         tree = shapes(Model(num_classes=num_classes, **variant(name)))
-        assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == expected
+        assert count(tree) == expected
 
 
 def test_every_variant_has_a_listed_count():
@@ -132,7 +108,7 @@ def test_parity_with_transformers(fields, batch, size):
     torch = pytest.importorskip('torch')
     transformers = pytest.importorskip('transformers')
     model = Model(num_classes=11, **fields)
-    params = perturbed(model)
+    params = drawn(model, IMAGES)
     width = model.width_factor
     config = transformers.BitConfig(
         layer_type='preactivation',
@@ -168,7 +144,7 @@ def test_shapes_of_the_outputs():
 
 def test_a_pixel_of_features_per_stride_and_the_mean_before_the_head():
     model = Model(num_classes=5, **TINY)
-    outputs = jax.jit(model.apply)({'params': perturbed(model)}, images_like(2, 32, 48, 3))
+    outputs = jax.jit(model.apply)({'params': drawn(model, IMAGES)}, images_like(2, 32, 48, 3))
     assert outputs['features'].shape == (2, 4, 6, 512)
     assert float(outputs['features'].min()) >= 0.0
     np.testing.assert_allclose(
@@ -204,7 +180,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     half = dataclasses.replace(full, dtype='bfloat16')
     images = images_like(2, 32, 32, 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
-    params = {'params': perturbed(full)}
+    params = {'params': drawn(full, IMAGES)}
     expected = jax.jit(full.apply)(params, images)['logits']
     outputs = jax.jit(half.apply)(params, images)
     assert outputs['features'].dtype == jnp.bfloat16
@@ -231,7 +207,7 @@ def test_gradients_are_finite_and_reach_every_parameter():
     def grad(params):
         return (model.apply({'params': params}, images, train=True)['logits'] ** 2).sum()
 
-    for path, g in jax.tree_util.tree_leaves_with_path(grad(perturbed(model))):
+    for path, g in jax.tree_util.tree_leaves_with_path(grad(drawn(model, IMAGES))):
         assert np.isfinite(g).all(), path
         assert np.abs(g).max() > 0, path
 

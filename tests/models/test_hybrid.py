@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
@@ -28,37 +29,11 @@ COUNTS = {
 }
 
 
-def images_like(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def spec(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def shapes(model, size=(224, 224)):
-    return jax.eval_shape(model.init, jax.random.key(0), spec(1, *size, 3))['params']
-
-
-def perturbed(model, *inputs):
-    """Random parameters, none of them at its initial zero or one, so that each of them shows."""
-    rng = np.random.default_rng(1)
-
-    def draw(path, p):
-        x = rng.standard_normal(p.shape, np.float32)
-        if p.ndim > 1:
-            return jnp.asarray(x / np.sqrt(np.prod(p.shape[:-1])))
-        return jnp.asarray(0.1 * x + (path[-1].key == 'scale'))
-
-    tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
-    return jax.tree_util.tree_map_with_path(draw, tree)
-
-
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     for num_classes, expected in zip((1000, 21_843), COUNTS[name], strict=True):
         tree = shapes(Model(num_classes=num_classes, scan=True, **variant(name)))
-        assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == expected
+        assert count(tree) == expected
 
 
 def test_every_variant_has_a_listed_count():
@@ -162,7 +137,7 @@ def np_block(x, p, stride):
 def test_a_bottleneck_by_hand(stride, channels, size):
     x = images_like(2, *size, channels)
     block = Block(width=64, stride=stride)
-    params = perturbed(block, x)
+    params = drawn(block, x)
     assert ('proj' in params) == ('proj_norm' in params) == (channels == 64 or stride == 2)
     with jax.default_matmul_precision('highest'):
         y = jax.jit(block.apply)({'params': params}, x)
@@ -174,7 +149,7 @@ def test_epsilons_show_where_kernels_and_features_are_small():
     """Deviations of 1e-5 and 1e-3, those of the epsilons, so that a wrong one is wrong by half."""
     x = 1e-3 * images_like(1, 4, 4, 64) / 64**0.5
     block = Block(width=64)
-    params = perturbed(block, x)
+    params = drawn(block, x)
     for name in ('conv1', 'conv2', 'conv3', 'proj'):
         params[name]['kernel'] *= 1e-5 / np.std(params[name]['kernel'])
     with jax.default_matmul_precision('highest'):
@@ -186,7 +161,7 @@ def test_epsilons_show_where_kernels_and_features_are_small():
 def test_the_root_by_hand():
     x = images_like(2, 8, 12, 3)
     root = Root(64)
-    params = perturbed(root, x)
+    params = drawn(root, x)
     y = np.asarray(x, np.float64)
     y = np.maximum(np_norm(np_conv(y, params['conv']['kernel'], 2), params['norm']), 0)
     y = np.pad(y, ((0, 0), (0, 1), (0, 1), (0, 0)))
@@ -201,7 +176,7 @@ def test_the_encoder_sees_the_feature_map_row_by_row():
     """A hybrid is its ResNet, then a ViT with the rest of its parameters on the feature map."""
     model = Model(num_classes=5, patch_size=2, **TINY)
     images = images_like(2, 32, 48, 3)
-    params = perturbed(model, images)
+    params = drawn(model, images)
     rest = {k: v for k, v in params.items() if k != 'resnet'}
     features = jax.jit(ResNet(TINY['layers']).apply)({'params': params['resnet']}, images)
     fields = {k: v for k, v in TINY.items() if k != 'layers'}
@@ -217,7 +192,7 @@ def test_the_encoder_sees_the_feature_map_row_by_row():
 def test_fixed_positions_and_other_pools_follow_the_stride():
     model = Model(num_classes=5, pool='gap', posemb='sincos2d', **TINY)
     images = images_like(1, 24, 16, 3)
-    params = perturbed(model, images)
+    params = drawn(model, images)
     assert 'pos_embed' not in params
     outputs = jax.eval_shape(model.apply, {'params': params}, images)
     assert outputs['tokens'].shape == (1, 6, 16)
@@ -228,7 +203,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     half = dataclasses.replace(full, dtype='bfloat16')
     images = images_like(2, 32, 32, 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
-    params = {'params': perturbed(full, images)}
+    params = {'params': drawn(full, images)}
     expected = jax.jit(full.apply)(params, images)['logits']
     outputs = jax.jit(half.apply)(params, images)
     assert outputs['tokens'].dtype == jnp.bfloat16
@@ -255,7 +230,7 @@ def test_gradients_are_finite_and_reach_every_parameter():
     def grad(params):
         return (model.apply({'params': params}, images, train=True)['logits'] ** 2).sum()
 
-    for path, g in jax.tree_util.tree_leaves_with_path(grad(perturbed(model, images))):
+    for path, g in jax.tree_util.tree_leaves_with_path(grad(drawn(model, images))):
         assert np.isfinite(g).all(), path
         assert np.abs(g).max() > 0, path
 

@@ -1,6 +1,5 @@
-"""The Transformer: exact parameter counts, parity, decoding step by step, what may see what."""
+"""The Transformer: exact parameter counts, parity, dropout, mistakes."""
 
-import dataclasses
 import math
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import marian
 import numpy as np
 import pytest
+from sequences import SOURCE, TARGET_IN, count, forward, perturbed, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.seq2seq import VARIANTS, Model, variant
@@ -16,36 +16,9 @@ from vit_jax.nn.positions import sincos1d
 
 VOCAB = 23
 TINY = {'vocab_size': VOCAB, 'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 24}
-SOURCE = jnp.array([[5, 6, 7, 8, 9, 2], [10, 11, 2, 0, 0, 0], [12, 2, 0, 0, 0, 0]])
-TARGET_IN = jnp.array([[1, 4, 5, 6, 7], [1, 8, 9, 10, 0], [1, 11, 0, 0, 0]])
 
 # With 37,000 tokens in one matrix: those of the paper's table 3, exactly, and a smaller one.
 COUNTS = {'tiny': 6_061_056, 'base': 63_082_496, 'big': 214_245_376}
-
-
-def shapes(model):
-    tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)['params']
-
-
-def count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def perturbed(model):
-    """Parameters none of which is zero, one or like another."""
-    rng = np.random.default_rng(1)
-
-    def values(path, leaf):
-        mean = 1.0 if path[-1].key == 'scale' else 0.0
-        return jnp.asarray(mean + 0.2 * rng.normal(size=leaf.shape), jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(values, shapes(model))
-
-
-def forward(model, params, source=SOURCE, target_in=TARGET_IN, **kwargs):
-    with jax.default_matmul_precision('highest'):
-        return jax.jit(lambda p: model.apply({'params': p}, source, target_in, **kwargs))(params)
 
 
 @pytest.mark.parametrize('name', COUNTS)
@@ -229,83 +202,6 @@ def test_parity_with_torch(norm):
     np.testing.assert_allclose(logits, hidden.numpy() @ table.T, atol=1e-5)
 
 
-def decoded(model, params, order=None):
-    """Logits of one cached step after another; rows change places by `order` after the second."""
-    variables = {'params': params}
-    memory = jax.jit(lambda v: model.apply(v, SOURCE, method='encode'))(variables)
-    cache = jax.jit(lambda v, m: model.apply(v, m, 7, method='init_cache'))(variables, memory)
-    step = jax.jit(lambda *args: model.apply(variables, *args, method='decode_step'))
-    target_in, steps = TARGET_IN, []
-    for i in range(TARGET_IN.shape[1]):
-        logits, cache = step(cache, target_in[:, i], jnp.int32(i))
-        steps.append(logits)
-        if i == 1 and order is not None:
-            cache = jax.tree.map(lambda x: x[order], cache)
-            target_in = target_in[order]
-    return steps
-
-
-@pytest.mark.parametrize(
-    'fields', [{}, {'norm': 'pre', 'positions': 'concatenated', 'tied': False}]
-)
-def test_steps_with_a_cache_equal_teacher_forcing(fields):
-    model = Model(**TINY, **fields)
-    params = perturbed(model)
-    logits = forward(model, params)['logits']
-    for i, step in enumerate(decoded(model, params)):
-        np.testing.assert_allclose(step, logits[:, i], atol=1e-5)
-
-
-def test_rows_of_a_cache_can_be_gathered():
-    model = Model(**TINY)
-    params, order = perturbed(model), jnp.array([2, 0, 0])
-    logits = forward(model, params)['logits']
-    for i, step in enumerate(decoded(model, params, order)):
-        expected = logits[:, i] if i < 2 else logits[order, i]
-        np.testing.assert_allclose(step, expected, atol=1e-5)
-
-
-def test_the_decoder_does_not_see_the_future():
-    model = Model(**TINY)
-    params = perturbed(model)
-    logits = forward(model, params)['logits']
-    changed = forward(model, params, target_in=TARGET_IN.at[:, 3].set(13))['logits']
-    np.testing.assert_array_equal(changed[:, :3], logits[:, :3])
-    assert (changed[:, 3:] != logits[:, 3:]).any(-1).all()
-
-
-def test_padding_of_the_source_changes_nothing():
-    model = Model(**TINY)
-    params = perturbed(model)
-    logits = forward(model, params)['logits']
-    padded = forward(model, params, source=jnp.pad(SOURCE, ((0, 0), (0, 3))))['logits']
-    np.testing.assert_allclose(padded, logits, atol=1e-5)
-    alone = forward(model, params, source=SOURCE[2:, :2], target_in=TARGET_IN[2:])['logits']
-    np.testing.assert_allclose(alone, logits[2:], atol=1e-5)
-
-
-@pytest.mark.parametrize('fields', [{}, {'norm': 'pre', 'tied': False, 'activation': 'gelu'}])
-def test_gradients_reach_every_parameter_and_empty_rows_do_no_harm(fields):
-    model = Model(**TINY, **fields)
-    source, target_in = (x.at[1].set(0) for x in (SOURCE, TARGET_IN))
-
-    def loss(params):
-        return (model.apply({'params': params}, source, target_in)['logits'] ** 2).sum()
-
-    grads = jax.jit(jax.grad(loss))(perturbed(model))
-    assert all(0 < np.abs(g).max() < np.inf for g in jax.tree.leaves(grads))
-
-
-def test_dropout_acts_in_training_alone():
-    model = Model(**{**TINY, 'depth': 1}, dropout=0.5)
-    params = perturbed(model)
-    expected = forward(dataclasses.replace(model, dropout=0.0), params)['logits']
-    np.testing.assert_array_equal(forward(model, params)['logits'], expected)
-    rngs = {'dropout': jax.random.key(0)}
-    trained = forward(model, params, train=True, rngs=rngs)['logits']
-    assert (trained != expected).any(-1).all()
-
-
 def test_dropout_falls_on_embeddings_and_on_every_branch():
     model = Model(**{**TINY, 'depth': 1}, dropout=0.5)
     kept = forward(
@@ -324,19 +220,6 @@ def test_dropout_falls_on_embeddings_and_on_every_branch():
     assert {side: len(arrays) for side, arrays in calls.items()} == {'encoder': 4, 'decoder': 5}
     for arrays in calls.values():
         assert all(0.3 < (np.asarray(x) == 0).mean() < 0.7 for x in arrays)
-
-
-def test_bfloat16_computes_close_to_float32_with_float32_parameters():
-    full = Model(**TINY)
-    half = dataclasses.replace(full, dtype='bfloat16')
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
-    params = perturbed(full)
-    expected, outputs = (forward(model, params) for model in (full, half))
-    assert outputs['memory'].dtype == jnp.bfloat16
-    assert outputs['logits'].dtype == jnp.float32
-    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
-    error = np.abs(outputs['logits'] - expected['logits']).max() / np.abs(expected['logits']).max()
-    assert 0 < error < 0.1
 
 
 def test_embeddings_start_with_variance_1_over_width():

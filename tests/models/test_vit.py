@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import count, images_like, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
@@ -34,19 +35,6 @@ COUNTS = {
     'G-opt/14': 1_664_842_216,
     'e/14': 3_807_214_312,
 }
-
-
-def images_like(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def shapes(model, size=(224, 224)):
-    images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), images)['params']
-
-
-def count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def perturbed(model, images):

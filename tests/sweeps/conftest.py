@@ -1,8 +1,11 @@
-"""What the tests of sweeps share: a free port."""
+"""What the tests of sweeps share: a free port, the working directory, runs without training."""
 
 import socket
 
 import pytest
+from studies import METRIC
+
+from vit_jax import train
 
 
 @pytest.fixture
@@ -11,3 +14,26 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(repo, monkeypatch):
+    """Configs are named from there."""
+    monkeypatch.chdir(repo)
+
+
+@pytest.fixture
+def fake_training(monkeypatch):
+    """`fake_training(f)`: a run's metric is f(config, step) at the steps 1, 2, 3."""
+
+    def install(f):
+        def run(config, folder, report, **_):
+            for step in (1, 2, 3):
+                results = {METRIC: f(config, step)}
+                if report(step, results) and step < 3:
+                    raise train.Pruned
+            return results
+
+        monkeypatch.setattr(train, 'train', run)
+
+    return install

@@ -19,22 +19,10 @@ import pytest
 pytest.importorskip('optuna')
 
 from optuna.trial import TrialState
+from studies import make
 
-from vit_jax.sweeps import report, study
-from vit_jax.sweeps.space import Sweep, grid, log_uniform
-
-METRIC = 'test/accuracy'
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(repo, monkeypatch):
-    monkeypatch.chdir(repo)
-
-
-def make(folder, url, **fields):
-    sweep = Sweep(config='experiments/vit/digits.py:smoke', metric=METRIC, **fields)
-    return study.create(sweep, 'name', url, folder)
-
+from vit_jax.sweeps import report, storages
+from vit_jax.sweeps.space import grid, log_uniform
 
 # --- PostgreSQL ---
 
@@ -139,7 +127,7 @@ def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgre
 
 def test_a_password_is_not_written_down():
     url = 'postgresql+psycopg://someone:secret@host/sweeps'
-    assert study.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
+    assert storages.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
 
 
 # --- Optuna's dashboard ---

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import config as config_lib
+from vit_jax import construct, sections
 from vit_jax.errors import UserError
 
 FIT = 'train'
@@ -42,7 +42,7 @@ def evaluator_entries(words: Sequence[str], fit: str | None) -> dict[str, dict[s
     entries = {}
     for word in words:
         name, keywords = parse_call(word)
-        learns = hasattr(config_lib.evaluator_class(name), 'fit')
+        learns = hasattr(construct.evaluator_class(name), 'fit')
         fitted = {'fit': fit or FIT} if learns else {}
         entries[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return entries
@@ -71,5 +71,5 @@ def parse_classes(text: str) -> tuple[int, ...]:
 
 def data_keywords(section: Any) -> dict[str, Any]:
     """What an entry of `config.evals` says of its data."""
-    data = ('batch_size', *config_lib.EXAMPLES, *config_lib.LOADING)
-    return {k: v for k, v in config_lib.keywords(section).items() if k in data}
+    data = ('batch_size', *sections.EXAMPLES, *sections.LOADING)
+    return {k: v for k, v in sections.keywords(section).items() if k in data}

@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import config as config_lib
-from vit_jax import durations
+from vit_jax import construct, durations, fill
 from vit_jax.commands.benchmark import example_spec
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
@@ -79,7 +79,7 @@ def price(point: space.Point, config: Any, args: argparse.Namespace, count: int 
     from vit_jax.scaling import plan
 
     spec = dict(image_spec(config, args.image_size))
-    parameters, forward = measure(*config_lib.build(config), tuple(sorted(spec.items())))
+    parameters, forward = measure(*construct.model_and_task(config), tuple(sorted(spec.items())))
     epoch = epoch_size(config, args.examples)
     begun = config.get('branch', {}).get('step', 0)
     steps = durations.of_run(config, config.batch_size, epoch).total_steps - begun
@@ -94,12 +94,12 @@ def image_spec(config: Any, image_size: int | None) -> dict[str, Any]:
     """
     if image_size is not None:
         return example_spec(config, image_size, None)
-    from vit_jax.data import pipeline, transforms
+    from vit_jax.data import specs, transforms
 
     source = open_source(config.data)
-    config_lib.fill_num_classes(config, source.info.num_classes)
+    fill.num_classes(config, source.info.num_classes)
     parsed = transforms.parse_transforms(config.data.get('transforms', ''))
-    return dict(pipeline.element_spec(source, parsed))
+    return dict(specs.element_spec(source, parsed))
 
 
 def epoch_size(config: Any, examples: float | None) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import config as config_lib
+from vit_jax import construct, fill, sections
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -32,10 +33,10 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.workdir import write_text_atomic
 
     spec = example_spec(config, args.image_size, args.channels)
-    model, task = config_lib.build(config)
-    layout = sharding.make_layout(**config_lib.keywords(config.parallel))
+    model, task = construct.model_and_task(config)
+    layout = sharding.make_layout(**sections.keywords(config.parallel))
     rows = batch_rows(config)
-    step = config_lib.keywords(config.step)
+    step = sections.keywords(config.step)
     sharding.check_batch(
         layout,
         rows,
@@ -98,15 +99,15 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
             config.model.num_classes = 1000
         return dict(benchmark.image_spec(size, channels))
     from vit_jax import evaluate
-    from vit_jax.data import pipeline
+    from vit_jax.data import specs
 
     try:
         source, transforms = evaluate.open_data(config.data)
     except UserError as e:
         raise UserError(f'{e}; or give --image-size to do without data') from e
-    config_lib.fill_num_classes(config, source.info.num_classes)
-    config_lib.fill_vocab_size(config, source.info.vocab_size)
-    return dict(pipeline.element_spec(source, transforms))
+    fill.num_classes(config, source.info.num_classes)
+    fill.vocab_size(config, source.info.vocab_size)
+    return dict(specs.element_spec(source, transforms))
 
 
 def batch_rows(config: Any) -> int:

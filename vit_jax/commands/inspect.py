@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import config as config_lib
+from vit_jax import construct
 from vit_jax.commands._parser import Parser
 from vit_jax.commands.benchmark import add_size_flags, example_spec
 from vit_jax.errors import UserError
@@ -79,7 +80,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     from vit_jax import benchmark, step
 
     spec = example_spec(config, image_size, channels)
-    model, task = config_lib.build(config)
+    model, task = construct.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
     return Subject(config, variables, spec)
@@ -135,7 +136,7 @@ def report(subject: Subject) -> dict[str, Any]:
     if subject.spec:
         from vit_jax.scaling import flops
 
-        model, task = config_lib.build(subject.config)
+        model, task = construct.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.eval_shape(task.inputs, one)
         forward = flops.forward_flops(model, *inputs)

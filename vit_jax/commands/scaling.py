@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import config as config_lib
+from vit_jax import construct
 from vit_jax.commands import _plan
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError, nearest
@@ -246,7 +247,7 @@ def train_flops(meta: dict[str, Any]) -> int | None:
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
     if not size or not channels:
         return None
-    model, task = config_lib.build(config_lib.from_json(json.dumps(meta['config'])))
+    model, task = construct.model_and_task(config_lib.from_json(json.dumps(meta['config'])))
     image = jax.ShapeDtypeStruct((1, *size, channels), np.uint8)
     inputs = jax.eval_shape(task.inputs, {'image': image})
     return flops.TRAIN_TO_FORWARD * flops.forward_flops(model, *inputs)

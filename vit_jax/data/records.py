@@ -52,3 +52,12 @@ class Source(Protocol):
     def record_name(self, index: int, /) -> str:
         """What a message calls the record."""
         ...
+
+
+def first_readable(source: Source, index: int) -> tuple[int, Record]:
+    """The first record from `index` on that is not broken, and its index."""
+    while True:  # the source raises UserError once too many are broken
+        try:
+            return index, source[index]
+        except BrokenRecord:
+            index = (index + 1) % len(source)

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from vit_jax import checkpoint, interop, manifest, storage
-from vit_jax import config as config_lib
+from vit_jax import checkpoint, interop, manifest, sections, storage
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
 from vit_jax.interop.files import Foreign
@@ -157,7 +156,7 @@ def resize(
 
 def build(keywords: Mapping[str, Any]) -> Any:
     """The Linen module of `config.model`."""
-    return resolve('vit_jax.models', keywords['name'], 'Model')(**config_lib.keywords(keywords))
+    return resolve('vit_jax.models', keywords['name'], 'Model')(**sections.keywords(keywords))
 
 
 def fields(model: Any) -> dict[str, Any]:

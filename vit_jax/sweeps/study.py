@@ -14,30 +14,25 @@ Attributes of a trial beside Optuna's own:
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import logging
-import os
 import pathlib
 import uuid
 import warnings
 from typing import Any
 
 import optuna
-import sqlalchemy
 from ml_collections import ConfigDict
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage
 
 from vit_jax import config as config_lib
 from vit_jax import storage as storage_lib
 from vit_jax import workdir
 from vit_jax.errors import UserError, nearest
-from vit_jax.sweeps import space
+from vit_jax.sweeps import search, space, storages
 
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
-JOURNAL = 'journal:'
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger('alembic').setLevel(logging.WARNING)
@@ -71,8 +66,8 @@ class Study:
         return optuna.load_study(
             study_name=self.name,
             storage=self.storage,
-            sampler=make_sampler(self.sweep.search, seed),
-            pruner=make_pruner(self.sweep.pruner, self.sweep.pruner_options),
+            sampler=search.make_sampler(self.sweep.search, seed),
+            pruner=search.make_pruner(self.sweep.pruner, self.sweep.pruner_options),
         )
 
     def run_folder(self, number: int) -> pathlib.Path:
@@ -102,38 +97,6 @@ def vary(base: ConfigDict, point: space.Point) -> ConfigDict:
     return config_lib.override(copy, space.overrides(point))
 
 
-def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name.
-
-    Raises:
-      UserError: if a package that it needs is missing.
-    """
-    if search == 'random':
-        return optuna.samplers.RandomSampler(seed=seed)
-    if search == 'tpe':
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    if importlib.util.find_spec('cmaes') is None:
-        raise UserError("the search 'cmaes' needs a package: pip install 'vit_jax[sweep]'")
-    return optuna.samplers.CmaEsSampler(seed=seed)
-
-
-def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
-    """Optuna's pruner of that name.
-
-    Raises:
-      UserError: if it does not take these options.
-    """
-    classes = {
-        'none': optuna.pruners.NopPruner,
-        'median': optuna.pruners.MedianPruner,
-        'hyperband': optuna.pruners.HyperbandPruner,
-    }
-    try:
-        return classes[name](**options)
-    except (TypeError, ValueError) as e:
-        raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e
-
-
 def create(
     sweep: space.Sweep, name: str, storage: str = '', folder: str | pathlib.Path | None = None
 ) -> Study:
@@ -158,19 +121,19 @@ def create(
     base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
     workdir.require_writable(folder)
-    url = absolute(storage or f'{JOURNAL}{folder / "journal.log"}')
-    study = Study(name, open_storage(url, new=True), folder, sweep, base)
+    url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
+    study = Study(name, storages.open_storage(url, new=True), folder, sweep, base)
     token = uuid.uuid4().hex
     _fill(study, token)
-    marker = {'study': name, 'storage': without_password(url), 'token': token}
+    marker = {'study': name, 'storage': storages.without_password(url), 'token': token}
     workdir.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
     return study
 
 
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raises UserError for what would make every trial fail."""
-    make_sampler(sweep.search, sweep.seed)
-    make_pruner(sweep.pruner, sweep.pruner_options)
+    search.make_sampler(sweep.search, sweep.seed)
+    search.make_pruner(sweep.pruner, sweep.pruner_options)
     evaluation = sweep.metric.partition('/')[0]
     if evaluation not in base.evals:
         mistake = nearest('evaluation', evaluation, base.evals)
@@ -213,7 +176,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
         raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
-    opened = open_storage(absolute(url))
+    opened = storages.open_storage(storages.absolute(url))
     known = optuna.get_all_study_names(opened)
     if name not in known:
         raise UserError(nearest('study', name, known))
@@ -255,51 +218,3 @@ def require_shared_folder(study: Study) -> None:
 
 def _read_marker(folder: pathlib.Path) -> dict[str, str]:
     return json.loads(storage_lib.read_text(folder / MARKER) or '{}')
-
-
-def absolute(storage: str) -> str:
-    """The storage, with the path of a file made absolute."""
-    for scheme in (JOURNAL, 'sqlite:///'):
-        if storage.startswith(scheme):
-            path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
-            return f'{scheme}{path.resolve()}'
-    return storage
-
-
-def without_password(storage: str) -> str:
-    """The storage as it may be written to a file; a driver finds the password by itself."""
-    if storage.startswith(JOURNAL):
-        return storage
-    url = sqlalchemy.make_url(storage)._replace(password=None)
-    return url.render_as_string(hide_password=False)
-
-
-def open_storage(storage: str, new: bool = False) -> BaseStorage:
-    """Optuna's storage; `new` allows a file to be made.
-
-    Raises:
-      UserError: if it cannot be opened.
-    """
-    scheme = next((s for s in (JOURNAL, 'sqlite:///') if storage.startswith(s)), '')
-    path = pathlib.Path(storage.removeprefix(scheme))
-    if scheme and not new and not path.is_file():
-        raise UserError(f'--storage {storage}: there is no such file')
-    try:
-        if scheme and new:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if scheme == JOURNAL:
-            return JournalStorage(JournalFileBackend(os.fspath(path)))
-        # Of SQLite's many workers one writes at a time.
-        waiting = {'connect_args': {'timeout': 60}} if scheme else {}
-        return get_storage(RDBStorage(storage, engine_kwargs=waiting))
-    except ImportError as e:
-        raise UserError(
-            f"--storage needs the package {e.name!r}: pip install 'vit_jax[postgres]', or the "
-            'driver of your database'
-        ) from e
-    except (sqlalchemy.exc.SQLAlchemyError, OSError) as e:
-        reason = str(e).strip().splitlines()[0]
-        raise UserError(
-            f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '
-            'sqlite:///PATH, journal:PATH or postgresql+psycopg://HOST/DATABASE'
-        ) from e

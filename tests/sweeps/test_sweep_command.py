@@ -1,0 +1,87 @@
+"""What the actions of `sweep` show of a study, and what they say of mistakes."""
+
+import re
+
+import pytest
+
+pytest.importorskip('optuna')
+
+from studies import METRIC, make
+
+from vit_jax.__main__ import main
+from vit_jax.commands import sweep as command
+from vit_jax.sweeps.space import grid
+
+
+@pytest.fixture
+def finished(tmp_path, fake_training):
+    points = grid({'optim.lr': [0.001, 0.01], 'seed': [0, 1]})
+    make(tmp_path, points=points, overrides={'batch_size': 16})
+    fake_training(lambda config, step: 10 * config.optim.lr + 0.01 * (config.seed + step))
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    return tmp_path
+
+
+def test_status_best_and_plot(finished, capsys):
+    capsys.readouterr()
+    assert main(['sweep', 'status', 'name', '--workdir', str(finished)]) == 0
+    output = capsys.readouterr().out
+    assert 'complete 4' in output
+    assert re.search(r'^ +3  complete +3 +0\.1400 +0\.01 +1\s*$', output, re.MULTILINE)
+
+    assert main(['sweep', 'best', 'name', '--workdir', str(finished)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f'trial 3: {METRIC} 0.1400\n  optim.lr = 0.01\n  seed = 1\n')
+    flags = '--config.batch_size=16 --config.optim.lr=0.01 --config.seed=1'
+    place = f'--workdir {finished}-0003'
+    assert f'--config experiments/vit/digits.py:smoke {flags} {place}\n' in output
+
+    assert main(['sweep', 'plot', 'name', '--workdir', str(finished)]) == 0
+    assert (finished / 'sweep.png').read_bytes().startswith(b'\x89PNG')
+    svg = finished / 'other.svg'
+    assert main(['sweep', 'plot', 'name', '--workdir', str(finished), '--output', str(svg)]) == 0
+    assert all(word in svg.read_text() for word in ('optim.lr', 'Evaluations', 'complete'))
+
+
+def test_nothing_to_show_yet(tmp_path, capsys):
+    make(tmp_path, points=grid({'seed': [0]}))
+    for action in ('best', 'plot'):
+        assert main(['sweep', action, 'name', '--workdir', str(tmp_path)]) == 2
+        assert "no trial of the study 'name'" in capsys.readouterr().err
+
+
+def test_help_lists_every_action_and_flag(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(['sweep', '--help'])
+    assert stop.value.code == 0
+    output = capsys.readouterr().out
+    assert all(f'vit_jax sweep {name}' in output for name in command.ACTIONS)
+    assert all(flag in output for flag in ('--study', '--storage', '--trials', '--coordinator'))
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        ([], 'say what to do: create, work'),
+        (['crate'], "did you mean 'create'"),
+        (['create', 'none.py', '--study', 'a'], 'no file'),
+        (['create', 'experiments/sweeps/digits.py'], '--study'),
+        (['work', 'none'], "unknown study 'none'"),
+        (['work', 'a', '--storage', 'sqlite:////none/a.db'], 'no such file'),
+        (['work', 'a', '--storage', 'postgres'], 'cannot be opened'),
+        (['status', 'a', '--study', 'b'], "unknown flag '--study'"),
+        (['work', 'a', '--trials', '0'], 'at least 1'),
+        (['plot', 'a', '--output', 'a.doc'], 'must end in'),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
+    assert main(['sweep', *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count('\n') == 1
+
+
+def test_without_optuna_one_line_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(command, 'PACKAGES', ('no_such_package',))
+    assert main(['sweep', 'status', 'a']) == 2
+    assert "pip install 'vit_jax[sweep]'" in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""A small ViT of transformers to compare with, and the outputs of both sides."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.interop.files import Foreign
+from vit_jax.models.vit import Model
+
+SHAPE = {
+    'hidden_size': 16,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'intermediate_size': 24,
+    'patch_size': 4,
+    'image_size': 12,
+    'num_labels': 5,
+}
+
+
+def reference(cls: str = 'ViTForImageClassification', **fields: Any) -> Any:
+    """The model of transformers, with parameters none of which is zero, one or like another."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, cls)(transformers.ViTConfig(**{**SHAPE, **fields})).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
+            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def theirs(model: Any, images: Any) -> Any:
+    """What a model of transformers returns for images [B, H, W, C]."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
+
+
+def apply(model: Any, params: Any, images: Any) -> Any:
+    """What our model returns, with exact products of matrices."""
+    with jax.default_matmul_precision('highest'):
+        return jax.jit(model.apply)({'params': params}, images)
+
+
+def ours(foreign: Foreign, images: Any) -> Any:
+    """What our model returns with the parameters that were read."""
+    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
+    return apply(model, foreign.params, images)

@@ -1,0 +1,42 @@
+"""Optuna's searches and pruners by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import optuna
+
+from vit_jax.errors import UserError
+
+
+def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of that name.
+
+    Raises:
+      UserError: if a package that it needs is missing.
+    """
+    if search == 'random':
+        return optuna.samplers.RandomSampler(seed=seed)
+    if search == 'tpe':
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    if importlib.util.find_spec('cmaes') is None:
+        raise UserError("the search 'cmaes' needs a package: pip install 'vit_jax[sweep]'")
+    return optuna.samplers.CmaEsSampler(seed=seed)
+
+
+def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
+    """Optuna's pruner of that name.
+
+    Raises:
+      UserError: if it does not take these options.
+    """
+    classes = {
+        'none': optuna.pruners.NopPruner,
+        'median': optuna.pruners.MedianPruner,
+        'hyperband': optuna.pruners.HyperbandPruner,
+    }
+    try:
+        return classes[name](**options)
+    except (TypeError, ValueError) as e:
+        raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e

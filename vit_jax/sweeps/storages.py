@@ -1,0 +1,62 @@
+"""Where a study is kept: a journal, a file of SQLite, or a database."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import sqlalchemy
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend
+
+from vit_jax.errors import UserError
+
+JOURNAL = 'journal:'
+
+
+def absolute(storage: str) -> str:
+    """The storage, with the path of a file made absolute."""
+    for scheme in (JOURNAL, 'sqlite:///'):
+        if storage.startswith(scheme):
+            path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
+            return f'{scheme}{path.resolve()}'
+    return storage
+
+
+def without_password(storage: str) -> str:
+    """The storage as it may be written to a file; a driver finds the password by itself."""
+    if storage.startswith(JOURNAL):
+        return storage
+    url = sqlalchemy.make_url(storage)._replace(password=None)
+    return url.render_as_string(hide_password=False)
+
+
+def open_storage(storage: str, new: bool = False) -> BaseStorage:
+    """Optuna's storage; `new` allows a file to be made.
+
+    Raises:
+      UserError: if it cannot be opened.
+    """
+    scheme = next((s for s in (JOURNAL, 'sqlite:///') if storage.startswith(s)), '')
+    path = pathlib.Path(storage.removeprefix(scheme))
+    if scheme and not new and not path.is_file():
+        raise UserError(f'--storage {storage}: there is no such file')
+    try:
+        if scheme and new:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if scheme == JOURNAL:
+            return JournalStorage(JournalFileBackend(os.fspath(path)))
+        # Of SQLite's many workers one writes at a time.
+        waiting = {'connect_args': {'timeout': 60}} if scheme else {}
+        return get_storage(RDBStorage(storage, engine_kwargs=waiting))
+    except ImportError as e:
+        raise UserError(
+            f"--storage needs the package {e.name!r}: pip install 'vit_jax[postgres]', or the "
+            'driver of your database'
+        ) from e
+    except (sqlalchemy.exc.SQLAlchemyError, OSError) as e:
+        reason = str(e).strip().splitlines()[0]
+        raise UserError(
+            f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '
+            'sqlite:///PATH, journal:PATH or postgresql+psycopg://HOST/DATABASE'
+        ) from e
