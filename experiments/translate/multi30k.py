@@ -26,10 +26,10 @@ from vit_jax.models import seq2seq
 
 ARGS = ('smoke', 'transformer', 'lstm')
 MODELS = {
-    'transformer': dict(name='seq2seq', **seq2seq.variant('tiny') | dict(dropout=0.3)),
+    'transformer': dict(name='seq2seq', **seq2seq.variant('tiny') | dict(norm='pre', dropout=0.2)),
     'lstm': dict(name='rnn_seq2seq', width=192, embed_dim=128, dropout=0.3, tied=True),
 }
-RATES = {'transformer': 3.5e-3, 'lstm': 2e-3}
+WARMUP = {'transformer': '10%', 'lstm': '25%'}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -70,8 +70,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         test_bleu=test | dict(evaluator='bleu', edges=(8, 12, 16, 20), every=''),
     )
 
-    config.optim = dict(name='adam', lr=RATES[arg], b1=0.9, b2=0.98, eps=1e-9, clip_norm=1.0)
-    config.optim.schedule = dict(name='rsqrt', warmup='25%', timescale='25%')
+    config.optim = dict(name='adam', lr=2e-3, b1=0.9, b2=0.98, eps=1e-9, clip_norm=1.0)
+    config.optim.schedule = dict(name='rsqrt', warmup=WARMUP[arg], timescale=WARMUP[arg])
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='50', eval='1 epoch', checkpoint='1 epoch')
     config.checkpoint = dict(keep_last=5, keep_every='')
