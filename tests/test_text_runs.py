@@ -253,6 +253,9 @@ def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) 
     assert 0 <= result['bleu/bleu'] == result['bleu/bleu_6_up'] < 100
     signature = 'bleu: nrefs:1|case:lc|eff:no|tok:13a|'
     assert signature in (translated.parent / 'printed').read_text()
+    signed = [(m['step'], m['bleu/signature']) for m in lines if 'bleu/signature' in m]
+    assert [step for step, _ in signed] == [3, 5]
+    assert all(text.startswith(signature.removeprefix('bleu: ')) for _, text in signed)
     capsys.readouterr()
     assert main(['evaluate', '--workdir', str(translated)]) == 0
     printed = capsys.readouterr().out

@@ -140,10 +140,10 @@ def loop(
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
-        if any(due(step, own, total) for own in parts.every_eval.values()):
+        if due_evals(parts, step):
             with meter.paused():
                 results = evaluate_all(parts, state, step)
-                writer.write(step, results)
+                writer.write(step, {**results, **signatures(parts, step)})
                 writer.show_eval(step, results)
                 writer.draw()
             watchdog.beat(f'the evaluation after step {step}')
@@ -184,10 +184,24 @@ def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
 def evaluate_all(parts: Parts, state: step_lib.TrainState, step: int) -> dict[str, float]:
     """All evaluations of the config that are due after `step`: {'test/accuracy': ...}."""
     results: dict[str, float] = {}
-    for name, evaluate in parts.evals.items():
-        if due(step, parts.every_eval[name], parts.total_steps):
-            results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
+    for name, evaluate in due_evals(parts, step).items():
+        results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
     return results
+
+
+def signatures(parts: Parts, step: int) -> dict[str, str]:
+    """How the numbers of the evaluations after `step` are made, of those that say so."""
+    every = due_evals(parts, step)
+    return {f'{name}/signature': e.signature for name, e in every.items() if e.signature}
+
+
+def due_evals(parts: Parts, step: int) -> dict[str, evaluate_lib.Evaluation]:
+    """The evaluations that are due after `step`."""
+    return {
+        name: evaluate
+        for name, evaluate in parts.evals.items()
+        if due(step, parts.every_eval[name], parts.total_steps)
+    }
 
 
 def save(

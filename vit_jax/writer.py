@@ -89,13 +89,17 @@ class Writer:
         if self.enabled:
             self.bar.update(self.task, completed=step)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one line {step, name: value, ...} and the same scalars as events."""
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
+        """Appends one line {step, name: value, ...} and its numbers as events."""
         if not self.enabled:
             return
         self.file.write(json.dumps({'step': step, **metrics}) + '\n')
         self.file.flush()
-        values = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in metrics.items()]
+        values = [
+            summary_pb2.Summary.Value(tag=k, simple_value=v)
+            for k, v in metrics.items()
+            if not isinstance(v, str)
+        ]
         summary = summary_pb2.Summary(value=values)
         self.events.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
         self.mirror.publish()

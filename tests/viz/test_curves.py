@@ -38,13 +38,26 @@ def test_series_survive_a_crash_and_a_resumed_run(tmp_path):
 
 
 def test_panels_hold_what_belongs_together():
+    once, course = (np.array([9]), np.array([0.5])), (np.array([5, 9]), np.array([0.7, 0.5]))
     names = ['test/loss', 'train/lr', 'train/loss', 'train/grad_norm', 'val/pq', 'test/accuracy']
-    assert curves.panels(names) == {
+    series = dict.fromkeys(names, course) | {'test/bleu_1_8': once, 'val/chrf': course}
+    found = curves.panels(series)
+    assert found == {
         'loss': ['train/loss', 'test/loss'],
         'accuracy': ['test/accuracy'],
         'lr': ['train/lr'],
         'pq': ['val/pq'],
+        'chrf': ['val/chrf'],
+        'bleu_1_8': ['test/bleu_1_8'],
     }
+    assert list(found)[-1] == 'bleu_1_8'
+
+
+def test_courses_are_drawn_before_what_was_measured_once():
+    once, course = (np.array([9]), np.array([0.5])), (np.array([5, 9]), np.array([0.7, 0.5]))
+    series = {f'test/once_{i}': once for i in range(20)} | {'test/pq': course}
+    assert list(curves.panels(series))[:2] == ['pq', 'once_0']
+    assert len(curves.panels(series)) == curves.MAX_PANELS
 
 
 @pytest.mark.parametrize(('steps', 'every'), [(20, 5), (20_000, 50)])
@@ -59,7 +72,7 @@ def test_curves_png(tmp_path, steps, every):
 def test_lines_carry_their_data_and_last_value(tmp_path):
     write(tmp_path, run_lines())
     series = curves.read_series(tmp_path / 'metrics.jsonl')
-    figure = curves.draw(series, curves.panels(list(series)), 'a run')
+    figure = curves.draw(series, curves.panels(series), 'a run')
     loss, accuracy, lr, rate = figure.axes
     titles = [title for name, title in curves.TITLES.items() if name != 'tokens_per_sec']
     assert [a.get_title('left') for a in figure.axes] == titles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,17 +62,20 @@ def _sorted(points: dict[int, float]) -> Series:
     return np.array(steps), np.array([points[s] for s in steps], float)
 
 
-def panels(names: list[str]) -> dict[str, list[str]]:
+def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
     """Which metrics share a panel: those with the same last word, as in `test/loss`.
 
-    First the four that every run has, then whatever else its evaluations report.
+    First those that every run has, then whatever else its evaluations report: what has a course
+    before what was measured once.
     """
     groups: dict[str, list[str]] = {key: [] for key in TITLES}
-    for name in sorted(names, key=lambda n: not n.startswith('train/')):
+    for name in sorted(series, key=lambda n: not n.startswith('train/')):
         prefix, _, key = name.rpartition('/')
         if key in TITLES or prefix != 'train':
             groups.setdefault(key, []).append(name)
-    return {key: group for key, group in list(groups.items())[:MAX_PANELS] if group}
+    filled = [(key, group) for key, group in groups.items() if group]
+    filled.sort(key=lambda item: all(len(series[name][0]) == 1 for name in item[1]))
+    return dict(filled[:MAX_PANELS])
 
 
 def plot_curves(workdir: str | storage.Path) -> storage.Path | None:
@@ -85,7 +89,7 @@ def plot_curves(workdir: str | storage.Path) -> storage.Path | None:
     """
     workdir = storage.path(workdir)
     series = read_series(workdir / 'metrics.jsonl')
-    if not (groups := panels(list(series))):
+    if not (groups := panels(series)):
         return None
     return figures.save(draw(series, groups, workdir.name), workdir / 'curves.png', dpi=130)
 

@@ -1,0 +1,106 @@
+"""`compare`: several runs in one table and one picture."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.viz import comparison
+
+
+def write(folder: pathlib.Path, seconds: float, losses: list[float]) -> str:
+    """A run that logs every 10 steps and evaluates with it."""
+    folder.mkdir(parents=True)
+    (folder / 'config.json').write_text('{"batch_size": 8, "model": {"name": "vit"}}')
+    lines = []
+    for i, loss in enumerate(losses, 1):
+        rates = {'train/step_sec': seconds * i, 'train/images_per_sec': 8 / (seconds * i)}
+        lines += [{'step': 10 * i, 'train/loss': loss, **rates}]
+        lines += [{'step': 10 * i, 'test/loss': loss + 1, 'test/signature': 'as always'}]
+    lines += [{'step': 10 * len(losses), 'bleu/bleu_1_8': 30.0 * seconds, 'bleu/bleu_9_up': 20.0}]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return str(folder)
+
+
+@pytest.fixture
+def folders(tmp_path: pathlib.Path) -> list[str]:
+    return [
+        write(tmp_path / 'slow', 1.2, [3.0, 2.0, 1.0]),
+        write(tmp_path / 'fast', 0.6, [3.0, 2.5, 2.2]),
+    ]
+
+
+def test_a_row_says_what_a_run_cost_and_what_came_out(folders, capsys) -> None:
+    words = ['compare', *folders, '--metric', 'test/loss', '--reach', '3.2', '--json']
+    assert main(words) == 0
+    slow, fast = json.loads(capsys.readouterr().out)
+    assert slow['run'] == 'slow' and slow['steps'] == 30 and slow['parameters'] is None
+    # 10 steps of 1.2 s, 10 of 2.4 s and 10 of 3.6 s.
+    assert slow['minutes'] == pytest.approx(72 / 60) and fast['minutes'] == pytest.approx(36 / 60)
+    assert slow['images/s'] == pytest.approx(8 / 2.4)
+    assert (slow['test/loss'], fast['test/loss']) == (2.0, 3.2)
+    assert (slow['steps to 3.2'], fast['steps to 3.2']) == (20, 30)
+    assert slow['minutes to 3.2'] == pytest.approx(36 / 60)
+
+
+def test_a_value_that_is_not_reached_is_a_dash(folders, capsys) -> None:
+    assert main(['compare', *folders, '--metric', 'test/loss', '--reach', '2.5']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ['slow', 'fast']
+    assert next(line.split() for line in lines if line.startswith('steps to')) == [
+        *('steps', 'to', '2.5', '30', '-')
+    ]
+
+
+def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
+    assert main(['compare', *folders, '--json']) == 0
+    slow, _ = json.loads(capsys.readouterr().out)
+    assert {k for k in slow if '/' in k} == {
+        *('images/s', 'test/loss', 'bleu/bleu_1_8', 'bleu/bleu_9_up')
+    }
+
+
+def test_growing_metrics_are_reached_from_below(folders) -> None:
+    (course,) = comparison.read(folders[:1])
+    course.series['accuracy'] = np.array([1, 2, 3]), np.array([0.1, 0.5, 0.4])
+    assert course.reached('accuracy', 0.45) == 2
+    assert course.reached('accuracy', 0.6) is None
+
+
+def test_the_picture_has_courses_over_time_and_bars(folders, tmp_path, capsys) -> None:
+    courses = comparison.read(folders)
+    figure = comparison.draw(courses, ['test/loss', 'bleu/bleu_*'], 'minutes')
+    course, bars = figure.axes
+    np.testing.assert_allclose(course.lines[0].get_xdata(), np.array([12, 36, 72]) / 60)
+    assert [bar.get_height() for bar in bars.patches] == [36.0, 20.0, 18.0, 20.0]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ['1_8', '9_up']
+    out = tmp_path / 'compared.png'
+    assert main(['compare', *folders, '--metric', 'bleu/*', '--out', str(out)]) == 0
+    assert out.read_bytes().startswith(b'\x89PNG')
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path) -> None:
+    folders = [write(tmp_path / name / 'run', 1.0, [1.0]) for name in 'ab']
+    assert [course.name for course in comparison.read(folders)] == folders
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--metric', 'test/los'], "unknown metric 'test/los'; did you mean 'test/loss'"),
+        (['--metric', 'bleu/x*'], "unknown metric 'bleu/x*'"),
+        (['--out', 'a.gif'], "--out 'a.gif': the name must end in .png"),
+    ],
+)
+def test_mistakes_are_one_line(folders, words, message, capsys) -> None:
+    assert main(['compare', *folders, *words]) == 2
+    assert capsys.readouterr().err.startswith(f'error: {message}')
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path, capsys) -> None:
+    assert main(['compare', str(tmp_path)]) == 2
+    assert 'holds no run that has logged anything' in capsys.readouterr().err

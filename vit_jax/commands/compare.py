@@ -1,0 +1,116 @@
+"""Put several runs beside each other: cost, speed, results, and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.viz.comparison import Course
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a table with a row a run, and draws what is asked for."""
+    parser = Parser('compare', __doc__)
+    parser.add_argument('workdirs', nargs='+', metavar='DIR', help='run folders')
+    parser.add_argument(
+        '--metric',
+        action='append',
+        metavar='NAME',
+        help="'test/accuracy'; with a *, as 'bleu/*', the last values of all that it matches; may "
+        'be repeated; by default those of the evaluations that all runs have',
+    )
+    parser.add_argument(
+        '--reach', type=float, metavar='VALUE', help='when the first metric came to this'
+    )
+    parser.add_argument('--x', choices=('steps', 'minutes'), default='steps', help='of the picture')
+    parser.add_argument('--out', metavar='FILE', help='draw the metrics; PNG, SVG or PDF')
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    from vit_jax.viz import comparison, figures
+
+    if args.out is not None:
+        figures.check_format(args.out, '--out')
+    courses = comparison.read(args.workdirs)
+    metrics = args.metric or comparison.shared(courses)
+    names = [name for metric in metrics for name in comparison.matching(courses, metric)]
+    rows = [row(folder, c, names) for folder, c in zip(args.workdirs, courses, strict=True)]
+    if args.reach is not None:
+        for one, course in zip(rows, courses, strict=True):
+            one |= reach(course, names[0], args.reach)
+    if args.out is not None:
+        save(comparison.draw(courses, metrics, args.x), args.out)
+    print(json.dumps(rows)) if args.json else print_table(rows)
+    return 0
+
+
+def row(folder: str, course: Course, metrics: Sequence[str]) -> Row:
+    """What a run cost, how fast it was, and the last value of each metric."""
+    import numpy as np
+
+    from vit_jax import storage
+    from vit_jax.scaling import runs
+
+    rate = {f'{unit}/s': value for unit, value in [course.rate() or ('images', None)]}
+    return {
+        'run': course.name,
+        'parameters': runs.read_run(storage.path(folder), lambda meta: None)['parameters'],
+        'steps': course.steps,
+        'minutes': course.minutes(np.array([course.steps])).item(),
+        **rate,
+        **{metric: course.last(metric) for metric in metrics},
+    }
+
+
+def reach(course: Course, metric: str, value: float) -> Row:
+    """When the metric came to `value`: the step and the minutes of training until then.
+
+    Raises:
+      UserError: if the run has no such metric.
+    """
+    import numpy as np
+
+    if metric not in course.series:
+        raise UserError(f'{course.name} has no {metric!r} that could reach {value:g}')
+    step = course.reached(metric, value)
+    minutes = None if step is None else course.minutes(np.array([step])).item()
+    return {f'steps to {value:g}': step, f'minutes to {value:g}': minutes}
+
+
+def save(figure: Any, path: str) -> None:
+    """Raises UserError if the picture cannot be written."""
+    from vit_jax.viz import figures
+
+    try:
+        figures.save(figure, path)
+    except OSError as e:
+        raise UserError(f'--out {path!r} cannot be written: {e.strerror}') from e
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """A column a run: there are more numbers than runs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column('')
+    for one in rows:
+        table.add_column(one['run'], justify='right')
+    for name in dict.fromkeys(key for one in rows for key in one if key != 'run'):
+        table.add_row(name, *[shown(name, one.get(name)) for one in rows])
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def shown(name: str, value: float | None) -> str:
+    """A number of the table."""
+    if value is None:
+        return '-'
+    if isinstance(value, int) or name.endswith('/s'):
+        return f'{value:,.0f}'
+    return f'{value:.1f}' if name.startswith('minutes') else f'{value:.4f}'

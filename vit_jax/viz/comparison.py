@@ -1,0 +1,162 @@
+"""Several runs beside each other, from their metrics.jsonl alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from vit_jax import storage
+from vit_jax.errors import UserError, nearest
+from vit_jax.viz import figures
+from vit_jax.viz.curves import Series, read_series
+
+AXES = ('steps', 'minutes')
+BARS = '*'  # in a metric's name: the last values of all that it matches
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What a run has written.
+
+    Attributes:
+      name: of the run.
+      series: every metric as (steps, values).
+    """
+
+    name: str
+    series: dict[str, Series]
+
+    @property
+    def steps(self) -> int:
+        """The last one that was logged."""
+        return max(int(steps[-1]) for steps, _ in self.series.values())
+
+    def minutes(self, steps: np.ndarray) -> np.ndarray:
+        """Minutes of training up to each of `steps`, evaluations and saving left out."""
+        at, seconds = self.series['train/step_sec']  # means since the line before
+        elapsed = np.cumsum(np.diff(at, prepend=0) * seconds)
+        return np.interp(steps, [0, *at], [0, *elapsed]) / 60
+
+    def last(self, metric: str) -> float | None:
+        """The last value of a metric; None without one."""
+        return float(self.series[metric][1][-1]) if metric in self.series else None
+
+    def rate(self) -> tuple[str, float] | None:
+        """('tokens', a second) or ('images', a second): the median of what was logged."""
+        for unit in ('tokens', 'images'):
+            if (found := self.series.get(f'train/{unit}_per_sec')) is not None:
+                return unit, float(np.median(found[1]))
+        return None
+
+    def reached(self, metric: str, value: float) -> int | None:
+        """The first step at which a metric came to `value`, from above or below; None if never."""
+        steps, values = self.series[metric]
+        there = values <= value if values[0] > value else values >= value
+        return int(steps[there.argmax()]) if there.any() else None
+
+
+def read(folders: Sequence[str]) -> list[Course]:
+    """The courses of runs, named by their folders.
+
+    Raises:
+      UserError: for a folder in which no run has logged anything.
+    """
+    courses = []
+    for folder in folders:
+        path = storage.path(folder)
+        series = read_series(path / 'metrics.jsonl')
+        if 'train/step_sec' not in series:
+            raise UserError(f'{folder!r} holds no run that has logged anything')
+        courses.append(Course(path.name, series))
+    names = [course.name for course in courses]
+    if len(set(names)) < len(names):  # sweep/0/run and sweep/1/run, say
+        return [dataclasses.replace(c, name=str(f)) for c, f in zip(courses, folders, strict=True)]
+    return courses
+
+
+def matching(courses: Sequence[Course], metric: str) -> list[str]:
+    """The metrics that a name, or one with a `*` in it, stands for, in the order of the runs.
+
+    Raises:
+      UserError: if no run has any.
+    """
+    every = list(dict.fromkeys(name for course in courses for name in course.series))
+    if not (found := [name for name in every if fnmatch.fnmatchcase(name, metric)]):
+        raise UserError(nearest('metric', metric, every))
+    return found
+
+
+def shared(courses: Sequence[Course]) -> list[str]:
+    """The metrics of evaluations that all runs have, or the loss where there is none."""
+    names = [n for n in courses[0].series if all(n in course.series for course in courses)]
+    return [n for n in names if not n.startswith('train/')] or ['train/loss']
+
+
+def draw(courses: Sequence[Course], metrics: Sequence[str], x: str = 'steps') -> Figure:
+    """One panel a metric: its course, or with a `*` in the name the last values as bars.
+
+    Args:
+      courses: a colour each.
+      metrics: names.
+      x: 'steps' or 'minutes'.
+    """
+    columns = min(3, len(metrics))
+    rows = math.ceil(len(metrics) / columns)
+    figure = Figure(figsize=(5.2 * columns, 3.3 * rows), layout='constrained')
+    for i, metric in enumerate(metrics):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        figures.style(axes, metric)
+        if BARS in metric:
+            _draw_bars(axes, courses, matching(courses, metric), metric)
+        else:
+            _draw_courses(axes, courses, metric, x)
+        axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
+    return figure
+
+
+def _draw_courses(axes: Axes, courses: Sequence[Course], metric: str, x: str) -> None:
+    for course, colour in zip(courses, _colours(courses), strict=True):
+        if metric in course.series:
+            steps, values = course.series[metric]
+            places = course.minutes(steps) if x == 'minutes' else steps
+            mark = 'o' if len(values) < 30 else None
+            axes.plot(
+                places, values, color=colour, label=course.name, marker=mark, markersize=3.5, lw=1.8
+            )
+    if _spread(axes.dataLim.intervaly) > 30:
+        axes.set_yscale('log')
+        axes.yaxis.set_major_formatter('{x:g}')
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter('{x:g}')
+        axes.tick_params(which='minor', colors=figures.FAINT, labelsize=9, length=0)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(x, color=figures.FAINT, fontsize=9)
+
+
+def _spread(interval: np.ndarray) -> float:
+    """The largest value over the smallest; 0 if one is not positive."""
+    low, high = interval
+    return high / low if low > 0 else 0.0
+
+
+def _draw_bars(axes: Axes, courses: Sequence[Course], metrics: Sequence[str], pattern: str) -> None:
+    width, before = 0.8 / len(courses), pattern.index(BARS)
+    places = np.arange(len(metrics))
+    for i, (course, colour) in enumerate(zip(courses, _colours(courses), strict=True)):
+        values = [course.last(metric) or 0.0 for metric in metrics]
+        shift = (i - (len(courses) - 1) / 2) * width
+        bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=course.name)
+        axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
+    axes.set_xticks(places, [metric[before:] for metric in metrics])
+    axes.margins(y=0.35)  # room for the legend
+
+
+def _colours(courses: Sequence[Course]) -> list[str]:
+    return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(courses))]
