@@ -15,6 +15,7 @@ from ml_collections.config_dict import placeholder
 from vit_jax import build, checkpoint, evaluate, runs, train
 from vit_jax import config as config_lib
 from vit_jax.__main__ import main
+from vit_jax.commands.scaling import train_flops
 from vit_jax.data import buckets, vocabulary
 from vit_jax.errors import UserError
 from vit_jax.viz.curves import read_metrics
@@ -214,6 +215,7 @@ def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None
     assert vocabulary.load(run.config.data.vocab) == vocab
     _, _, meta = checkpoint.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
+    assert train_flops(meta) > 0
     capsys.readouterr()
     assert main(['evaluate', '--workdir', str(tmp_path / 'run'), '--json']) == 0
     assert json.loads(capsys.readouterr().out)['val/loss'] == pytest.approx(result['val/loss'])

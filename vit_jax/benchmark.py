@@ -35,7 +35,7 @@ class Timing:
       compile_sec: the first call less one step: tracing and compiling.
       step_sec: median.
       step_sec_p10, step_sec_p90: the spread.
-      images_per_sec: of all devices.
+      images_per_sec: of all devices; pairs of sequences where there are no images.
       flops_per_sec: model FLOPs, without recomputation.
       mfu: of the devices' peak; None where it is not known.
       peak_bytes: of one device's memory since the process began; None where not reported.

@@ -217,6 +217,11 @@ def save(
         'input_size': build_lib.image_size(parts),
         'num_examples': parts.epoch.examples,
     }
+    if 'buckets' in parts.config.data:
+        meta['sequences'] = [
+            (rows, {name: array.shape for name, array in spec.items()})
+            for rows, spec in parts.epoch.shapes
+        ]
     if parts.transforms.vocab is not None:
         meta['vocab'] = parts.transforms.vocab.digest
     checkpointer.save(step, parts.layout.to_global(state), meta)

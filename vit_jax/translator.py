@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from vit_jax import photos
-from vit_jax.data import vocabulary
+from vit_jax.data import sources, vocabulary
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
-from vit_jax.data.vocabulary import Vocabulary
+from vit_jax.data.vocabulary import Codec
 from vit_jax.decode import Search, decode
 from vit_jax.errors import UserError
 from vit_jax.runs import Run
@@ -53,7 +53,7 @@ class Reader:
     """Makes ids of sentences the way a run does with its evaluation data.
 
     Attributes:
-      transforms: of the first evaluation, and the vocabulary of the run in them.
+      transforms: of the first evaluation, and what makes ids of text in them.
       bounds: lengths in tokens that batches are padded to; the last is the most there may be.
     """
 
@@ -61,12 +61,16 @@ class Reader:
     bounds: tuple[int, ...]
 
     @property
-    def vocab(self) -> Vocabulary:
+    def vocab(self) -> Codec:
         assert self.transforms.vocab is not None
         return self.transforms.vocab
 
     def read(self, line: str, side: str = 'source') -> Sentence:
-        """The ids of a line, as those of this side of a pair."""
+        """The ids of a line, as those of this side of a pair.
+
+        Raises:
+          UserError: if a word has no id, where the ids are not those of a `Vocabulary`.
+        """
         if not line.strip():
             return Sentence(np.zeros(0, np.int32), '')
         record: dict[str, Any] = {'source': line, 'target': line}
@@ -88,10 +92,11 @@ def reader(run: Run) -> Reader:
     path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
     if not hasattr(run.model, 'decode_step'):
         raise UserError(f'{run.workdir}: model {run.config.model.name!r} does not translate')
-    if not path or not bounds:
+    vocab = vocabulary.load(path) if path else sources.own_vocab(section.source)
+    if vocab is None or not bounds:
         raise UserError(f'{run.workdir}: the model of this run was not trained on text')
-    transforms = parse_transforms(section.get('transforms', ''), vocabulary.load(path))
-    return Reader(transforms, tuple(bounds))
+    steps = [section.get('transforms', ''), '' if path else 'tokenize']
+    return Reader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
 
 
 @dataclasses.dataclass(frozen=True)

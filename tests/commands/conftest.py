@@ -1,4 +1,4 @@
-"""What the tests of commands share: a run that translates."""
+"""What the tests of commands share: runs that translate."""
 
 from __future__ import annotations
 
@@ -64,3 +64,14 @@ def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for path in ('pairs.tsv', 'vocab.model'):  # the run folder is enough
         (folder / path).unlink()
     return run
+
+
+@pytest.fixture(scope='session')
+def reversing_run(repo: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a small Transformer after a few steps on digits; do not write to it."""
+    folder = tmp_path_factory.mktemp('reversing')
+    config = config_lib.load(
+        f'{repo}/experiments/translate/synthetic.py:smoke', ['total=2 steps', 'model.vocab_size=16']
+    )
+    train.train(config, folder, devices=jax.devices()[:1])
+    return folder

@@ -52,6 +52,15 @@ def test_one_picture(run, translating_run, tmp_path, capsys):
     assert said == f'{out}: 2 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
 
 
+def test_digits(reversing_run, tmp_path, capsys):
+    out = tmp_path / 'map.png'
+    argv = ['attention', '--workdir', str(reversing_run), '--out', str(out)]
+    assert cli.main([*argv, '3 1 4 1 5', '5 1 4']) == 0
+    assert capsys.readouterr().out == f'{out}: 2 layers x 4 heads, 4 x 6 tokens; 5 1 4\n'
+    assert cli.main([*argv, '3 1 4', '3 1 x']) == 2
+    assert "error: 'x' is none of the digits" in capsys.readouterr().err
+
+
 def test_weights_do_not_look_at_what_follows(run):
     """The row of a token is that before the token is read, and rows before it do not change."""
     source, target = ids_of(run, SENTENCE, 'Zwei Hunde spielen.')

@@ -33,6 +33,18 @@ def test_table_and_json(digits, tmp_path, capsys):
         assert per_image == pytest.approx(factor * 561_792, rel=1e-3)
 
 
+def test_text_is_measured_in_tokens(repo, tmp_path, capsys):
+    out = tmp_path / 'out.json'
+    config = f'{repo}/experiments/translate/synthetic.py:smoke'
+    flags = ['--forward-only', '--steps', '2', '--json', str(out)]
+    assert cli.main(['benchmark', '--config', config, *flags, '--config.batch_size=512']) == 0
+    title, heading, row = capsys.readouterr().out.splitlines()
+    assert title.startswith('seq2seq, source 13, target 13, batch 32, ')
+    assert heading.split()[:7] == ['step', 'compile', 's', 'step', 'ms', 'p10-p90', 'tokens/s']
+    pairs = json.loads(out.read_text())['forward']['images_per_sec']
+    assert float(row.split()[4].replace(',', '')) == pytest.approx(13 * pairs, abs=0.5)
+
+
 def test_forward_only_without_data(digits, tmp_path, capsys):
     out = tmp_path / 'out.json'
     flags = ['--forward-only', '--steps', '2', '--image-size', '16', '--json', str(out)]
@@ -56,8 +68,11 @@ def test_the_data_give_the_sizes_unless_flags_do(digits):
 
 
 def test_mistakes_are_one_line(digits, capsys, tmp_path):
+    text = digits.replace('vit/digits.py', 'translate/synthetic.py')
     for words, message in [
         ([], 'benchmark needs --config'),
+        (['--config', text, '--config.batch_size=100'], '8 rows of 13 are 104'),
+        (['--config', text, '--config.data.source=text:/no'], 'cannot read /no: No such file'),
         (['--config', digits, '--steps', '0'], '--steps 0'),
         (['--config', digits, '--config.batch_size=12'], 'multiple of 8'),
         (['--config', digits, '--config.data.source=folder:/nowhere'], 'or give --image-size'),

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from vit_jax import __main__ as cli
+from vit_jax import config as config_lib
+from vit_jax import construct
 from vit_jax.commands import scaling
 from vit_jax.errors import UserError
+from vit_jax.scaling import flops
 
 QUESTION = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
 
@@ -96,6 +99,17 @@ def test_collect_reads_a_real_run(smoke_run, capsys):
     assert int(row['parameters']) == inspected['total']
     assert int(row['flops']) == int(row['examples_seen']) * inspected['flops']['train']
     assert int(row['data_size']) > 0
+
+
+def test_flops_of_text_are_those_of_its_buckets(repo):
+    config = config_lib.load(f'{repo}/experiments/translate/synthetic.py:smoke')
+    config.model.vocab_size = 14
+    model, _ = construct.model_and_task(config)
+    kinds = [[10.5, {'source': [8], 'target': [8]}], [2.0, {'source': [13], 'target': [13]}]]
+    meta = {'config': config.to_dict(), 'sequences': kinds}
+    forward = [flops.forward_flops(model, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)]
+    assert scaling.train_flops(meta) == 3 * (10.5 * forward[0] + 2 * forward[1])
+    assert scaling.train_flops({'config': config.to_dict()}) is None
 
 
 def test_report_writes_everything(tmp_path, capsys):

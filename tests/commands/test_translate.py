@@ -211,3 +211,24 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
     assert chosen('--n-best', '2') == Search(beams=2, extra_len=4, stop='all')
     assert chosen('--greedy').method == 'greedy'
     assert chosen('--sample', '--top-k', '3').top_k == 3
+
+
+def test_sequences_of_digits(reversing_run, capsys, tmp_path):
+    """Their text is that of the source, which the run needs no file for."""
+    run = runs.load_run(reversing_run)
+    reader = translator.reader(run)
+    assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
+    assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'
+    argv = ['translate', '--workdir', str(reversing_run)]
+    assert cli.main([*argv, '3 1 4 1 5', '', '--json']) == 0
+    (found,) = json.loads(capsys.readouterr().out.splitlines()[0])['translations']
+    assert found['text'] == reader.vocab.decode(found['tokens'])
+    (tmp_path / 'in.txt').write_text('3 1 4\n2 7 x\n')
+    for words, message in [
+        (['3 1 4', '10 2'], "line 2: '10' is none of the digits 0 to 9; write them with spaces"),
+        (['--file', str(tmp_path / 'in.txt')], "line 2: 'x' is none of the digits"),
+    ]:
+        assert cli.main([*argv, *words]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count('\n')) == ('', 1)
+        assert captured.err.startswith(f'error: {message}')

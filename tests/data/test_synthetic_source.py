@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import open_source, own_vocab
 from vit_jax.data.sources.synthetic import FIRST_DIGIT, LENGTHS
 from vit_jax.data.vocabulary import EOS
 from vit_jax.errors import UserError
@@ -44,3 +44,24 @@ def test_records_are_functions_of_split_and_index():
 def test_mistakes(name, split, message):
     with pytest.raises(UserError, match=message):
         open_source(name, split)
+
+
+def test_sequences_as_text():
+    vocab = own_vocab('synthetic:reverse')
+    record = open_source('synthetic:reverse', 'test')[0]
+    text, turned = (vocab.decode(record[side]) for side in ('source', 'target'))
+    assert (
+        text.split()
+        == turned.split()[::-1]
+        == [str(i - FIRST_DIGIT) for i in record['source'][:-1]]
+    )
+    np.testing.assert_array_equal([*vocab.encode(f' {text} '), EOS], record['source'])
+    assert vocab.pieces([0, 1, EOS, 3, 4, 13]) == ['<pad>', '<s>', '</s>', '<unk>', '▁0', '▁9']
+    assert vocab.decode([1, 13, 0, 14, EOS, 5]) == '9 <unk>', 'a model may have more ids'
+    assert own_vocab('digits') is None
+
+
+@pytest.mark.parametrize('word', ['x', '10', '-1', '314', '</s>', '٣'])
+def test_words_that_are_no_digits(word):
+    with pytest.raises(UserError, match=f"^'{word}' is none of the digits 0 to 9; write them with"):
+        own_vocab('synthetic:copy').encode(f'3 {word} 4')

@@ -46,6 +46,12 @@ def test_a_character_that_was_not_seen_is_unknown(vocab):
     assert vocabulary.UNK in vocab.encode('a 漢')
 
 
+def test_ids_that_only_a_larger_model_has_are_unknown(vocab):
+    known, unknown = vocab.encode('a man').tolist(), [len(vocab), len(vocab) + 100]
+    assert vocab.decode([*known, *unknown]) == vocab.decode([*known, *[vocabulary.UNK] * 2])
+    assert vocab.pieces(unknown) == ['<unk>', '<unk>']
+
+
 def test_the_same_text_gives_the_same_bytes(vocab):
     kind = 'bpe' if vocab == vocabulary.train(sentences(), 60, 'bpe') else 'unigram'
     again = vocabulary.train(iter(sentences()), 60, kind)

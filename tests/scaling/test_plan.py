@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax import config as config_lib
+from vit_jax import construct, evaluate
 from vit_jax.commands import scaling
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, vit
@@ -124,6 +126,33 @@ def test_epochs_and_pixels_by_flags(capsys, tmp_path):
         scaling.main(['plan', *words[:-2]])
     with pytest.raises(UserError, match='give --examples and --image-size'):
         scaling.main(['plan', *words[:2], *words[-2:]])
+
+
+def test_text_is_priced_batch_by_batch(capsys, repo):
+    file, split = f'{repo}/experiments/translate/synthetic.py:smoke', 'data.split=train[:300]'
+    words = ['--config', file, f'--config.{split}', '--config.total=3 epochs']
+    heading, (line, *_) = rows(capsys, *words)
+    assert heading[:5] == ['parameters', 'steps', 'examples', 'tokens', 'GFLOPs']
+    config = config_lib.load(file, [split])
+    config.model.vocab_size = 14
+    source, _ = evaluate.open_data(config.data)
+    epoch, (network, _) = source.train_plan(256), construct.model_and_task(config)
+    forward = {n: flops.forward_flops(network, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)}
+    batches = [epoch.shuffled(k, 0) for k in range(3 * epoch.steps)]
+    tokens = sum(len(source[i]['target']) for _, members in batches for i in members)
+    assert line[1:4] == [f'{3 * epoch.steps}', '900', f'{tokens:,}']
+    spent = sum(3 * epoch.rows[b] * forward[epoch.bounds[b]] for b, _ in batches)
+    assert float(line[5]) == pytest.approx(spent / 1e18, rel=1e-3)
+
+
+def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
+    monkeypatch.setenv('MULTI30K_DIR', str(tmp_path))
+    words = ['plan', '--config', f'{repo}/experiments/translate/multi30k.py']
+    message = "vit_jax vocab'; scaling plan reads the lengths of all sentences$"
+    with pytest.raises(UserError, match=message):
+        scaling.main(words)
+    with pytest.raises(UserError, match='are of images, and this config is of text'):
+        scaling.main([*words, '--examples', '1e6'])
 
 
 @pytest.mark.parametrize(

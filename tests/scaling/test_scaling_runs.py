@@ -10,10 +10,10 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import runs
 
 
-def make_run(folder, width=64, steps=100, meta=None, lines=None):
+def make_run(folder, width=64, steps=100, meta=None, lines=None, **sections):
     """A run folder of plain files, with one checkpoint if `meta` is given."""
     folder.mkdir(parents=True)
-    config = {'batch_size': 32, 'seed': 0, 'model': {'name': 'vit', 'width': width}}
+    config = {'batch_size': 32, 'seed': 0, 'model': {'name': 'vit', 'width': width}, **sections}
     (folder / 'config.json').write_text(json.dumps(config))
     if lines is None:
         lines = [
@@ -47,7 +47,7 @@ def make_checkpoint(directory, step, meta):
 def test_a_row_tells_size_cost_and_result(tmp_path):
     meta = {'hardware': '8 x TPU v4 (jit)', 'num_examples': 1000}
     folder = make_run(tmp_path / 'a', meta=meta)
-    (row,) = runs.collect([folder], lambda meta: 7)
+    (row,) = runs.collect([folder], lambda meta: 7 * 32)
     expected = {
         'run': str(folder),
         'model': 'vit',
@@ -75,6 +75,22 @@ def test_chips_are_counted_not_cores(tmp_path, hardware, chips):
     folder = make_run(tmp_path / 'a', meta={'hardware': hardware})
     (row,) = runs.collect([folder], lambda meta: None)
     assert (row['chip_hours'] or 0) == pytest.approx(chips * 30 / 3600)
+
+
+def test_of_text_tokens_and_sentences_are_what_was_counted(tmp_path):
+    """Whatever the batch size, which counts padding: 3 s at one rate, then 5 s at another."""
+    rates = ('train/step_sec', 'train/sentences_per_sec', 'train/tokens_per_sec')
+    lines = [
+        {'step': step, **dict(zip(rates, values, strict=True))}
+        for step, values in ((10, (0.3, 4.0, 50.0)), (60, (0.1, 5.0, 70.0)))
+    ]
+    folder = make_run(tmp_path / 'a', meta={}, lines=lines, data={'buckets': [8, 16]})
+    (row,) = runs.collect([folder], lambda meta: 0.5)
+    assert (row['examples_seen'], row['tokens_seen']) == (12 + 25, 150 + 350)
+    assert (row['steps'], row['flops']) == (100, 50)
+    folder = make_run(tmp_path / 'b', lines=[], data={'buckets': [8, 16]})
+    (row,) = runs.collect([folder], lambda meta: 0.5)
+    assert (row['examples_seen'], row['tokens_seen']) == (None, None)
 
 
 def test_what_a_folder_does_not_tell_stays_empty(tmp_path):

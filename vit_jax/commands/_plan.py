@@ -13,6 +13,8 @@ from vit_jax.errors import UserError
 from vit_jax.sweeps import space
 
 if TYPE_CHECKING:
+    from vit_jax.data.buckets import Bucketed
+    from vit_jax.data.specs import Epoch
     from vit_jax.scaling.plan import Run
 
 COMMAND = 'scaling plan'
@@ -69,7 +71,7 @@ def dearest(sweep: space.Sweep, args: argparse.Namespace) -> space.Point:
     return {name: value for name, (_, value) in best.items()}
 
 
-def cost(sweep: space.Sweep, point: space.Point, args: argparse.Namespace) -> int:
+def cost(sweep: space.Sweep, point: space.Point, args: argparse.Namespace) -> float:
     """FLOPs of one run."""
     return price(point, vary(sweep, point), args).flops
 
@@ -78,12 +80,50 @@ def price(point: space.Point, config: Any, args: argparse.Namespace, count: int 
     """What `count` runs of the config cost; data are opened only if nothing else tells."""
     from vit_jax.scaling import plan
 
-    spec = dict(image_spec(config, args.image_size))
-    parameters, forward = measure(*construct.model_and_task(config), tuple(sorted(spec.items())))
-    epoch = epoch_size(config, args.examples)
+    text = bool(config.data.get('buckets'))
+    epoch, tokens = text_epoch(config, args) if text else (image_epoch(config, args), 0)
+    model, task = construct.model_and_task(config)
+    kinds = [(n, measure(model, task, tuple(sorted(spec.items())))) for n, spec in epoch.shapes]
+    forward = sum(n * flops for n, (_, flops) in kinds) / epoch.batch_size
     begun = config.get('branch', {}).get('step', 0)
-    steps = durations.of_run(config, config.batch_size, epoch).total_steps - begun
-    return plan.Run(point, parameters, steps, config.batch_size, forward, count)
+    steps = durations.of_run(config, epoch.batch_size, epoch.examples).total_steps - begun
+    return plan.Run(point, kinds[0][1][0], steps, epoch.batch_size, forward, count, tokens)
+
+
+def text_epoch(config: Any, args: argparse.Namespace) -> tuple[Epoch, float]:
+    """The batches of sequences in buckets, and the tokens of the target in one on average.
+
+    Raises:
+      UserError: if the data or the vocabulary are not here: nothing else tells the lengths.
+    """
+    from vit_jax.data import specs, transforms
+
+    if args.examples is not None or args.image_size is not None:
+        raise UserError('--examples and --image-size are of images, and this config is of text')
+    source = read_text(config_lib.to_json(config.data))
+    fill.vocab_size(config, source.info.vocab_size)
+    plan = source.train_plan(config.batch_size)
+    tokens = sum(source.targets[members].sum() for members in plan.members) / plan.steps
+    return specs.epoch(source, transforms.parse_transforms(''), config.batch_size), float(tokens)
+
+
+@functools.cache
+def read_text(section: str) -> Bucketed:
+    """The sequences of `config.data` as JSON."""
+    from vit_jax import evaluate
+
+    try:
+        return evaluate.open_data(config_lib.from_json(section))[0]
+    except UserError as e:
+        raise UserError(f'{e}; {COMMAND} reads the lengths of all sentences') from e
+
+
+def image_epoch(config: Any, args: argparse.Namespace) -> Epoch:
+    """The batches of images, as far as they are known."""
+    from vit_jax.data import specs
+
+    shapes = ((config.batch_size, image_spec(config, args.image_size)),)
+    return specs.Epoch(epoch_size(config, args.examples), config.batch_size, (None,), shapes)
 
 
 def image_spec(config: Any, image_size: int | None) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Measure a config's training and forward step: time, images/s, MFU, memory."""
+"""Measure a config's training and forward step: time, images/s or tokens/s, MFU, memory."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,15 @@ def main(argv: Sequence[str]) -> int:
         return optim.make(params, 1, int, **constant)[0]
 
     options = {'batch_size': rows, 'steps': args.steps}
-    results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
+    with status('forward'):
+        results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
     if not args.forward_only:
-        results['train'] = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
+        with status('train'):
+            train = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
+        results['train'] = train
     environment = benchmark.environment(layout)
-    print_table(config, rows, spec, environment, results)
+    print_title(config, rows, spec, environment)
+    print_table(spec, results)
     if args.json:
         record = {
             'config': config.to_dict(),
@@ -98,16 +103,28 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
         if 'num_classes' in config.model and config.model.num_classes is None:
             config.model.num_classes = 1000
         return dict(benchmark.image_spec(size, channels))
-    from vit_jax import evaluate
     from vit_jax.data import specs
 
-    try:
-        source, transforms = evaluate.open_data(config.data)
-    except UserError as e:
-        raise UserError(f'{e}; or give --image-size to do without data') from e
+    source, transforms = open_example(config.data)
     fill.num_classes(config, source.info.num_classes)
     fill.vocab_size(config, source.info.vocab_size)
     return dict(specs.element_spec(source, transforms))
+
+
+def open_example(section: Any) -> tuple[Any, Any]:
+    """The source and the transforms of a data section, of text the first pair alone.
+
+    All pairs would be read and made into ids, while the buckets tell how long they are.
+    """
+    from vit_jax import evaluate
+
+    if section.get('buckets'):
+        base = re.split(r'[\[+]', section.split)[0]
+        return evaluate.open_data(section, f'{base}[:1]')
+    try:
+        return evaluate.open_data(section)
+    except UserError as e:
+        raise UserError(f'{e}; or give --image-size to do without data') from e
 
 
 def batch_rows(config: Any) -> int:
@@ -116,31 +133,38 @@ def batch_rows(config: Any) -> int:
 
     if not (bounds := config.data.get('buckets')):
         return int(config.batch_size)
-    return config.batch_size // bounds[-1] // buckets.ROWS * buckets.ROWS
+    return buckets.train_rows(bounds, config.batch_size)[-1]
 
 
-def print_table(
-    config: Any,
-    rows: int,
-    spec: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    results: Mapping[str, Timing],
+def print_title(
+    config: Any, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """A line a measurement."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """What is measured, and on what."""
     shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
     title = (
         f'{config.model.name}, {shapes}, batch {rows}, '
         f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'
     )
-    console = Console(highlight=False)
-    console.print(title, soft_wrap=True, markup=False)
+    print(title)
+
+
+def status(step: str) -> Any:
+    """Shows what goes on while it does, if standard error is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(f'compiling the {step} step, and timing it')
+
+
+def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
+    """A line a measurement."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     table.add_column('step')
-    rate = 'images/s' if 'image' in spec else 'pairs/s'
-    headings = ('compile s', 'step ms', 'p10-p90', rate, 'TFLOP/s', 'MFU', 'memory GiB')
+    # No token of a measured batch is padding.
+    unit, each = ('tokens/s', spec['target'].shape[0]) if 'target' in spec else ('images/s', 1)
+    headings = ('compile s', 'step ms', 'p10-p90', unit, 'TFLOP/s', 'MFU', 'memory GiB')
     for heading in headings:
         table.add_column(heading, justify='right')
     for name, t in results.items():
@@ -149,9 +173,9 @@ def print_table(
             f'{t.compile_sec:.1f}',
             f'{1e3 * t.step_sec:,.2f}',
             f'{1e3 * t.step_sec_p10:,.2f}-{1e3 * t.step_sec_p90:,.2f}',
-            f'{t.images_per_sec:,.0f}',
+            f'{each * t.images_per_sec:,.0f}',
             f'{t.flops_per_sec / 1e12:,.4g}',
             '-' if t.mfu is None else f'{t.mfu:.1%}',
             '-' if t.peak_bytes is None else f'{t.peak_bytes / 2**30:.2f}',
         )
-    console.print(table)
+    Console(highlight=False).print(table)

@@ -48,6 +48,8 @@ def plan(argv: Sequence[str]) -> int:
     searched = (
         '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
     )
+    if any(r.tokens for r in runs):
+        print('tokens: of the target, without padding, which the FLOPs count')
     print(
         f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
         f'chip-hours of {args.device}, core-days of {plan_lib.CORE}, at {args.mfu:.0%} of the peak'
@@ -234,23 +236,33 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(',') if name.strip())
 
 
-def train_flops(meta: dict[str, Any]) -> int | None:
-    """FLOPs to train on one example, from what a checkpoint says of its model and images.
+def train_flops(meta: dict[str, Any]) -> float | None:
+    """FLOPs of a training step on average, from what a checkpoint says of its model and data.
 
-    None for a checkpoint that does not tell the size of its images, and for other inputs.
+    None for a checkpoint that does not tell the shapes of its examples.
     """
+    from vit_jax import benchmark
+    from vit_jax.scaling import flops
+
+    if not (kinds := example_kinds(meta)):
+        return None
+    model, task = construct.model_and_task(config_lib.from_json(json.dumps(meta['config'])))
+    forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
+    return flops.TRAIN_TO_FORWARD * forward
+
+
+def example_kinds(meta: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+    """The inputs of one example of each kind of batch, and how many of them a step has."""
     import jax
     import numpy as np
 
-    from vit_jax.scaling import flops
+    def spec(shapes: dict[str, Any], dtype: type) -> dict[str, Any]:
+        return {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, shape in shapes.items()}
 
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
-    if not size or not channels:
-        return None
-    model, task = construct.model_and_task(config_lib.from_json(json.dumps(meta['config'])))
-    image = jax.ShapeDtypeStruct((1, *size, channels), np.uint8)
-    inputs = jax.eval_shape(task.inputs, {'image': image})
-    return flops.TRAIN_TO_FORWARD * flops.forward_flops(model, *inputs)
+    if size and channels:
+        return [(meta['config']['batch_size'], spec({'image': [*size, channels]}, np.uint8))]
+    return [(rows, spec(shapes, np.int32)) for rows, shapes in meta.get('sequences', [])]
 
 
 def write(path: str | pathlib.Path, text: str, flag: str) -> None:

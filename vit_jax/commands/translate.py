@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
     from vit_jax.decode import Search
-    from vit_jax.translator import Sentence, Translation
+    from vit_jax.translator import Reader, Sentence, Translation
 
 STDIN = '-'
 # Flags that only one method has a use for.
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     run = runs.load_run(args.workdir, args.step, average=args.average)
     reader = translator.reader(run)
     search = choose_search(run.task, args)
-    sentences = [reader.read(line) for line in lines]
+    sentences = read_sentences(reader, lines)
     warn_of_cuts(sentences)
     translate = translator.Translator(run, reader, search, args.batch_size, args.seed or 0)
     every = progress(translate(sentences), len(lines), hidden=shows_text(args))
@@ -135,6 +135,17 @@ def read_lines(path: str) -> list[str]:
         line = data.count(b'\n', 0, error.start) + 1
         raise UserError(f'{name} line {line}: no UTF-8 ({error.reason}); convert it') from error
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')] if text else []
+
+
+def read_sentences(reader: Reader, lines: Sequence[str]) -> list[Sentence]:
+    """The lines as ids; raises UserError that names the line of a word without an id."""
+    sentences = []
+    for number, line in enumerate(lines, 1):
+        try:
+            sentences.append(reader.read(line))
+        except UserError as error:
+            raise UserError(f'line {number}: {error}') from error
+    return sentences
 
 
 def warn_of_cuts(sentences: Sequence[Sentence]) -> None:

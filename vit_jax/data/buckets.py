@@ -87,6 +87,7 @@ class Bucketed:
       source: the examples before the transforms.
       bounds: length of each bucket, growing.
       lengths: of the longest sequence of each example; 0 for a broken record.
+      targets: of the sequence `target` of each example; 0 where there is none.
       names: of the sequences.
     """
 
@@ -113,7 +114,7 @@ class Bucketed:
                 f'transforms {transforms.spec!r}: lengths that are random have no bucket; leave '
                 'out config.data.buckets or what draws random numbers'
             )
-        self.lengths = np.zeros(len(source), np.int64)
+        self.lengths, self.targets = np.zeros((2, len(source)), np.int64)
         self.names: tuple[str, ...] = ()
         self._cache: list[Record] = []
         for index in range(len(source)):
@@ -122,6 +123,7 @@ class Bucketed:
                 record = self._read(index)
                 self.names = tuple(record)
             self.lengths[index] = max(map(len, record.values()), default=0)
+            self.targets[index] = len(record.get('target', ()))
             if cache:
                 self._cache.append(record)
 
@@ -159,14 +161,9 @@ class Bucketed:
         """Batches of about `batch_size` tokens; examples beyond the last bucket are left out.
 
         Raises:
-          UserError: if the longest bucket gets fewer than `ROWS` rows, or there is no example.
+          UserError: as `train_rows`, or if there is no example.
         """
-        if batch_size < ROWS * self.bounds[-1]:
-            raise UserError(
-                f'batch_size={batch_size}: with buckets it counts tokens, and {ROWS} rows of '
-                f'{self.bounds[-1]} are {ROWS * self.bounds[-1]}; raise it or lower the buckets'
-            )
-        rows = tuple(batch_size // bound // ROWS * ROWS for bound in self.bounds)
+        rows = train_rows(self.bounds, batch_size)
         plan = Plan(self.bounds, rows, self._members(self.bounds))
         if not plan.steps:
             raise UserError(f'{self.title}: no example has at most {self.bounds[-1]} tokens')
@@ -242,6 +239,20 @@ class Loader:
                     batch[name][row, : len(ids)] = ids
                 index[row], mask[row] = example, 1
         return {**batch, 'index': index, 'mask': mask}
+
+
+def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
+    """The rows of a batch of each bucket, about `batch_size` tokens, in training.
+
+    Raises:
+      UserError: if the longest bucket gets fewer than `ROWS`.
+    """
+    if batch_size < ROWS * bounds[-1]:
+        raise UserError(
+            f'batch_size={batch_size}: with buckets it counts tokens, and {ROWS} rows of '
+            f'{bounds[-1]} are {ROWS * bounds[-1]}; raise it or lower the buckets'
+        )
+    return tuple(batch_size // bound // ROWS * ROWS for bound in bounds)
 
 
 def _check_bounds(bounds: tuple[int, ...]) -> None:

@@ -33,7 +33,8 @@ class Source(Protocol):
     """Random access to the examples of one split.
 
     A record is a dict of numpy arrays and numbers; for classification `image`
-    (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`.
+    (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
+    that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Codec`) to read them by.
     `__getitem__` is called from several threads at once, and raises `BrokenRecord` for a
     record that cannot be decoded.
     """

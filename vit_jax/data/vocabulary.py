@@ -12,7 +12,7 @@ import hashlib
 import io
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,24 @@ from vit_jax.errors import UserError, nearest
 PAD, BOS, EOS, UNK = range(4)
 KINDS = ('unigram', 'bpe')
 FILE = 'vocab.model'
+
+
+class Codec(Protocol):
+    """What turns text into ids and back: a `Vocabulary`, or what a source of ids offers."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32 [n], without an end."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids before the first end; padding and beginnings have none."""
+        ...
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The piece of each id, as the axes of attention maps show them."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +62,11 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of the ids before the first end; padding and beginnings have none."""
-        words = [int(i) for i in ids]
-        words = words[: words.index(EOS)] if EOS in words else words
-        return self._processor.decode([i for i in words if i not in (PAD, BOS)])
+        return self._processor.decode(known(content(ids), len(self)))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The piece of each id, as the axes of attention maps show them."""
-        return [self._processor.id_to_piece(int(i)) for i in ids]
+        return [self._processor.id_to_piece(i) for i in known(ids, len(self))]
 
     @functools.cached_property
     def _processor(self) -> Any:
@@ -60,6 +76,18 @@ class Vocabulary:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Vocabulary, (self.model,)
+
+
+def content(ids: Sequence[int] | np.ndarray) -> list[int]:
+    """The ids before the first end, without padding and beginnings."""
+    words = [int(i) for i in ids]
+    words = words[: words.index(EOS)] if EOS in words else words
+    return [i for i in words if i not in (PAD, BOS)]
+
+
+def known(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
+    """The ids, `UNK` in place of those from `size` up, which a larger model may write."""
+    return [int(i) if i < size else UNK for i in ids]
 
 
 def load(path: str | pathlib.Path) -> Vocabulary:

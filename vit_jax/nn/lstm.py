@@ -55,7 +55,6 @@ class LSTM(nn.Module):
             way back begins with zeros at the last token.
           reverse: from the last token to the first.
         """
-
         recurrent = self.recurrent.astype(self.dtype)
 
         def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, Array]:

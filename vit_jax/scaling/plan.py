@@ -25,25 +25,27 @@ class Run:
       point: how it differs from others, {'model.width': 64}.
       parameters: of the model.
       steps: that it makes itself; those of a run that it continues are not its own.
-      batch_size: examples of a step.
-      forward: FLOPs of the forward pass on one example.
+      batch_size: examples of a step; an average where there are buckets.
+      forward: FLOPs of the forward pass on one example, the padding of its batch included.
       count: how many runs cost as much, or less if a search chooses their points.
+      tokens: of the target in a step, on average and without padding; 0 where there is no text.
     """
 
     point: Mapping[str, Any]
     parameters: int
     steps: int
-    batch_size: int
-    forward: int
+    batch_size: float
+    forward: float
     count: int = 1
+    tokens: float = 0
 
     @property
-    def examples(self) -> int:
+    def examples(self) -> float:
         """Seen by each of the runs."""
         return self.steps * self.batch_size
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         """Of all of them, forward and backward."""
         return self.count * self.examples * flops.TRAIN_TO_FORWARD * self.forward
 
@@ -87,9 +89,10 @@ def lines(runs: Sequence[Run], machine: Machine) -> list[list[str]]:
     names = [
         name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total'
     ]
-    several = any(run.count > 1 for run in runs)
+    several, text = any(run.count > 1 for run in runs), any(run.tokens for run in runs)
     headings = [*_short_names(names), *(['runs'] if several else [])]
-    headings += ['parameters', 'steps', 'examples', 'GFLOPs', 'exaFLOPs', 'chip-hours', 'core-days']
+    headings += ['parameters', 'steps', 'examples', *(['tokens'] if text else [])]
+    headings += ['GFLOPs', 'exaFLOPs', 'chip-hours', 'core-days']
 
     def costs(operations: float) -> list[str]:
         days = core.device_hours(operations) / 24
@@ -98,7 +101,8 @@ def lines(runs: Sequence[Run], machine: Machine) -> list[list[str]]:
     table = [headings]
     for run in runs:
         point = [str(run.point.get(name, '')) for name in names]
-        sizes = [f'{run.parameters:,}', f'{run.steps:,}', f'{run.examples:,}']
+        sizes = [f'{x:,.0f}' for x in (run.parameters, run.steps, run.examples)]
+        sizes += [f'{run.steps * run.tokens:,.0f}'] if text else []
         count = [str(run.count)] if several else []
         forward = _number(run.forward / 1e9)
         table.append([*point, *count, *sizes, forward, *costs(run.flops)])

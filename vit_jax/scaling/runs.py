@@ -10,13 +10,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vit_jax import manifest, storage
 from vit_jax.errors import UserError
 from vit_jax.scaling import flops
 from vit_jax.viz.curves import Series, read_series
 
 Cell = str | int | float | None
-FlopsOf = Callable[[dict[str, Any]], int | None]
+FlopsOf = Callable[[dict[str, Any]], float | None]
 
 
 def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
@@ -27,7 +29,7 @@ def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[di
 
     Args:
       folders: run folders, or folders that hold run folders at any depth.
-      flops_of: the `meta` of a checkpoint -> training FLOPs of one example, or None.
+      flops_of: the `meta` of a checkpoint -> FLOPs of a training step on average, or None.
 
     Raises:
       UserError: a folder that does not exist or holds no run.
@@ -61,9 +63,10 @@ def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
     Returns:
       run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
-      examples_seen (steps times batch), data_size (training examples), flops (of all
-      examples seen, forward and backward), chip_hours (of training alone, without
-      evaluations and saving), then the last value of every metric.
+      examples_seen (steps times batch; with buckets what was counted), with buckets
+      tokens_seen (of the target, without padding), data_size (training examples), flops (of
+      all examples seen, forward and backward, their padding included), chip_hours (of
+      training alone, without evaluations and saving), then the last value of every metric.
 
     Raises:
       UserError: if config.json is damaged.
@@ -72,6 +75,7 @@ def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         config = json.loads((folder / 'config.json').read_text())
         batch_size = int(config['batch_size'])
         model = str(config['model']['name'])
+        buckets = bool(config.get('data', {}).get('buckets'))
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f'{folder / "config.json"} is no config of a run ({e!r})') from e
     series = read_series(folder / 'metrics.jsonl')
@@ -79,7 +83,7 @@ def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     meta = _meta(folder / 'checkpoints', saved)
     logged = [int(steps[-1]) for steps, _ in series.values()]
     steps = max([*logged, *saved[-1:]], default=0)
-    per_example = flops_of(meta) if meta else None
+    per_step = flops_of(meta) if meta else None
     hardware = meta.get('hardware')
     return {
         'run': str(folder),
@@ -89,9 +93,9 @@ def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'steps': steps,
         'batch_size': batch_size,
         'parameters': _parameters(folder / 'checkpoints', saved),
-        'examples_seen': steps * batch_size,
+        **(_counted(series) if buckets else {'examples_seen': steps * batch_size}),
         'data_size': meta.get('num_examples'),
-        'flops': None if per_example is None else per_example * steps * batch_size,
+        'flops': None if per_step is None else round(per_step * steps),
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
         **{name: _finite(values[-1]) for name, (_, values) in series.items()},
     }
@@ -122,14 +126,27 @@ def _parameters(root: storage.Path, saved: Sequence[int]) -> int | None:
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
-    """Chips times the time of the steps; a line of metrics holds the mean since the one before."""
+    """Chips times the time of the steps."""
     described = re.fullmatch(r'(\d+) x (.+) \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
     chips = flops.chips(int(described[1]), described[2])
+    return float(chips * _seconds(step_sec).sum() / 3600)
+
+
+def _seconds(step_sec: Series) -> np.ndarray:
+    """The time of the steps between each line of metrics and the one before."""
     steps, seconds = step_sec
-    covered = [int(steps[0]), *(steps[1:] - steps[:-1])]
-    return float(chips * sum(n * s for n, s in zip(covered, seconds, strict=True)) / 3600)
+    return np.diff(steps, prepend=0) * seconds
+
+
+def _counted(series: Mapping[str, Series]) -> dict[str, Cell]:
+    """Sentences and tokens of the steps in the log: the rates of its lines times their time."""
+    names = {'examples_seen': 'train/sentences_per_sec', 'tokens_seen': 'train/tokens_per_sec'}
+    if 'train/step_sec' not in series:
+        return dict.fromkeys(names)
+    seconds = _seconds(series['train/step_sec'])
+    return {name: round(float(series[rate][1] @ seconds)) for name, rate in names.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
 from vit_jax.data.splits import Subset, select
+from vit_jax.data.vocabulary import Codec
 from vit_jax.errors import resolve
 
-__all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source']
+__all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source', 'own_vocab']
 
 
 def open_source(name: str, split: str) -> Subset:
@@ -30,3 +31,15 @@ def open_source(name: str, split: str) -> Subset:
     module, _, path = name.partition(':')
     source_class = resolve('vit_jax.data.sources', module, 'Source')
     return select(name, split, lambda base: source_class(path, base))
+
+
+def own_vocab(name: str) -> Codec | None:
+    """What reads and writes the sequences of a source that gives ids, not text; else None.
+
+    It is the attribute `vocab` of the class `Source`, so that no data are opened.
+
+    Raises:
+      UserError: if the source does not exist.
+    """
+    source_class = resolve('vit_jax.data.sources', name.partition(':')[0], 'Source')
+    return getattr(source_class, 'vocab', None)

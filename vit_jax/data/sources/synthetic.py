@@ -5,16 +5,50 @@ Two tasks that an encoder-decoder learns in minutes if it is right, without any 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo
-from vit_jax.data.vocabulary import EOS, UNK
+from vit_jax.data.vocabulary import EOS, UNK, content, known
 from vit_jax.errors import UserError, nearest
 
 TASKS = {'copy': slice(None), 'reverse': slice(None, None, -1)}
 SIZES = {'train': 100_000, 'test': 1_000}
 FIRST_DIGIT = UNK + 1
 LENGTHS = (4, 12)  # digits of the shortest and of the longest sequence
+# Named as SentencePiece names them, which writes a space as U+2581.
+PIECES = ('<pad>', '<s>', '</s>', '<unk>', *(f'\u2581{digit}' for digit in range(10)))
+
+
+class Digits:
+    """Sequences as text: digits with spaces between, '3 1 4'."""
+
+    def __len__(self) -> int:
+        return len(PIECES)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of the digits, int32 [n], without an end.
+
+        Raises:
+          UserError: for any other word.
+        """
+        pieces = [f'\u2581{word}' for word in text.split()]
+        for piece in pieces:
+            if piece not in PIECES:
+                raise UserError(
+                    f'{piece[1:]!r} is none of the digits 0 to 9; write them with spaces between, '
+                    "such as '3 1 4'"
+                )
+        return np.array([PIECES.index(piece) for piece in pieces], np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The digits before the first end."""
+        return ' '.join(piece.removeprefix('\u2581') for piece in self.pieces(content(ids)))
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The piece of each id."""
+        return [PIECES[i] for i in known(ids, len(self))]
 
 
 class Source:
@@ -23,7 +57,8 @@ class Source:
     Record i is a function of the split and i; ten digits and the special ids are all there is.
     """
 
-    info = SourceInfo(0, (), vocab_size=FIRST_DIGIT + 10)
+    vocab = Digits()
+    info = SourceInfo(0, (), vocab_size=len(vocab))
 
     def __init__(self, path: str, split: str):
         if path not in TASKS:

@@ -24,7 +24,7 @@ import numpy as np
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import image, randaugment, text
-from vit_jax.data.vocabulary import Vocabulary
+from vit_jax.data.vocabulary import Codec
 from vit_jax.errors import UserError, nearest
 
 Step = Callable[[Record, np.random.Generator], Record]
@@ -64,7 +64,7 @@ class Transforms:
     spec: str
     steps: tuple[Step, ...]
     random: bool
-    vocab: Vocabulary | None = None
+    vocab: Codec | None = None
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Record:
         for step in self.steps:
@@ -76,7 +76,7 @@ class Transforms:
         return parse_transforms, (self.spec, self.vocab)
 
 
-def parse_transforms(spec: str, vocab: Vocabulary | None = None) -> Transforms:
+def parse_transforms(spec: str, vocab: Codec | None = None) -> Transforms:
     """Reads `a(1, x=2)|b`; nothing in the text is executed but the functions it names.
 
     Args:
@@ -106,7 +106,7 @@ def _pieces(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _make(node: ast.expr, spec: str, vocab: Vocabulary | None) -> tuple[Step, bool]:
+def _make(node: ast.expr, spec: str, vocab: Codec | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     where = f'transforms {spec!r}: {ast.unparse(node)!r}'

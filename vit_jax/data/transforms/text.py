@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data.records import Record
-from vit_jax.data.vocabulary import EOS, Vocabulary
+from vit_jax.data.vocabulary import EOS, Codec
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
@@ -31,7 +31,7 @@ def swap() -> Apply:
     return apply
 
 
-def tokenize(max_len: int | None = None, *, vocab: Vocabulary | None = None) -> Apply:
+def tokenize(max_len: int | None = None, *, vocab: Codec | None = None) -> Apply:
     """Both sides become ids, int32 [n], with the end as their last.
 
     Args:
