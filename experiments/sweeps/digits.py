@@ -1,8 +1,8 @@
 """Sweeps of the small ViT on handwritten digits: a search, a grid, and a star of shapes.
 
-    python -m vit_jax sweep create experiments/sweeps/digits.py --study digits
-    python -m vit_jax sweep work digits
-    python -m vit_jax sweep best digits
+    python -m vit_jax sweep create experiments/sweeps/digits.py --study digits_search
+    python -m vit_jax sweep work digits_search
+    python -m vit_jax sweep best digits_search
 
 The search takes 24 trials of at most 30 epochs; any number of workers may share them.
 `digits.py:grid` and `digits.py:star` run given points exactly once each. With `smoke` in front,
