@@ -25,7 +25,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -59,8 +59,6 @@ def main() -> None:
         **start(args, jax_steps, {memory.VARIABLE: memory.TUNABLES}),
     }
     seconds = measure(steps, args.rounds)
-    for process in multiprocessing.active_children():
-        process.terminate()
     print_table(seconds)
     if args.json:
         args.json.write_text(json.dumps(record(args, seconds), indent=1) + '\n')
@@ -187,13 +185,18 @@ def torch_steps(args) -> dict[str, Callable[[], None]]:
 
 
 def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step in every round, after one round that compiles and warms up."""
+    """Seconds of every step in every round, after one round that compiles and warms up.
+
+    The processes of the steps end with it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + 1):
         for name, step in steps.items():
             elapsed = step()
             if i:
                 seconds[name].append(elapsed)
+    for process in multiprocessing.active_children():
+        process.terminate()
     return seconds
 
 
@@ -221,7 +224,14 @@ def record(args, seconds: dict[str, list[float]]) -> dict:
         'threads': args.threads,
         'seconds': seconds,
         'ratio': {name: ratio(name, seconds) for name in seconds},
-        'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
+        **machine(PACKAGES),
+    }
+
+
+def machine(packages: Sequence[str]) -> dict:
+    """What the numbers depend on."""
+    return {
+        'versions': {name: importlib.metadata.version(name) for name in packages},
         'python': platform.python_version(),
         'processor': processor(),
         'load': os.getloadavg(),

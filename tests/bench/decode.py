@@ -14,9 +14,7 @@ tokens are almost equally probable, rounding decides. The sides have a process e
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import multiprocessing
 import os
 import pathlib
 import statistics
@@ -27,7 +25,7 @@ from collections.abc import Callable
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cpu import PACKAGES, measure, processor, start
+from cpu import PACKAGES, machine, measure, start
 
 from vit_jax import memory
 
@@ -56,8 +54,6 @@ def main() -> None:
             **start(args, jax_steps, {memory.VARIABLE: memory.TUNABLES}),
         }
         seconds = measure(steps, args.rounds)
-        for process in multiprocessing.active_children():
-            process.terminate()
         result = record(args, seconds)
     print_table(result)
     if args.json:
@@ -174,9 +170,7 @@ def record(args, seconds: dict[str, list[float]]) -> dict:
             for name, times in seconds.items()
         },
         'equal_tokens': float((ours == theirs).mean()),
-        'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
-        'processor': processor(),
-        'load': os.getloadavg(),
+        **machine(PACKAGES),
     }
 
 

@@ -13,9 +13,7 @@ of threads, and all take turns in every round.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import multiprocessing
 import os
 import pathlib
 import statistics
@@ -24,7 +22,7 @@ from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from cpu import measure, processor, start
+from cpu import machine, measure, start
 
 from vit_jax import memory
 
@@ -50,8 +48,6 @@ def main() -> None:
             args.model, args.process_threads = model, threads
             steps |= start(args, train_steps, {memory.VARIABLE: memory.TUNABLES})
     seconds = measure(steps, args.rounds)
-    for process in multiprocessing.active_children():
-        process.terminate()
     result = record(args, seconds)
     print_table(result)
     if args.json:
@@ -114,9 +110,7 @@ def record(args, seconds: dict[str, list[float]]) -> dict:
         },
         'lengths': args.lengths,
         'threads': args.threads,
-        'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
-        'processor': processor(),
-        'load': os.getloadavg(),
+        **machine(PACKAGES),
     }
 
 
