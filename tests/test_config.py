@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import construct, validation
+from vit_jax import construct, sections, validation
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -74,6 +74,40 @@ def test_stored_config_builds_the_same_objects() -> None:
     again = config_lib.from_json(config_lib.to_json(config))
     assert again.to_dict() == config.to_dict()
     assert construct.model_and_task(again) == construct.model_and_task(config)
+
+
+@pytest.mark.parametrize(
+    ('section', 'value', 'words'),
+    [
+        ('step', {'acum_steps': 2}, "config.step: unknown key 'acum_steps'; did you mean 'accum_s"),
+        ('step', {'accum_steps': 2.0}, 'config.step.accum_steps=2.0: expected int'),
+        ('step', {'max_skips': -1}, 'config.step.max_skips=-1: must be at least 0'),
+        ('step', 3, 'config.step=3: expected a group of keys'),
+        ('checkpoint', {'keep_lost': 2}, "did you mean 'keep_last'"),
+        ('checkpoint', {'keep_last': 0}, 'config.checkpoint.keep_last=0: must be at least 1'),
+        ('parallel', {'strategi': 'jit'}, "did you mean 'strategy'"),
+        ('every', {'chekpoint': '1 epoch'}, "did you mean 'checkpoint'"),
+        ('evals', {'test': 3}, 'config.evals.test=3: expected a group of keys'),
+        ('optim', {'name': 'adam'}, "config.optim: the key 'lr' is missing"),
+        ('optim', {'name': 'adam', 'lr': 1.0, 'schedule': 'cosine'}, 'expected a group of keys'),
+        ('model', {'width': 3}, "config.model: the key 'name' is missing"),
+        ('batch_size', 'large', "config.batch_size='large': expected int"),
+        ('seed', 1.5, 'config.seed=1.5: expected int'),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> None:
+    config = ConfigDict(config_lib.load(DIGITS).to_dict() | {section: value})
+    with pytest.raises(UserError) as error:
+        validation.validate(config)
+    assert words in str(error.value)
+
+
+def test_what_a_section_leaves_out_has_a_default() -> None:
+    config = config_lib.load(DIGITS, ['step.max_skips=3', 'parallel.small=100'])
+    assert config.step.max_skips == 3
+    sparse = ConfigDict(config.to_dict() | {name: {} for name in sections.FIELDS})
+    validation.validate(sparse)
+    assert sections.fields(sparse, 'step') == {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0}
 
 
 def test_unknown_section_is_refused() -> None:

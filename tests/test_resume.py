@@ -247,6 +247,40 @@ def test_every_layout_goes_on_from_any_other(tmp_path, config, uninterrupted, ca
 # --- a state that is not finite ---
 
 
+BROKEN = """
+import dataclasses
+import jax.numpy as jnp
+from vit_jax.tasks import classify
+
+@dataclasses.dataclass(frozen=True)
+class Task(classify.Task):
+    def loss(self, outputs, batch):
+        loss, metrics = super().loss(outputs, batch)
+        return jnp.where(batch['label'][0] == 3, jnp.nan, loss), metrics
+"""
+
+
+def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
+    tmp_path, monkeypatch, config, capsys
+):
+    (tmp_path / 'my_lab').mkdir()
+    (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    config.task = {'name': 'my_lab.broken'}
+    with config.unlocked():
+        config.step.max_skips = 3
+    whole, halves = tmp_path / 'whole', tmp_path / 'halves'
+    train.train(config, whole, devices=jax.devices()[:1])
+    with pytest.raises(train.Preempted):
+        train.train(config, halves, stop_at=11, devices=jax.devices()[:1])
+    train.train(config, halves, devices=jax.devices()[:1])
+    assert digest(halves) == digest(whole)
+    skipped = [m['step'] for m in metrics(whole) if m.get('train/skipped')]
+    assert 0 < len(skipped) < 15
+    assert skipped == [m['step'] for m in metrics(halves) if m.get('train/skipped')]
+    assert '1 steps skipped' in capsys.readouterr().out
+
+
 def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, config):
     config.optim.lr = 1e20
     config.optim.schedule.warmup = '0'

@@ -223,6 +223,27 @@ def test_training_that_is_not_finite_is_noticed():
         meter.check_finite()
 
 
+@pytest.mark.parametrize('accum_steps', [1, 2])
+def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_steps):
+    model, task, tx = Normalised(), classify.Task(), optax.adam(1e-2)
+    make = functools.partial(make_train_step, model, task, tx, ema_decay=0.9)
+    step = jax.jit(make(accum_steps=accum_steps, max_skips=1))
+    broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
+    state = start(model, task, tx, ema=True)
+    before, _ = step(state, make_batch(1))
+    skipped, metrics = step(before, broken)
+    assert np.isnan(metrics['loss'])
+    assert int(skipped.step) == 2
+    assert_same(skipped.replace(step=before.step), before)
+    careless = jax.jit(make(accum_steps=accum_steps))
+    assert_trees_close(before.params, careless(state, make_batch(1))[0].params, atol=1e-7)
+    assert np.isnan(careless(before, broken)[0].params['Dense_0']['kernel']).any()
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
 def test_golden_step():
     config = {'name': 'adamw', 'lr': 0.01, 'eps': 1e-4, 'weight_decay': 0.1, 'clip_norm': 1.0}
     model, task = tiny_vit(depth=2, **DROPS), classify.Task(**MIXING)

@@ -100,6 +100,30 @@ def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None
     assert error.value.exit_code == 3
 
 
+def test_few_steps_in_a_row_may_be_not_finite() -> None:
+    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    for step, loss in enumerate([math.nan, 1, math.inf, math.nan, 3, math.nan, math.nan], start=1):
+        m.add(step, {'loss': jnp.float32(loss)})
+    logged = m.log()
+    assert (logged['train/loss'], logged['train/skipped']) == (2.0, 5)
+    m.add(8, {'loss': jnp.float32(math.nan)})
+    with pytest.raises(Diverged, match='step 8: loss is nan after 2 skipped steps'):
+        m.check_finite()
+
+
+def test_an_interval_whose_steps_were_all_skipped_has_no_means(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m.add(1, {'loss': jnp.float32(math.nan)})
+    logged = m.log()
+    assert 'train/loss' not in logged
+    writer = Writer(tmp_path, 10, 0)
+    writer.show_train(1, logged)
+    writer.close()
+    assert '1 steps skipped' in capsys.readouterr().out
+
+
 def test_due_every_so_often_and_at_the_end() -> None:
     assert [step for step in range(1, 11) if due(step, 4, 10)] == [4, 8, 10]
     assert [step for step in range(1, 11) if due(step, 0, 10)] == [10]

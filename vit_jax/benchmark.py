@@ -85,6 +85,7 @@ def time_train(
     seed: int = 0,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
+    max_skips: int = 0,
 ) -> Timing:
     """Times the train step; `tx` makes the optimizer from the parameters' shapes."""
     batch = synthetic_batch(spec, batch_size, seed)
@@ -104,6 +105,7 @@ def time_train(
         optimizer,
         accum_steps=accum_steps,
         ema_decay=ema_decay,
+        max_skips=max_skips,
         axis_name=layout.axis_name,
     )
     compiled = layout.compile_train(train_step, jax.eval_shape(init))

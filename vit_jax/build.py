@@ -52,13 +52,12 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     fill.vocab_size(config, source.info.vocab_size)
     epoch = specs.epoch(source, transforms, config.batch_size)
     model, task = construct.model_and_task(config)
-    parallel = sections.keywords(config.parallel)
-    layout = sharding.make_layout(**parallel, devices=devices)
-    accum_steps = config.step.get('accum_steps', 1)
+    layout = sharding.make_layout(**sections.fields(config, 'parallel'), devices=devices)
+    step, every = (sections.fields(config, name) for name in ('step', 'every'))
     pairs = getattr(task, 'pairs', False)
     for rows in epoch.rows:
         sharding.check_batch(
-            layout, config.batch_size, rows=rows, accum_steps=accum_steps, pairs=pairs
+            layout, config.batch_size, rows=rows, accum_steps=step['accum_steps'], pairs=pairs
         )
     run = durations.of_run(config, epoch.batch_size, epoch.examples)
     spec = specs.element_spec(source, transforms)
@@ -73,16 +72,13 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         run.steps,
         **config.optim.to_dict(),
     )
-    ema_decay = config.step.get('ema_decay', 0.0)
 
     def init(params=None):
         variables = adapt.overlay(init_variables(), {'params': params or {}})
-        return step_lib.init_state(variables, tx, config.seed, ema=ema_decay > 0)
+        return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
-    train_step = step_lib.make_train_step(
-        model, task, tx, axis_name=layout.axis_name, **sections.keywords(config.step)
-    )
+    train_step = step_lib.make_train_step(model, task, tx, axis_name=layout.axis_name, **step)
     eval_steps = evaluate_lib.compile_steps(model, task, layout)
     return Parts(
         config=config,
@@ -93,12 +89,12 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         task=task,
         layout=layout,
         total_steps=run.total_steps,
-        every={k: run.steps(v, f'config.every.{k}') for k, v in config.every.items()},
+        every={k: run.steps(v, f'config.every.{k}') for k, v in every.items()},
         every_eval={
-            name: run.steps(section.get('every', config.every.eval), f'config.evals.{name}.every')
+            name: run.steps(section.get('every', every['eval']), f'config.evals.{name}.every')
             for name, section in config.evals.items()
         },
-        keep_every=run.steps(config.checkpoint.get('keep_every', '')),
+        keep_every=run.steps(sections.fields(config, 'checkpoint')['keep_every']),
         schedule=schedule,
         train_step=layout.compile_train(train_step, abstract_state),
         eval_step=eval_steps.evaluate,

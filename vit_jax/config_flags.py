@@ -12,7 +12,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax import construct, optim, schedules
 from vit_jax.errors import UserError, nearest
-from vit_jax.sections import OPTIONAL
+from vit_jax.sections import FIELDS, OPTIONAL
 
 BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 
@@ -85,6 +85,8 @@ def _defaults(config: ConfigDict, parents: list[str]) -> dict[str, Any]:
         'optim.schedule': lambda: schedules.make,
     }
     section = '.'.join(parents)
+    if section in FIELDS:
+        return FIELDS[section]
     if section not in constructors:
         return {}
     fields = inspect.signature(constructors[section]()).parameters

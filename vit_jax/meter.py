@@ -29,6 +29,8 @@ class Meter:
       batch_size: images a step; text is counted batch by batch, see `count`.
       schedule: step -> learning rate.
       utilisation: steps a second -> share of the chips' peak, or None.
+      max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are in no
+        mean.
     """
 
     def __init__(
@@ -37,15 +39,18 @@ class Meter:
         batch_size: int,
         schedule: optax.Schedule,
         utilisation: Callable[[float], float | None],
+        max_skips: int = 0,
     ):
         self.step, self.batch_size = start, batch_size
         self.schedule, self.utilisation = schedule, utilisation
+        self.max_skips, self.skips_in_a_row = max_skips, 0
         self.running: list[tuple[int, dict[str, Any]]] = []
-        self.done: list[dict[str, float]] = []
         self._restart()
 
     def _restart(self) -> None:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
+        self.done: list[dict[str, float]] = []
+        self.skipped = 0
         self.seen = {'sentences': 0, 'tokens': 0}
 
     @contextlib.contextmanager
@@ -83,23 +88,35 @@ class Meter:
         while len(self.running) > keep:
             step, metrics = self.running.pop(0)
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
-            if bad := [k for k, v in values.items() if not math.isfinite(v)]:
+            bad = [k for k, v in values.items() if not math.isfinite(v)]
+            if not bad:
+                self.done.append(values)
+                self.skips_in_a_row = 0
+                continue
+            self.skipped, self.skips_in_a_row = self.skipped + 1, self.skips_in_a_row + 1
+            if self.skips_in_a_row > self.max_skips:
+                after = f' after {self.max_skips} skipped steps' if self.max_skips else ''
                 raise Diverged(
-                    f'step {step}: {bad[0]} is {values[bad[0]]}; the run stops, and the last '
-                    'checkpoint stands. Lower config.optim.lr, clip or warm up longer'
+                    f'step {step}: {bad[0]} is {values[bad[0]]}{after}; the run stops, and the '
+                    'last checkpoint stands. Lower config.optim.lr, clip or warm up longer'
                 )
-            self.done.append(values)
 
     def check_finite(self) -> None:
-        """Waits for all steps; raises Diverged if one of them is not finite."""
+        """Waits for all steps; raises Diverged if too many of them are not finite."""
         self._collect(0)
 
     def log(self) -> dict[str, float]:
-        """Means over the steps since the last call, and the interval's rates."""
+        """Means over the steps since the last call, and the interval's rates.
+
+        Without means, if all of them were skipped.
+        """
         self._collect(0)
         elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
         seen = self.seen if self.seen['tokens'] else {'images': self.steps * self.batch_size}
-        means = {k: sum(m[k] for m in self.done) / len(self.done) for k in self.done[0]}
+        names = self.done[0] if self.done else ()
+        means = {k: sum(m[k] for m in self.done) / len(self.done) for k in names}
+        if self.max_skips:
+            means['skipped'] = self.skipped
         means |= {
             'lr': float(self.schedule(self.step - 1)),
             **{f'{name}_per_sec': number / elapsed for name, number in seen.items()},
@@ -108,6 +125,5 @@ class Meter:
         }
         if (mfu := self.utilisation(self.steps / elapsed)) is not None:
             means['mfu'] = mfu
-        self.done = []
         self._restart()
         return {f'train/{k}': v for k, v in means.items()}

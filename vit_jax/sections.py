@@ -19,6 +19,20 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     'init': {'from': '', 'posemb': 'bilinear'},
     'branch': {'from': '', 'step': 0},
 }
+# Keys that a section has to have.
+REQUIRED = {
+    'model': ('name',),
+    'task': ('name',),
+    'optim': ('name', 'lr'),
+}
+# All the keys of the trainer's own sections, and what one that is left out means. max_skips: how
+# many steps in a row may be skipped because they are not finite.
+FIELDS: dict[str, dict[str, Any]] = {
+    'every': {'log': '1%', 'eval': '10%', 'checkpoint': '10%'},
+    'step': {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0},
+    'checkpoint': {'keep_last': 2, 'keep_every': ''},
+    'parallel': {'strategy': 'jit', 'fsdp': 1, 'tensor': 1, 'rules': (), 'small': 2**14},
+}
 POSEMBS = ('bilinear', 'bicubic')
 # What a section of data says of its examples, and of how to load them.
 EXAMPLES = ('source', 'split', 'classes', 'transforms', 'vocab', 'buckets')
@@ -29,6 +43,11 @@ def keywords(section: ConfigDict) -> dict[str, Any]:
     """A section as keywords of its constructor: plain and hashable, without `name`."""
     plain = section.to_dict() if isinstance(section, ConfigDict) else dict(section)
     return {k: _freeze(v) for k, v in plain.items() if k != 'name'}
+
+
+def fields(config: ConfigDict, name: str) -> dict[str, Any]:
+    """A section of FIELDS as keywords, complete."""
+    return FIELDS[name] | keywords(config[name])
 
 
 def _freeze(value: Any) -> Any:

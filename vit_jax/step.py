@@ -82,6 +82,7 @@ def make_train_step(
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
+    max_skips: int = 0,
     axis_name: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure update: augment, differentiate, average over devices, apply.
@@ -89,6 +90,8 @@ def make_train_step(
     Args:
       accum_steps: microbatches whose mean gradient is that of the whole batch.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
+      max_skips: above 0, where a metric is not finite only `step` changes; how many such steps
+        there may be in a row is for whoever reads the metrics to count, as `Meter` does.
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
 
     A task whose loss is a mean over something else than examples says by `count(batch)` over how
@@ -141,14 +144,19 @@ def make_train_step(
             ema = optax.incremental_update(params, ema, 1 - ema_decay)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
-        return dataclasses.replace(
+        after = dataclasses.replace(
             state,
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
             collections=collections,
             ema=ema,
-        ), metrics
+        )
+        if max_skips:
+            finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
+            before = dataclasses.replace(state, step=after.step)
+            after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+        return after, metrics
 
     return train_step
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import begin, checkpoint, storage, workdir
+from vit_jax import begin, checkpoint, sections, storage, workdir
 from vit_jax import build as build_lib
 from vit_jax import config as config_lib
 from vit_jax import evaluate as evaluate_lib
@@ -83,7 +83,7 @@ def train(
         Watchdog(step_timeout) as watchdog,
         checkpoint.Checkpointer(
             folder / 'checkpoints',
-            keep_last=config.checkpoint.get('keep_last', 2),
+            keep_last=sections.fields(config, 'checkpoint')['keep_last'],
             keep_every=parts.keep_every,
         ) as checkpointer,
     ):
@@ -123,7 +123,13 @@ def loop(
 ) -> dict[str, float]:
     """Steps `start` to the end; see the module's docstring."""
     total, every = parts.total_steps, parts.every
-    meter = Meter(start, parts.config.batch_size, parts.schedule, utilisation(parts))
+    meter = Meter(
+        start,
+        parts.config.batch_size,
+        parts.schedule,
+        utilisation(parts),
+        sections.fields(parts.config, 'step')['max_skips'],
+    )
     batches = train_batches(parts, start)
     results = evaluate_all(parts, state, start) if start == total else {}
     for step in range(start + 1, total + 1):

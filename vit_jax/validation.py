@@ -9,7 +9,19 @@ from ml_collections import ConfigDict
 
 from vit_jax import construct, durations
 from vit_jax.errors import UserError, nearest
-from vit_jax.sections import KEYS, OPTIONAL, POSEMBS, check_data, check_keywords
+from vit_jax.sections import (
+    FIELDS,
+    KEYS,
+    OPTIONAL,
+    POSEMBS,
+    REQUIRED,
+    SECTIONS,
+    check_data,
+    check_keywords,
+    fields,
+)
+
+LEAST = {'batch_size': 1, 'step.accum_steps': 1, 'step.max_skips': 0, 'checkpoint.keep_last': 1}
 
 
 def validate(config: ConfigDict) -> None:
@@ -20,6 +32,7 @@ def validate(config: ConfigDict) -> None:
         positive, a keyword that a constructor does not take.
     """
     _check_keys(config)
+    _check_sections(config)
     _check_numbers(config)
     check_keywords(construct.model_class(config), config.model, 'config.model')
     check_keywords(construct.task_class(config), config.task, 'config.task')
@@ -38,16 +51,43 @@ def _check_keys(config: ConfigDict) -> None:
             raise UserError('config: ' + nearest('key', key, (*KEYS, *OPTIONAL)))
 
 
+def _check_sections(config: ConfigDict) -> None:
+    for name in SECTIONS:
+        _check_type(f'config.{name}', config[name], ConfigDict)
+    for name, section in config.evals.items():
+        _check_type(f'config.evals.{name}', section, ConfigDict)
+    if 'schedule' in config.optim:
+        _check_type('config.optim.schedule', config.optim.schedule, ConfigDict)
+    for name in ('seed', 'batch_size'):
+        _check_type(f'config.{name}', config[name], int)
+    for name, keys in REQUIRED.items():
+        for key in keys:
+            if key not in config[name]:
+                raise UserError(f'config.{name}: the key {key!r} is missing')
+    for name, defaults in FIELDS.items():
+        for key, value in config[name].items():
+            if key not in defaults:
+                raise UserError(f'config.{name}: ' + nearest('key', key, defaults))
+            _check_type(f'config.{name}.{key}', value, type(defaults[key]))
+
+
+def _check_type(where: str, value: Any, kind: type) -> None:
+    if not isinstance(value, (int, float) if kind is float else kind):
+        what = {ConfigDict: 'a group of keys'}.get(kind, kind.__name__)
+        raise UserError(f'{where}={value!r}: expected {what}')
+
+
 def _check_numbers(config: ConfigDict) -> None:
     for path, value in _leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f'config.{path}={value}: must be a finite number')
-    for path in ('batch_size', 'step.accum_steps'):
-        if (value := _at(config, path, 1)) < 1:
-            raise UserError(f'config.{path}={value}: must be at least 1')
-    for path in ('total', 'every.log'):
-        if durations.parse_duration(_at(config, path), f'config.{path}')[0] <= 0:
-            raise UserError(f'config.{path}={_at(config, path)!r}: must be positive')
+    for path, least in LEAST.items():
+        if (value := _at(config, path, least)) < least:
+            raise UserError(f'config.{path}={value}: must be at least {least}')
+    lengths = {'total': config.total, 'every.log': fields(config, 'every')['log']}
+    for path, value in lengths.items():
+        if durations.parse_duration(value, f'config.{path}')[0] <= 0:
+            raise UserError(f'config.{path}={value!r}: must be positive')
 
 
 def _leaves(node: Any, prefix: str = '') -> list[tuple[str, Any]]:
@@ -58,7 +98,7 @@ def _leaves(node: Any, prefix: str = '') -> list[tuple[str, Any]]:
     return [(prefix[:-1], node)]
 
 
-def _at(config: ConfigDict, dotted: str, default: Any = None) -> Any:
+def _at(config: ConfigDict, dotted: str, default: Any) -> Any:
     node: Any = config
     for key in dotted.split('.'):
         if key not in node:

@@ -110,7 +110,10 @@ class Writer:
             return
         unit = 'images' if 'train/images_per_sec' in metrics else 'tokens'
         rate, per_step = metrics[f'train/{unit}_per_sec'], metrics['train/step_sec']
-        summary = f'loss {metrics["train/loss"]:.4f}  {rate:,.0f} {unit}/s'
+        loss = metrics.get('train/loss', math.nan)
+        summary = f'loss {loss:.4f}  {rate:,.0f} {unit}/s'
+        if skipped := metrics.get('train/skipped'):
+            summary += f'  {skipped:.0f} steps skipped'
         self.bar.update(
             self.task, completed=step, summary=summary, steps_per_sec=1 / max(per_step, 1e-9)
         )

@@ -35,13 +35,13 @@ def main(argv: Sequence[str]) -> int:
 
     spec = example_spec(config, args.image_size, args.channels)
     model, task = construct.model_and_task(config)
-    layout = sharding.make_layout(**sections.keywords(config.parallel))
+    layout = sharding.make_layout(**sections.fields(config, 'parallel'))
     rows = batch_rows(config)
-    step = sections.keywords(config.step)
+    step = sections.fields(config, 'step')
     sharding.check_batch(
         layout,
         rows,
-        accum_steps=step.get('accum_steps', 1),
+        accum_steps=step['accum_steps'],
         pairs=getattr(task, 'pairs', False),
     )
 
