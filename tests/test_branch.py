@@ -4,8 +4,9 @@ import pathlib
 import shutil
 
 import pytest
+from digests import tree_digest
 
-from vit_jax import checkpoint, train, workdir
+from vit_jax import checkpoint, train
 from vit_jax import config as config_lib
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
@@ -43,7 +44,7 @@ def trunk(make_config, tmp_path_factory):
 
 def saved(folder):
     step, variables, _ = checkpoint.load_variables(folder / 'checkpoints')
-    return step, workdir.tree_digest(variables)
+    return step, tree_digest(variables)
 
 
 def without_times(folder):

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from digests import tree_digest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import checkpoint, manifest
 from vit_jax.checkpoint import Checkpointer, load_variables
 from vit_jax.errors import UserError
-from vit_jax.workdir import tree_digest
 
 
 @flax.struct.dataclass

@@ -9,9 +9,10 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax import evaluate, optim, sharding
+from vit_jax import evaluate, sharding
 from vit_jax.errors import UserError
 from vit_jax.models import vit
+from vit_jax.paths import param_paths
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks import classify
 
@@ -105,16 +106,16 @@ def test_eight_devices_train_like_one(name):
     assert eight.layout.mesh.size == 8
     for a, b in zip(eight.metrics, one.metrics, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-    expected = optim.param_paths(one.final)
-    for path, value in optim.param_paths(eight.final).items():
+    expected = param_paths(one.final)
+    for path, value in param_paths(eight.final).items():
         assert value.shape == expected[path].shape
         np.testing.assert_allclose(value, expected[path], rtol=0, atol=3e-6, err_msg=path)
 
 
 @pytest.mark.parametrize('name', EIGHT)
 def test_the_first_state_is_the_same_to_the_bit(name):
-    expected = optim.param_paths(training('one').initial)
-    for path, value in optim.param_paths(training(name).initial).items():
+    expected = param_paths(training('one').initial)
+    for path, value in param_paths(training(name).initial).items():
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
 
 
@@ -131,14 +132,14 @@ def shards(tree):
     """How many different parts of each array the devices hold."""
     return {
         path: len({str(shard.index) for shard in x.addressable_shards})
-        for path, x in optim.param_paths(tree).items()
+        for path, x in param_paths(tree).items()
     }
 
 
 def test_fsdp_splits_parameters_averages_and_optimizer_state():
     state = training('fsdp').state
     for tree in (state.params, state.ema, state.opt_state):
-        for path, x in optim.param_paths(tree).items():
+        for path, x in param_paths(tree).items():
             if x.size < 64 or all(n % 8 for n in x.shape):
                 assert x.is_fully_replicated, path
             else:
@@ -152,7 +153,7 @@ def test_fsdp_splits_parameters_averages_and_optimizer_state():
 
 def test_tensor_rules_place_what_they_name():
     count = shards(training('all axes').state.params)
-    fc1 = optim.param_paths(training('all axes').state.params)['encoder/block_0/mlp/fc1/kernel']
+    fc1 = param_paths(training('all axes').state.params)['encoder/block_0/mlp/fc1/kernel']
     assert fc1.sharding.spec == jax.sharding.PartitionSpec(None, 'tensor')
     assert count['encoder/block_0/mlp/fc1/kernel'] == 2
     assert count['encoder/block_0/mlp/fc2/kernel'] == 2

@@ -76,7 +76,7 @@ def ours(*names: str) -> tuple[str, ...]:
 COMMANDS = ours('commands', '__main__')
 CONFIG = ours('config', 'config_flags', 'sections', 'construct', 'fill', 'validation')
 TRAINER = (
-    *ours('train', 'evaluate', 'sharding', 'optim', 'checkpoint', 'staging'),
+    *ours('train', 'evaluate', 'sharding', 'optim', 'param_groups', 'checkpoint', 'staging'),
     *CONFIG,
     *COMMANDS,
 )

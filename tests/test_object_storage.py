@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from digests import tree_digest
 from object_servers import SCHEMES, serve_bucket
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -86,7 +87,7 @@ def target():
 
 def digest(folder) -> str:
     """Of parameters, average, optimizer and counters of the last step."""
-    return workdir.tree_digest(checkpoint.restore(folder / 'checkpoints', TOTAL, target()))
+    return tree_digest(checkpoint.restore(folder / 'checkpoints', TOTAL, target()))
 
 
 def losses(folder) -> list[tuple[int, float]]:

@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax import optim
 from vit_jax.errors import UserError
+from vit_jax.paths import param_paths
 
 STEPS = 5
 
@@ -64,19 +65,19 @@ def one_update(params, **config):
     tx, _ = make(params, **{'lr': 1.0} | config)
     ones = jax.tree.map(jnp.ones_like, params)
     updates, _ = tx.update(ones, tx.init(params), params)
-    return {path: -np.asarray(u) for path, u in optim.param_paths(updates).items()}
+    return {path: -np.asarray(u) for path, u in param_paths(updates).items()}
 
 
 def torch_training(params, build, lr, clip_norm=None):
     """The same training by torch; parameters that end in `kernel` are its first group."""
     torch = pytest.importorskip('torch')
-    paths = optim.param_paths(params)
+    paths = param_paths(params)
     weights = {k: torch.nn.Parameter(torch.tensor(np.asarray(v))) for k, v in paths.items()}
     kernels = [w for k, w in weights.items() if k.endswith('kernel')]
     others = [w for k, w in weights.items() if not k.endswith('kernel')]
     optimizer = build(torch.optim, kernels, others)
     for step in range(STEPS):
-        for key, gradient in optim.param_paths(gradients(params, step)).items():
+        for key, gradient in param_paths(gradients(params, step)).items():
             weights[key].grad = torch.tensor(np.asarray(gradient))
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights.values(), clip_norm)
@@ -87,7 +88,7 @@ def torch_training(params, build, lr, clip_norm=None):
 
 
 def assert_same(ours, theirs, atol=1e-6):
-    for path, value in optim.param_paths(ours).items():
+    for path, value in param_paths(ours).items():
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=atol, err_msg=path)
 
 
@@ -134,8 +135,8 @@ def test_every_optimizer_runs_with_every_rule(name):
         clip_norm=1.0,
     )
     trained, _ = train(params, tx)
-    for path, before in optim.param_paths(params).items():
-        after = optim.param_paths(trained)[path]
+    for path, before in param_paths(params).items():
+        after = param_paths(trained)[path]
         assert after.dtype == before.dtype, path
         assert bool(jnp.isfinite(after).all()), path
         assert bool((after == before).all()) == (path == 'pos_embed'), path
@@ -155,9 +156,9 @@ def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     state = tx.init(params)
     for step in range(3):
         updates, state = tx.update(zeros, state, params)
-        for path, update in optim.param_paths(updates).items():
+        for path, update in param_paths(updates).items():
             rate = 0.5 * float(lr(step)) if path.endswith('kernel') else 0.0
-            expected = -rate * optim.param_paths(params)[path]
+            expected = -rate * param_paths(params)[path]
             np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=f'{path} {step}')
 
 
@@ -170,7 +171,7 @@ def test_decay_mask_and_multipliers():
         decay_mults=(('^head/', 4.0), ('head|patch', 0.0)),
     )
     strength = {'pos_embed': 0.5, 'encoder/block_0/mlp/fc1/kernel': 0.5, 'head/kernel': 2.0}
-    for path, value in optim.param_paths(params).items():
+    for path, value in param_paths(params).items():
         if path.startswith('encoder/block_1/mlp') and path.endswith('kernel'):
             continue
         np.testing.assert_allclose(taken[path], 1 + strength.get(path, 0.0) * value, atol=1e-6)
@@ -180,7 +181,7 @@ def test_decay_multipliers_of_one_change_nothing():
     params = vit_params()
     plain, _ = make(params, name='adamw', lr=0.01, weight_decay=0.3)
     ruled, _ = make(params, name='adamw', lr=0.01, weight_decay=0.3, decay_mults=(('head', 1.0),))
-    assert_same(train(params, plain)[0], optim.param_paths(train(params, ruled)[0]), atol=0)
+    assert_same(train(params, plain)[0], param_paths(train(params, ruled)[0]), atol=0)
 
 
 def test_lr_multipliers_are_exact_and_the_first_match_counts():
@@ -226,12 +227,12 @@ def test_frozen_parameters_stay_and_have_no_state():
     freeze = ('^patch_embed', 'block_0/')
     tx, _ = make(params, name='adamw', weight_decay=0.1, freeze=freeze)
     trained, state = train(params, tx)
-    held = [path for path in optim.param_paths(params) if re.search('|'.join(freeze), path)]
+    held = [path for path in param_paths(params) if re.search('|'.join(freeze), path)]
     assert len(held) == 2 + 4
     for path in held:
-        before, after = optim.param_paths(params)[path], optim.param_paths(trained)[path]
+        before, after = param_paths(params)[path], param_paths(trained)[path]
         np.testing.assert_array_equal(before, after, err_msg=path)
-    names = list(optim.param_paths(state))
+    names = list(param_paths(state))
     assert not [name for name in names for path in held if name.endswith(path)]
     assert sum(name.endswith('head/kernel') for name in names) == 2  # both moments
 
@@ -261,7 +262,7 @@ def test_dtypes_by_name():
     _, state = train(params, make(params, momentum=0.9, accumulator_dtype='bfloat16')[0], steps=1)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim} == {'bfloat16'}
     _, state = train(params, make(params, name='adamw', mu_dtype='bfloat16')[0], steps=1)
-    moments = {n: x.dtype.name for n, x in optim.param_paths(state).items() if x.ndim}
+    moments = {n: x.dtype.name for n, x in param_paths(state).items() if x.ndim}
     assert {d for n, d in moments.items() if '/mu/' in n} == {'bfloat16'}
     assert {d for n, d in moments.items() if '/nu/' in n} == {'float32'}
 
@@ -271,7 +272,7 @@ def test_shapes_suffice_to_make_it():
     params = vit_params()
     concrete, _ = train(params, make(params, **config)[0])
     abstract, _ = train(params, make(vit_params(abstract=True), **config)[0])
-    assert_same(concrete, optim.param_paths(abstract), atol=0)
+    assert_same(concrete, param_paths(abstract), atol=0)
 
 
 def test_config_survives_json():
@@ -288,7 +289,7 @@ def test_config_survives_json():
     params = vit_params()
     direct, _ = train(params, make(params, **config)[0])
     stored, _ = train(params, make(params, **json.loads(json.dumps(config)))[0])
-    assert_same(direct, optim.param_paths(stored), atol=0)
+    assert_same(direct, param_paths(stored), atol=0)
 
 
 def test_strength_and_length_do_not_change_the_structure_of_the_state():

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from vit_jax import optim
 from vit_jax.checkpoint import load_variables
+from vit_jax.paths import param_paths
 from vit_jax.workdir import EXIT_PREEMPTED
 
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
@@ -123,8 +123,8 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     step, ours, _ = load_variables(folder / 'checkpoints')
     expected_step, theirs, _ = load_variables(alone / 'checkpoints')
     assert step == expected_step == 6
-    theirs = optim.param_paths(theirs)
-    for path, value in optim.param_paths(ours).items():
+    theirs = param_paths(theirs)
+    for path, value in param_paths(ours).items():
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=1e-5, err_msg=path)
     for line, reference in zip(metrics(folder), metrics(alone), strict=True):
         assert line.keys() == reference.keys()
@@ -152,7 +152,7 @@ def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path):
     saved, variables, _ = load_variables(folder / 'checkpoints')
     assert steps == [saved, saved]
     assert metrics(folder)[-1]['step'] == saved
-    assert all(np.isfinite(x).all() for x in optim.param_paths(variables).values())
+    assert all(np.isfinite(x).all() for x in param_paths(variables).values())
 
     resumed = subprocess.run(
         command(folder, ENDLESS, f'--stop-at={saved + 2}'),

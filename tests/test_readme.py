@@ -9,8 +9,9 @@ import shlex
 import jax
 import pytest
 
-from vit_jax import __main__, config_flags, meter, processes, workdir
+from vit_jax import __main__, config_flags, meter, processes
 from vit_jax import config as config_lib
+from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.interop import files, vision_transformer
 from vit_jax.models import vit
 
@@ -81,7 +82,7 @@ def test_make_targets_and_links_exist(document):
 
 def test_exit_codes_are_those_of_the_code():
     table = dict(re.findall(r'^\| (\d+) \| (.*) \|$', README, re.MULTILINE))
-    codes = (0, processes.EXIT_FAILED, 2, meter.Diverged.exit_code, workdir.EXIT_PREEMPTED)
+    codes = (0, processes.EXIT_FAILED, 2, meter.Diverged.exit_code, EXIT_PREEMPTED)
     assert set(table) == set(map(str, codes))
 
 

@@ -15,11 +15,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from digests import tree_digest
 
 from vit_jax import build, manifest, meter, train, workdir
 from vit_jax import config as config_lib
 from vit_jax.__main__ import main
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_PREEMPTED, UserError
 
 TOTAL = 30
 # Everything that has a state or draws random numbers is on: dropout, augmentation and mixup by
@@ -88,7 +89,7 @@ def is_saving(folder: pathlib.Path) -> bool:
 def digest(folder: pathlib.Path) -> str:
     """Of all that the last checkpoint holds."""
     last = folder / 'checkpoints' / str(steps(folder)[-1])
-    return workdir.tree_digest([read_item(last / name) for name in ('variables', 'training')])
+    return tree_digest([read_item(last / name) for name in ('variables', 'training')])
 
 
 def read_item(path: pathlib.Path):
@@ -130,7 +131,7 @@ def uninterrupted(tmp_path_factory, repo, run_cli) -> pathlib.Path:
 def stopped(tmp_path_factory, repo, run_cli) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('stopped')
     done = run_cli(*arguments(repo, folder, '--stop-at', '13'))
-    assert done.returncode == workdir.EXIT_PREEMPTED, done.stderr
+    assert done.returncode == EXIT_PREEMPTED, done.stderr
     assert steps(folder) == [10, 12, 13]
     assert not (folder / 'result.json').exists()
     return folder
@@ -184,7 +185,7 @@ def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
             process.send_signal(signal.SIGTERM)
             time.sleep(0.01)
         output = process.stdout.read()
-        assert process.returncode == workdir.EXIT_PREEMPTED, output
+        assert process.returncode == EXIT_PREEMPTED, output
     stopped = steps(tmp_path)[-1]
     assert f'stopped after step {stopped}/{TOTAL}; the state is saved' in output
     assert stopped == last_step(tmp_path) < TOTAL

@@ -19,6 +19,7 @@ import pytest
 from vit_jax import optim, sharding
 from vit_jax.meter import Diverged, Meter
 from vit_jax.models import vit
+from vit_jax.paths import param_paths
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks import classify
 
@@ -83,8 +84,8 @@ def plain_training(dtype='float32'):
 
 
 def assert_trees_close(a, b, atol):
-    for path, x in optim.param_paths(a).items():
-        np.testing.assert_allclose(x, optim.param_paths(b)[path], rtol=0, atol=atol, err_msg=path)
+    for path, x in param_paths(a).items():
+        np.testing.assert_allclose(x, param_paths(b)[path], rtol=0, atol=atol, err_msg=path)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
-"""A run's folder: one owner, atomic files, an orderly stop."""
+"""A run's folder: one owner, atomic files."""
 
 import json
 import os
 import pathlib
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from vit_jax import workdir
@@ -153,44 +149,6 @@ def test_asking_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- being told to go ---
-
-
-@pytest.fixture
-def handlers():
-    """The handlers of this process, put back afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield before
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, number):
-    with workdir.Preemption() as preemption:
-        assert not preemption.reached()
-        signal.raise_signal(number)
-        assert preemption.reached()
-    signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
-
-
-def test_without_a_signal_the_handlers_come_back(handlers):
-    with workdir.Preemption():
-        assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
-    assert handlers == {number: signal.getsignal(number) for number in handlers}
-
-
-@pytest.mark.usefixtures('handlers')
-def test_more_sigterms_change_nothing_but_a_second_ctrl_c_stops():
-    with workdir.Preemption() as preemption:
-        for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
-        assert preemption.reached()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
 # --- files that appear whole ---
 
 
@@ -212,32 +170,3 @@ def test_a_write_that_fails_keeps_the_old_text(tmp_path, monkeypatch):
         workdir.write_text_atomic(tmp_path / 'file', 'new')
     assert (tmp_path / 'file').read_text() == 'old'
     assert [path.name for path in tmp_path.iterdir()] == ['file']
-
-
-# --- the digest of a state ---
-
-
-def test_the_digest_sees_every_bit_name_shape_and_dtype():
-    base = {'a': np.zeros(4, np.float32), 'b': np.ones(2, np.int32)}
-    others = [
-        {**base, 'a': np.array([0, 0, 0, -0.0], np.float32)},
-        {**base, 'a': np.zeros((2, 2), np.float32)},
-        {**base, 'a': np.zeros(4, np.int32)},
-        {'c': base['a'], 'b': base['b']},
-        {'a': base['a']},
-    ]
-    digests = {workdir.tree_digest(tree) for tree in (base, *others)}
-    assert len(digests) == 1 + len(others)
-    nan = np.array([np.nan], np.float32)
-    assert workdir.tree_digest(nan) == workdir.tree_digest(nan.copy())
-
-
-def test_the_digest_does_not_depend_on_where_arrays_lie():
-    key = jax.random.key(1)
-    state = {'w': jnp.arange(8.0), 'h': jnp.ones(8, jnp.bfloat16), 'key': key}
-    mesh = jax.make_mesh((8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    sharded = {**state, 'w': jax.device_put(state['w'], split)}
-    as_numpy = {**state, 'w': np.asarray(state['w']), 'key': jax.random.key_data(key)}
-    assert workdir.tree_digest(state) == workdir.tree_digest(sharded)
-    assert workdir.tree_digest(state) == workdir.tree_digest(as_numpy)

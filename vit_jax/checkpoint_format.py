@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax.errors import UserError
+from vit_jax.paths import path_name
 
 PyTree = Any
 Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
@@ -128,14 +129,10 @@ def _restore_args(items: Items) -> ocp.args.Composite:
 
 def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
     children, structure = jax.tree_util.tree_flatten_with_path(state, lambda x: x is not state)
-    return {_path(keys): child for keys, child in children}, structure
+    return {path_name(keys): child for keys, child in children}, structure
 
 
 def _specs(items: Items) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of every array by its path in the state."""
     leaves = jax.tree_util.tree_leaves_with_path(items)
-    return {_path(keys[1:]): (tuple(x.shape), np.dtype(x.dtype)) for keys, x in leaves}
-
-
-def _path(keys: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(keys, simple=True, separator='/')
+    return {path_name(keys[1:]): (tuple(x.shape), np.dtype(x.dtype)) for keys, x in leaves}

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and names resolved to what they stand for."""
+"""The one exception for a user's mistake, exit codes, and names resolved to what they stand for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import importlib.util
 import pkgutil
 from collections.abc import Iterable
 from typing import Any
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 
 
 class UserError(Exception):

@@ -1,17 +1,14 @@
 """Any optimizer of Optax; weight decay, learning rates and freezing go by parameter path.
 
-A path is a parameter's place in the tree, `encoder/block_3/mlp/fc1/kernel`. A
-pattern is a regular expression that may match anywhere in it (`re.search`).
+Paths are those of `paths`, patterns and what goes by them are in `param_groups`.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +17,19 @@ import optax
 
 from vit_jax import schedules
 from vit_jax.errors import UserError, nearest
+from vit_jax.param_groups import (
+    Rules,
+    check_number,
+    check_patterns,
+    check_rules,
+    first_match,
+    frozen,
+    layer_scale,
+    scale_by_path,
+)
+from vit_jax.paths import map_paths, param_paths
 
 PyTree = Any
-Rules = Sequence[tuple[str, float]]
-Scale = float | jax.Array
 
 CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
 
@@ -79,15 +85,15 @@ def make(
       UserError: for an unknown name or keyword, a value outside its range, or a
         pattern that matches no parameter.
     """
-    _check('lr', lr, lambda x: x >= 0, 'at least 0')
-    _check('weight_decay', weight_decay, lambda x: x >= 0, 'at least 0')
+    check_number('lr', lr, lambda x: x >= 0, 'at least 0')
+    check_number('weight_decay', weight_decay, lambda x: x >= 0, 'at least 0')
     if clip_norm is not None:
-        _check('clip_norm', clip_norm, lambda x: x > 0, 'positive')
+        check_number('clip_norm', clip_norm, lambda x: x > 0, 'positive')
     paths = param_paths(params)
-    _check_rules('decay_mults', decay_mults, paths)
-    _check_rules('lr_mults', lr_mults, paths)
-    _check_patterns('freeze', freeze, paths)
-    _check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
+    check_rules('decay_mults', decay_mults, paths)
+    check_rules('lr_mults', lr_mults, paths)
+    check_patterns('freeze', freeze, paths)
+    check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
     learning_rate = _schedule(schedule, lr, total_steps, to_steps)
     tx = optax.chain(
@@ -99,100 +105,6 @@ def make(
         else scale_by_path(layer_scale(params, layer_decay)),
     )
     return frozen(tx, freeze), learning_rate
-
-
-def param_paths(params: PyTree) -> dict[str, Any]:
-    """The leaves of `params` by '/'-joined path."""
-    return {_join(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
-    """The tree of f(path) for every leaf's path."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: f(_join(path)), tree)
-
-
-def _join(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator='/')
-
-
-def first_match(rules: Rules, path: str, default: float) -> float:
-    """The value of the first rule whose pattern matches `path`."""
-    return next((value for pattern, value in rules if re.search(pattern, path)), default)
-
-
-def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation:
-    """Multiplies each update by `scale(path)`, a number or one number a row (axis 0)."""
-
-    def scaled(path: Any, update: jax.Array) -> jax.Array:
-        by = jnp.asarray(scale(_join(path)), update.dtype)
-        return update * by.reshape(by.shape + (1,) * (update.ndim - by.ndim))
-
-    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
-
-
-def layer_scale(params: PyTree, decay: float) -> Callable[[str], Scale]:
-    """Layer-wise decay of the learning rate for fine-tuning (Bao et al. 2022, BEiT).
-
-    With n blocks, the patch, class and position embeddings are layer 0, block i is
-    layer i + 1, and all that follows is layer n + 1; layer k learns at
-    decay^(n + 1 - k) times the learning rate, as in He et al. 2022, MAE. Blocks
-    are named `block_0`, `block_1`, ... or stacked on axis 0 of `blocks`.
-
-    Raises:
-      UserError: if `decay` is not in (0, 1], or `params` hold no single stack of blocks.
-    """
-    _check('layer_decay', decay, lambda x: 0 < x <= 1, 'in (0, 1]')
-    depth = _depth(params)
-
-    def scale(path: str) -> Scale:
-        if re.search(r'(^|/)(patch_embed|cls_token|pos_embed)(/|$)', path):
-            return decay ** (depth + 1)
-        if block := _BLOCK.match(path):
-            return decay ** (depth - int(block['index']))
-        if _STACK.match(path):
-            return decay ** jnp.arange(depth, 0, -1, dtype=jnp.float32)
-        return 1.0
-
-    return scale
-
-
-_BLOCK = re.compile(r'(?P<stack>(.*/)?)block_(?P<index>\d+)/')
-_STACK = re.compile(r'(?P<stack>(.*/)?)blocks/')
-
-
-def _depth(params: PyTree) -> int:
-    """Number of blocks in the one stack that `params` hold."""
-    depths: dict[str, int] = {}
-    for path, leaf in param_paths(params).items():
-        if block := _BLOCK.match(path):
-            stack, depth = block['stack'], int(block['index']) + 1
-        elif block := _STACK.match(path):
-            stack, depth = block['stack'], leaf.shape[0]
-        else:
-            continue
-        depths[stack] = max(depth, depths.get(stack, 0))
-    if len(depths) != 1:
-        found = ', '.join(map(repr, depths)) or 'none'
-        raise UserError(
-            f'config.optim.layer_decay: the model must have one stack of blocks (block_0, ...), '
-            f'found {found}; use lr_mults instead'
-        )
-    return next(iter(depths.values()))
-
-
-def frozen(
-    tx: optax.GradientTransformation, patterns: Sequence[str]
-) -> optax.GradientTransformation:
-    """`tx` for all parameters but those that match a pattern, which get no update."""
-    if not patterns:
-        return tx
-
-    def label(path: str) -> str:
-        return 'frozen' if any(re.search(p, path) for p in patterns) else 'trained'
-
-    return optax.partition(
-        {'trained': tx, 'frozen': optax.set_to_zero()}, lambda tree: map_paths(label, tree)
-    )
 
 
 def _optimizer(
@@ -276,7 +188,7 @@ def _options(name: str, kwargs: dict[str, Any], takes: set[str]) -> dict[str, An
             raise UserError(f'config.optim ({name}): ' + nearest('key', key, valid | ours))
     for key in kwargs.keys() & set(_FRACTIONS):
         if kwargs[key] is not None:
-            _check(key, kwargs[key], lambda x: 0 <= x < 1, 'in [0, 1)')
+            check_number(key, kwargs[key], lambda x: 0 <= x < 1, 'in [0, 1)')
     return {k: _dtype(k, v) if 'dtype' in k else v for k, v in kwargs.items()}
 
 
@@ -304,30 +216,3 @@ def _schedule(
     if 'boundaries' in keywords:
         keywords['boundaries'] = tuple(to_steps(str(text)) for text in keywords['boundaries'])
     return schedules.make(**{'name': 'constant'} | keywords, peak=lr, total_steps=total_steps)
-
-
-def _check(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:
-    if not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
-        raise UserError(f'config.optim.{key}={value!r}: must be a number {must}')
-
-
-def _check_rules(key: str, rules: Rules, paths: Iterable[str]) -> None:
-    if not all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules):
-        raise UserError(f'config.optim.{key}={rules!r}: write ((pattern, multiplier), ...)')
-    for pattern, mult in rules:
-        _check(f'{key} {pattern!r}', mult, lambda x: x >= 0, 'at least 0')
-    _check_patterns(key, [pattern for pattern, _ in rules], paths)
-
-
-def _check_patterns(key: str, patterns: Sequence[str], paths: Iterable[str]) -> None:
-    if isinstance(patterns, str):
-        raise UserError(f'config.optim.{key}={patterns!r}: write a tuple, ({patterns!r},)')
-    for pattern in patterns:
-        try:
-            found = any(re.search(pattern, path) for path in paths)
-        except re.error as e:
-            raise UserError(f'config.optim.{key}: {pattern!r} is no regular expression: {e}') from e
-        if not found:
-            near = difflib.get_close_matches(pattern, list(paths), n=1, cutoff=0.0)
-            hint = f'; the nearest path is {near[0]!r}' if near else ''
-            raise UserError(f'config.optim.{key}: {pattern!r} matches no parameter{hint}')

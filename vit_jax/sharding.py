@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.paths import path_name
 
 PyTree = Any
 Rule = tuple[str, tuple[str | None, ...]]
@@ -42,11 +43,6 @@ def make_mesh(devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> 
         )
     shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
     return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A key path of `jax.tree_util` as `encoder/block_0/mlp/fc1/kernel`."""
-    return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
 
 
 def leaf_spec(

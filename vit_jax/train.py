@@ -24,6 +24,7 @@ from vit_jax import step as step_lib
 from vit_jax.build import Parts
 from vit_jax.data import pipeline, vocabulary
 from vit_jax.meter import Meter
+from vit_jax.preemption import Preemption
 from vit_jax.scaling import flops
 from vit_jax.watchdog import Watchdog
 from vit_jax.writer import Writer
@@ -79,7 +80,7 @@ def train(
     beginning = None if begin.started(folder) else begin.begin(parts)
     with (
         workdir.lock(folder),
-        workdir.Preemption() as preemption,
+        Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
         checkpoint.Checkpointer(
             folder / 'checkpoints',
@@ -117,7 +118,7 @@ def loop(
     checkpointer: checkpoint.Checkpointer,
     writer: Writer,
     watchdog: Watchdog,
-    preemption: workdir.Preemption,
+    preemption: Preemption,
     stop_at: int | None,
     report: Report | None = None,
 ) -> dict[str, float]:

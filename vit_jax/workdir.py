@@ -1,22 +1,18 @@
-"""A run's folder: one owner at a time, atomic small files, an orderly stop when told to go."""
+"""A run's folder: one owner at a time, and small files that are whole or absent."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import fcntl
-import hashlib
-import itertools
 import json
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -26,12 +22,10 @@ from jax.experimental import multihost_utils
 from vit_jax import lease, storage
 from vit_jax.errors import UserError
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 LOCK = 'lock'
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
-_calls = itertools.count(1)
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +107,7 @@ def on_process_0(act: Callable[[], int]) -> int:
     Raises:
       UserError: on every process if `act` raises it.
     """
-    if not _distributed():
+    if not jax.distributed.is_initialized():
         return act()
     result, error = 0, None
     if jax.process_index() == 0:
@@ -217,60 +211,6 @@ def _heartbeat(file: int, stop: threading.Event) -> None:
             os.utime(file)
 
 
-class Preemption:
-    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
-
-    A context manager for the main thread. More SIGTERMs change nothing, also after its
-    end, so that the save and the exit that they would interrupt are finished; a second
-    SIGINT (Ctrl-C) stops at once.
-
-    With several processes, a signal to any one of them makes all of them agree on
-    one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
-
-    One inside of another, as that of a run inside of a worker's, passes on what it was told.
-    """
-
-    def __init__(self) -> None:
-        self._flag = self._agreed = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Preemption:
-        self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
-        if isinstance(self._outer, Preemption):
-            self._flag, self._agreed = self._outer._flag, self._outer._agreed
-        watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
-        self._previous = {number: signal.signal(number, self._receive) for number in watched}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        if isinstance(self._outer, Preemption):
-            self._outer._flag, self._outer._agreed = self._flag, self._agreed
-        if self._flag and not _distributed():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    def reached(self) -> bool:
-        """Whether to save now and exit; all processes call it after every step."""
-        if not _distributed():
-            return self._flag
-        # Steps start anew with the next run of a worker, but what is agreed on is a later call.
-        if not self._agreed:
-            self._agreed = multihost_utils.reached_preemption_sync_point(next(_calls))
-        return self._agreed
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._flag:
-            raise KeyboardInterrupt
-        self._flag = True
-        if _distributed():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _distributed() -> bool:
-    return jax.distributed.is_initialized()
-
-
 def write_text_atomic(path: str | Path, text: str) -> None:
     """`write_bytes_atomic` of the text in UTF-8."""
     write_bytes_atomic(path, text.encode())
@@ -284,25 +224,3 @@ def write_bytes_atomic(path: str | Path, data: bytes) -> None:
       UserError: if object storage cannot be reached.
     """
     storage.write_atomic(storage.path(path), data)
-
-
-def tree_digest(tree: Any) -> str:
-    """The sha256 over path, dtype, shape and bytes of every leaf, whatever its sharding.
-
-    Two states have the same digest only if they are bit-identical; every process of
-    a run calls it and gets the same answer.
-    """
-    total = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = _to_host(leaf)
-        total.update(f'{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n'.encode())
-        total.update(np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()
-
-
-def _to_host(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)

@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
-from vit_jax import processes, workdir
-from vit_jax.errors import UserError
+from vit_jax import processes
+from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import command, sky, slurm
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
@@ -65,9 +65,9 @@ def test_every_word_of_the_command_survives_the_shell():
         (0, False, 0, False),
         (2, False, 0, False),  # a mistake of the user's
         (3, False, 0, False),  # diverged
-        (workdir.EXIT_PREEMPTED, False, 0, True),
-        (workdir.EXIT_PREEMPTED, False, 99, True),
-        (workdir.EXIT_PREEMPTED, True, 0, False),  # scancel
+        (EXIT_PREEMPTED, False, 0, True),
+        (EXIT_PREEMPTED, False, 99, True),
+        (EXIT_PREEMPTED, True, 0, False),  # scancel
         (137, False, 0, True),
         (137, False, 1, True),
         (137, False, 2, False),
@@ -100,7 +100,7 @@ def run_script(folder, srun, stopped=False, **environ):
 
 def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
     array = {'SLURM_ARRAY_JOB_ID': '3', 'SLURM_ARRAY_TASK_ID': '2'}
-    _, asked = run_script(tmp_path, workdir.EXIT_PREEMPTED, SLURM_JOB_ID='3', **array)
+    _, asked = run_script(tmp_path, EXIT_PREEMPTED, SLURM_JOB_ID='3', **array)
     assert asked == 'requeue 3_2\n'
 
 
@@ -161,14 +161,13 @@ def test_processes_that_cannot_share_a_command():
     with pytest.raises(UserError, match='--array'):
         slurm.script(slurm.Job(['train'], 'a', array=2))
     assert command.for_processes(['train', '--distributed'], 2) == ['train', '--distributed']
-    assert command.EXIT_PREEMPTED == workdir.EXIT_PREEMPTED
 
 
 def test_skypilot_accepts_the_tasks():
     task = pytest.importorskip('sky').Task
     for name in ('pod.yaml', 'one_host.yaml'):
         (resources,) = task.from_yaml_config(yaml.safe_load((GOLDEN / name).read_text())).resources
-        assert resources.job_recovery['recover_on_exit_codes'] == [workdir.EXIT_PREEMPTED]
+        assert resources.job_recovery['recover_on_exit_codes'] == [EXIT_PREEMPTED]
 
 
 STEP = {'SLURM_STEP_NODELIST': 'node[1-2]', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}

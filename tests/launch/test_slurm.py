@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from conftest import xla_flags
 
-from vit_jax import optim, processes
+from vit_jax import processes
 from vit_jax.checkpoint import load_variables
+from vit_jax.paths import param_paths
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scontrol')
 SBIN = '/usr/sbin:/sbin'
@@ -232,8 +233,8 @@ def test_two_nodes_train_like_one_process(cluster, repo, training, tmp_path, run
     step, ours, _ = load_variables(tmp_path / 'two' / 'checkpoints')
     expected_step, theirs, _ = load_variables(tmp_path / 'one' / 'checkpoints')
     assert step == expected_step == 20
-    theirs = optim.param_paths(theirs)
-    for path, value in optim.param_paths(ours).items():
+    theirs = param_paths(theirs)
+    for path, value in param_paths(ours).items():
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=1e-5, err_msg=path)
 
 

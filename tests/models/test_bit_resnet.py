@@ -12,6 +12,7 @@ from pictures import count, drawn, images_like, shapes, spec
 from vit_jax.errors import UserError
 from vit_jax.models.bit_resnet import VARIANTS, Model, variant
 from vit_jax.nn.std_conv import StdConv, standardize
+from vit_jax.paths import path_name
 from vit_jax.scaling import flops
 
 TINY = {'layers': (1, 2)}
@@ -41,7 +42,7 @@ def test_every_variant_has_a_listed_count():
 
 def test_parameter_names():
     names = {
-        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+        path_name(path): leaf.shape
         for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(Model(7, **TINY)))
     }
 
@@ -85,7 +86,7 @@ def hf_state(params):
     )
     state = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        name = path_name(path)
         for pattern, text in rename:
             name = re.sub(pattern, text, name)
         axes = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[leaf.ndim]

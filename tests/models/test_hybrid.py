@@ -14,6 +14,7 @@ from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.hybrid import VARIANTS, Block, Conv, Model, ResNet, Root, variant
+from vit_jax.paths import path_name
 from vit_jax.scaling import flops
 
 TINY = {'layers': (1, 1), 'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
@@ -76,8 +77,7 @@ def test_parameter_names():
 
     params = shapes(Model(num_classes=7, patch_size=2, **{**TINY, 'layers': (1, 2)}), (32, 48))
     names = {
-        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     assert {name: s for name, s in names.items() if not name.startswith('encoder/')} == {
         'resnet/root/conv/kernel': (7, 7, 3, 64),

@@ -13,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.seq2seq import VARIANTS, Model, variant
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.positions import sincos1d
+from vit_jax.paths import path_name
 
 VOCAB = 23
 TINY = {'vocab_size': VOCAB, 'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 24}
@@ -45,8 +46,7 @@ def test_options_add_what_they_should(fields, more):
 def test_parameter_names():
     params = shapes(Model(**{**TINY, 'depth': 1}, norm='pre', tied=False))
     names = {
-        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
 
     def norm(name):

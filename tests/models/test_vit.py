@@ -11,6 +11,7 @@ from pictures import count, images_like, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
+from vit_jax.paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2}
 
@@ -95,8 +96,7 @@ def test_options_add_what_they_should(fields):
 def test_parameter_names():
     params = shapes(Model(num_classes=7, representation_size=8, **TINY), (8, 12))
     names = {
-        jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     block = {
         'norm1/scale': (16,),

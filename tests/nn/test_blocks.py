@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.nn.attention import SelfAttention
 from vit_jax.nn.blocks import Block, Encoder, Mlp
+from vit_jax.paths import path_name
 
 BATCH, TOKENS, WIDTH, DEPTH = 4, 6, 16, 3
 
@@ -112,7 +113,7 @@ def test_drop_path_spares_the_first_block_and_rises_to_the_last(scan):
     params = layer.init(jax.random.key(0), x[:1])['params']
 
     def only_output_biases(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        name = path_name(path)
         return jnp.ones_like(leaf) if name.endswith(('out/bias', 'fc2/bias')) else 0 * leaf
 
     params = jax.tree_util.tree_map_with_path(only_output_biases, params)

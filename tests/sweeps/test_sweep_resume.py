@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip('optuna')
 
+from digests import tree_digest
 from optuna.trial import TrialState
 
-from vit_jax import checkpoint, manifest, workdir
+from vit_jax import checkpoint, manifest
 from vit_jax.__main__ import main
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, grid
@@ -36,7 +37,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> 
 def digest(folder: pathlib.Path) -> str:
     step, variables, _ = checkpoint.load_variables(folder / 'checkpoints')
     assert step == TOTAL
-    return workdir.tree_digest(variables)
+    return tree_digest(variables)
 
 
 def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(

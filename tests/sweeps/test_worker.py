@@ -16,10 +16,11 @@ pytest.importorskip('optuna')
 from optuna.trial import TrialState
 from studies import METRIC, make
 
-from vit_jax import manifest, train, workdir
+from vit_jax import manifest, train
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.meter import Diverged
+from vit_jax.preemption import Preemption
 from vit_jax.sweeps import claims, report, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
 
@@ -157,7 +158,7 @@ def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
     made = make(tmp_path, points=grid({'seed': [0, 1]}))
 
     def run(config, folder, report, **_):
-        with workdir.Preemption():
+        with Preemption():
             os.kill(os.getpid(), signal.SIGINT)  # after the last step: too late for this run
         return {METRIC: 0.5}
 

@@ -14,6 +14,7 @@ from vit_jax import construct
 from vit_jax.commands._parser import Parser
 from vit_jax.commands.benchmark import add_size_flags, example_spec
 from vit_jax.errors import UserError
+from vit_jax.paths import path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +152,7 @@ def rows(tree: Any) -> list[dict[str, Any]]:
 
     listed = [
         {
-            'path': jax.tree_util.keystr(path, simple=True, separator='/'),
+            'path': path_name(path),
             'shape': list(leaf.shape),
             'dtype': str(leaf.dtype),
             'count': int(leaf.size),

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 
 PACKAGES = ('optuna', 'sqlalchemy')
 
@@ -72,7 +72,7 @@ def work(args: argparse.Namespace) -> int:
     if args.trials is not None and args.trials < 1:
         raise UserError(f'--trials {args.trials}: must be at least 1')
     initialize(args)
-    from vit_jax import processes, train, workdir
+    from vit_jax import processes, train
     from vit_jax.sweeps import study, worker
 
     with processes.shared_fate():
@@ -82,7 +82,7 @@ def work(args: argparse.Namespace) -> int:
             done = worker.work(opened, args.trials, step_timeout(args))
         except train.Preempted as e:
             print(e)
-            return workdir.EXIT_PREEMPTED
+            return EXIT_PREEMPTED
         if done.failures:
             processes.meet('the last trial is finished', processes.MEET_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '

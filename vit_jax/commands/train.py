@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vit_jax import config as config_lib
 from vit_jax.commands._parser import Parser
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_PREEMPTED, UserError
 
 STEP_TIMEOUT = 1800.0
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     initialize(args)
-    from vit_jax import processes, train, workdir
+    from vit_jax import processes, train
 
     with processes.shared_fate():
         try:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
             )
         except train.Preempted as e:
             print(e)
-            return workdir.EXIT_PREEMPTED
+            return EXIT_PREEMPTED
     numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
     print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from vit_jax.errors import UserError
 
-EXIT_PREEMPTED = 75  # workdir.EXIT_PREEMPTED; that module imports JAX
 SEVERAL = (('train',), ('sweep', 'work'))  # commands that several processes can share
 WRITERS = ('train', 'sweep')  # commands whose results are in their --workdir
 BUCKETS = ('gs://', 's3://')

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 from vit_jax.launch import command
 
 
@@ -107,7 +107,7 @@ def task(job: Job) -> dict[str, Any]:
             'job_recovery': {
                 'strategy': 'EAGER_NEXT_REGION',
                 'max_restarts_on_errors': job.restarts,
-                'recover_on_exit_codes': [command.EXIT_PREEMPTED],
+                'recover_on_exit_codes': [EXIT_PREEMPTED],
             },
         },
         # The port that is open between the machines of every slice.

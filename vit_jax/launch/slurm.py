@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import command
 
 
@@ -82,7 +82,7 @@ def script(job: Job) -> str:
         )
     words = command.for_processes(job.words, job.nodes * max(job.gpus, 1))
     run = shlex.join([job.python, '-m', 'vit_jax', *words])
-    body = BODY.format(command=run, preempted=command.EXIT_PREEMPTED, restarts=job.restarts)
+    body = BODY.format(command=run, preempted=EXIT_PREEMPTED, restarts=job.restarts)
     lines = [_line(option) for option in (*_options(job), *job.options)]
     return '\n'.join(['#!/bin/bash', *lines, '', body])
 

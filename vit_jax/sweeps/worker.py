@@ -20,6 +20,7 @@ from vit_jax import processes, train, workdir
 from vit_jax.data.watchdog import Stalled
 from vit_jax.errors import UserError, nearest
 from vit_jax.meter import Diverged
+from vit_jax.preemption import Preemption
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
 from vit_jax.sweeps.study import Study, run_number
@@ -67,7 +68,7 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
     """
     done = Work()
-    with workdir.Preemption() as preemption:
+    with Preemption() as preemption:
         while limit is None or done.finished < limit:
             with next_job(study) as job:
                 if job is None:

@@ -1,0 +1,68 @@
+"""An orderly stop when the process is told to go."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+_calls = itertools.count(1)
+
+
+class Preemption:
+    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
+
+    A context manager for the main thread. More SIGTERMs change nothing, also after its
+    end, so that the save and the exit that they would interrupt are finished; a second
+    SIGINT (Ctrl-C) stops at once.
+
+    With several processes, a signal to any one of them makes all of them agree on
+    one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
+
+    One inside of another, as that of a run inside of a worker's, passes on what it was told.
+    """
+
+    def __init__(self) -> None:
+        self._flag = self._agreed = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Preemption:
+        self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
+        if isinstance(self._outer, Preemption):
+            self._flag, self._agreed = self._outer._flag, self._outer._agreed
+        watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
+        self._previous = {number: signal.signal(number, self._receive) for number in watched}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if isinstance(self._outer, Preemption):
+            self._outer._flag, self._outer._agreed = self._flag, self._agreed
+        if self._flag and not _distributed():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def reached(self) -> bool:
+        """Whether to save now and exit; all processes call it after every step."""
+        if not _distributed():
+            return self._flag
+        # Steps start anew with the next run of a worker, but what is agreed on is a later call.
+        if not self._agreed:
+            self._agreed = multihost_utils.reached_preemption_sync_point(next(_calls))
+        return self._agreed
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._flag:
+            raise KeyboardInterrupt
+        self._flag = True
+        if _distributed():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _distributed() -> bool:
+    return jax.distributed.is_initialized()
