@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from vit_jax.checkpoint import load_variables
+from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.paths import param_paths
-from vit_jax.workdir import EXIT_PREEMPTED
 
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
 CONFIG = """
