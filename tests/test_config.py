@@ -102,6 +102,11 @@ def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> Non
     assert words in str(error.value)
 
 
+def test_lists_count_as_tuples() -> None:
+    parallel = {'rules': [['kernel$', [None, 'tensor']]]}
+    validation.validate(ConfigDict(config_lib.load(DIGITS).to_dict() | {'parallel': parallel}))
+
+
 def test_what_a_section_leaves_out_has_a_default() -> None:
     config = config_lib.load(DIGITS, ['step.max_skips=3', 'parallel.small=100'])
     assert config.step.max_skips == 3

@@ -19,6 +19,7 @@ from vit_jax.sections import (
     check_data,
     check_keywords,
     fields,
+    keywords,
 )
 
 LEAST = {'batch_size': 1, 'step.accum_steps': 1, 'step.max_skips': 0, 'checkpoint.keep_last': 1}
@@ -65,7 +66,7 @@ def _check_sections(config: ConfigDict) -> None:
             if key not in config[name]:
                 raise UserError(f'config.{name}: the key {key!r} is missing')
     for name, defaults in FIELDS.items():
-        for key, value in config[name].items():
+        for key, value in keywords(config[name]).items():
             if key not in defaults:
                 raise UserError(f'config.{name}: ' + nearest('key', key, defaults))
             _check_type(f'config.{name}.{key}', value, type(defaults[key]))
