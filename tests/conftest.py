@@ -38,7 +38,7 @@ flags.FLAGS.mark_as_parsed()
 
 # Where arrays are computed with, annotated shapes are checked at every call, also while tracing.
 CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz', 'scaling')
-install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'typechecker.check')
+install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecker.check')
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import build as build_lib
-from vit_jax import config as config_lib
+from vit_jax.config import load as config_lib
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.specs import element_spec
 from vit_jax.errors import UserError
+from vit_jax.trainer import build as build_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = sorted(

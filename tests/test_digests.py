@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from digests import tree_digest
+from helpers.digests import tree_digest
 
 
 def test_the_digest_sees_every_bit_name_shape_and_dtype():

@@ -9,11 +9,14 @@ import shlex
 import jax
 import pytest
 
-from vit_jax import __main__, config_flags, meter, processes
-from vit_jax import config as config_lib
+from vit_jax import __main__
+from vit_jax.config import flags as config_flags
+from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.interop import files, vision_transformer
 from vit_jax.models import vit
+from vit_jax.runtime import processes
+from vit_jax.trainer import meter
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / 'README.md').read_text()

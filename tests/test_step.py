@@ -16,12 +16,13 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim, sharding
-from vit_jax.meter import Diverged, Meter
 from vit_jax.models import vit
-from vit_jax.paths import param_paths
+from vit_jax.optim import make as optim
+from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks import classify
+from vit_jax.trainer.meter import Diverged, Meter
+from vit_jax.tree_paths import param_paths
 
 CLASSES = 4
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'step.json'

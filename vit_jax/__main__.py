@@ -8,8 +8,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from vit_jax import memory
 from vit_jax.errors import UserError, nearest
+from vit_jax.runtime import memory
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 

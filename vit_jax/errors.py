@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
+EXIT_FAILED = 1
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 
 

@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from vit_jax import memory
+from vit_jax.runtime import memory
 
 CLASSES, LR, WEIGHT_DECAY = 1000, 1e-4, 0.01
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers', 'numpy')
@@ -107,8 +107,10 @@ def random_batch(args):
 def jax_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
-    from vit_jax import optim, sharding, step
+    from vit_jax import step
     from vit_jax.models import vit
+    from vit_jax.optim import make as optim
+    from vit_jax.runtime import sharding
     from vit_jax.tasks import classify
 
     jax.config.update('jax_platforms', 'cpu')

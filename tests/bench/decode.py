@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cpu import PACKAGES, machine, measure, start
 
-from vit_jax import memory
+from vit_jax.runtime import memory
 
 OURS, THEIRS = 'vit_jax', 'transformers'
 PAD, BOS, EOS = 0, 1, 2
@@ -116,10 +116,10 @@ def jax_steps(args) -> dict[str, Callable[[], None]]:
 
 
 def torch_steps(args) -> dict[str, Callable[[], None]]:
-    import marian
     import numpy as np
     import torch
     import transformers
+    from helpers import marian
 
     torch.set_num_threads(args.threads)
     (ours, params), source = make_model(args), random_source(args)

@@ -93,8 +93,10 @@ def measure_jax(name, step, args):
     """This package: the steps that `train` and `evaluate` compile."""
     import dataclasses
 
-    from vit_jax import benchmark, optim, sharding
     from vit_jax.models import vit
+    from vit_jax.optim import make as optim
+    from vit_jax.profiling import benchmark
+    from vit_jax.runtime import sharding
     from vit_jax.tasks import classify
 
     model = vit.Model(num_classes=CLASSES, dtype='bfloat16', **vit.variant(name))
@@ -231,7 +233,7 @@ def torch_seconds(call, steps, device):
 
 
 def summary(name, step, args, first, seconds, device):
-    """The fields of `vit_jax.benchmark.Timing`."""
+    """The fields of `vit_jax.profiling.benchmark.Timing`."""
     import torch
 
     median, p10, p90 = (float(np.quantile(seconds, q)) for q in (0.5, 0.1, 0.9))
@@ -258,7 +260,7 @@ def utilisation(name, step, args, seconds, kind):
     import jax
 
     from vit_jax.models import vit
-    from vit_jax.scaling import flops
+    from vit_jax.profiling import flops
 
     model = vit.Model(num_classes=CLASSES, **vit.variant(name))
     image = jax.ShapeDtypeStruct((1, args.image_size, args.image_size, 3), np.float32)

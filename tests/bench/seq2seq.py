@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cpu import machine, measure, start
 
-from vit_jax import memory
+from vit_jax.runtime import memory
 
 EXPERIMENT = pathlib.Path(__file__).resolve().parents[2] / 'experiments/translate/multi30k.py'
 MODELS = ('transformer', 'lstm')
@@ -61,8 +61,11 @@ def name_of(model: str, threads: int, length: int) -> str:
 def train_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
-    from vit_jax import config as config_lib
-    from vit_jax import construct, optim, sharding, step
+    from vit_jax import step
+    from vit_jax.config import construct
+    from vit_jax.config import load as config_lib
+    from vit_jax.optim import make as optim
+    from vit_jax.runtime import sharding
 
     jax.config.update('jax_platforms', 'cpu')
     config = config_lib.load(f'{EXPERIMENT}:{args.model}')

@@ -9,9 +9,9 @@ import pytest
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax import config as config_lib
-from vit_jax import train
+from vit_jax.config import load as config_lib
 from vit_jax.data import vocabulary
+from vit_jax.trainer import train
 
 PAIRS = [
     ('A dog runs.', 'Ein Hund läuft.'),

@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax import runs
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
 
 
 def test_weights_belong_to_the_prediction(smoke_run):
-    run = runs.load_run(smoke_run)
+    run = inference_lib.load_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
     outputs, weights = attention.look(run, {'image': image})
     expected = jax.jit(run.model.apply)(run.variables, image / np.float32(127.5) - 1)

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax import runs, translator
 from vit_jax.commands import _alignment
 from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
+from vit_jax.inference import text as text_lib
 from vit_jax.models import rnn_seq2seq
 from vit_jax.viz import alignment
 
@@ -22,7 +23,7 @@ SENTENCE = 'Two dogs play.'
 
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return runs.load_run(translating_run)
+    return inference_lib.load_run(translating_run)
 
 
 @pytest.fixture(scope='module')
@@ -35,7 +36,7 @@ def lstm_run(run):
 
 
 def ids_of(run, *sentences):
-    reader = translator.reader(run)
+    reader = text_lib.reader(run)
     return [reader.read(sentence).ids for sentence in sentences]
 
 

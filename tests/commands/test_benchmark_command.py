@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax import config as config_lib
 from vit_jax.commands import benchmark
+from vit_jax.config import load as config_lib
 
 
 @pytest.fixture

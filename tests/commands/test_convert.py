@@ -8,8 +8,8 @@ import pytest
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax import runs
 from vit_jax.commands.convert import write_transformers
+from vit_jax.inference import load as inference_lib
 from vit_jax.interop import bit, files, load, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
@@ -94,7 +94,7 @@ def test_names_of_classes_come_along(folder, tmp_path, name):
     foreign = dataclasses.replace(load.read(folder / f'{name}.npz'), class_names=names)
     assert load.read(folder / f'{name}.npz').class_names == ()
     write_transformers(foreign, tmp_path / 'folder')
-    assert runs.load_foreign(tmp_path / 'folder').class_names == names
+    assert inference_lib.load_foreign(tmp_path / 'folder').class_names == names
 
 
 def test_a_run_knows_its_classes(smoke_run):

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax import runs
 from vit_jax.commands import attention
 from vit_jax.data.sources import open_source
+from vit_jax.inference import load as inference_lib
 from vit_jax.interop import bit, files, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit
 
@@ -52,7 +52,7 @@ def call(*words):
 
 
 def logits(path, images):
-    run = runs.load_foreign(path)
+    run = inference_lib.load_foreign(path)
     inputs = images.astype(np.float32) / 127.5 - 1
     return np.asarray(jax.jit(run.model.apply)(run.variables, inputs)['logits'])
 
@@ -91,7 +91,7 @@ def test_evaluate(folder, capsys):
 def test_inspect(folder, capsys):
     assert call('inspect', '--checkpoint', folder / 'vit.npz', '--json') == 0
     small = json.loads(capsys.readouterr().out)
-    run = runs.load_foreign(folder / 'vit.npz')
+    run = inference_lib.load_foreign(folder / 'vit.npz')
     assert small['total'] == sum(x.size for x in jax.tree.leaves(run.variables))
     assert small['inputs'] == [[8, 8, 1]]
     words = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
@@ -136,7 +136,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 
 
 def test_attention_weights_are_those_of_the_resized_model(folder):
-    run = runs.load_foreign(folder / 'vit.npz', (12, 20))
+    run = inference_lib.load_foreign(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
     outputs, weights = attention.look(run, batch)
     assert weights.shape == (2, 2, 16, 16)

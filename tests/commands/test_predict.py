@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax import runs
 from vit_jax.commands import predict
 from vit_jax.data.sources import open_source
+from vit_jax.inference import load as inference_lib
 
 
 @pytest.fixture(scope='module')
@@ -25,7 +25,7 @@ def files(tmp_path_factory):
 
 def probabilities(workdir, index):
     """Of a test image, straight from the model."""
-    run = runs.load_run(workdir)
+    run = inference_lib.load_run(workdir)
     image = open_source('digits', 'test')[index]['image'][None].astype(np.float32)
     logits = jax.jit(run.model.apply)(run.variables, image / 127.5 - 1)['logits']
     return np.asarray(jax.nn.softmax(logits))[0]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax import config as config_lib
-from vit_jax import construct
 from vit_jax.commands import scaling
+from vit_jax.config import construct
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.scaling import flops
+from vit_jax.profiling import flops
 
 QUESTION = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
 

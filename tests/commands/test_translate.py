@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax import decode as decode_lib
-from vit_jax import runs, translator
 from vit_jax.commands import translate
 from vit_jax.data import vocabulary
-from vit_jax.decode import Search
 from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
+from vit_jax.inference import text as text_lib
+from vit_jax.ops import search as decode_lib
+from vit_jax.ops.search import Search
 
 LINES = ['A dog runs.', '', 'Two men in the snow.', 'The girl', ' ', 'A dog runs.']
 LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
@@ -25,7 +26,7 @@ LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
 
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return runs.load_run(translating_run)
+    return inference_lib.load_run(translating_run)
 
 
 @pytest.fixture
@@ -140,12 +141,12 @@ def test_what_is_too_long_is_cut_and_said(run, command):
 
 
 def test_windows_and_batches_do_not_show(run, monkeypatch):
-    reader = translator.reader(run)
+    reader = text_lib.reader(run)
     sentences = [reader.read(line) for line in [*LINES, LONG]]
     search = Search('greedy', extra_len=2)
-    whole = list(translator.Translator(run, reader, search)(sentences))
-    monkeypatch.setattr(translator, 'WINDOW', 2)
-    parts = list(translator.Translator(run, reader, search, batch_size=1)(sentences))
+    whole = list(text_lib.Translator(run, reader, search)(sentences))
+    monkeypatch.setattr(text_lib, 'WINDOW', 2)
+    parts = list(text_lib.Translator(run, reader, search, batch_size=1)(sentences))
     assert [[t.tokens for t in found] for found in parts] == [
         [t.tokens for t in found] for found in whole
     ]
@@ -153,9 +154,9 @@ def test_windows_and_batches_do_not_show(run, monkeypatch):
 
 
 def test_few_shapes(run):
-    reader = translator.reader(run)
+    reader = text_lib.reader(run)
     sentences = [reader.read(line) for line in ['A dog runs.'] * 70 + ['A'] * 3]
-    translate = translator.Translator(run, reader, Search(), batch_size=32)
+    translate = text_lib.Translator(run, reader, Search(), batch_size=32)
     batches = list(translate._batches(sentences, range(73)))
     assert {(length, rows) for length, _, rows in batches} <= {(8, 4), (8, 32), (16, 32)}
     assert sorted(i for _, numbers, _ in batches for i in numbers) == list(range(73))
@@ -191,13 +192,13 @@ def test_a_run_without_text(run):
     config.evals = {}
     del config.data.vocab
     with pytest.raises(UserError, match='was not trained on text'):
-        translator.reader(dataclasses.replace(run, config=config))
+        text_lib.reader(dataclasses.replace(run, config=config))
 
 
 def test_a_run_may_turn_the_pairs_round(run):
     config = run.config.copy_and_resolve_references()
     config.evals.val.transforms = 'swap|lower|tokenize(16)'
-    turned = translator.reader(dataclasses.replace(run, config=config))
+    turned = text_lib.reader(dataclasses.replace(run, config=config))
     ids, cut = turned.read('Ein Hund.')
     assert (turned.vocab.decode(ids), cut) == ('ein hund.', '')
 
@@ -215,8 +216,8 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
 
 def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     """Their text is that of the source, which the run needs no file for."""
-    run = runs.load_run(reversing_run)
-    reader = translator.reader(run)
+    run = inference_lib.load_run(reversing_run)
+    reader = text_lib.reader(run)
     assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
     assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'
     argv = ['translate', '--workdir', str(reversing_run)]

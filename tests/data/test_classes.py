@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax import evaluate
 from vit_jax.data import pipeline, sources
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.trainer import evaluate
 
 
 @pytest.fixture(scope='module')

@@ -17,8 +17,8 @@ from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.watchdog import Stalled
 from vit_jax.errors import UserError
+from vit_jax.runtime.watchdog import Stalled
 
 PLAIN = parse_transforms('')
 AUGMENTED = parse_transforms('pad_and_crop(2)|flip|random_erasing(0.3)')

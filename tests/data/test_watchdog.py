@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from vit_jax.data.watchdog import Stalled, Watched
+from vit_jax.data.read_ahead import Watched
+from vit_jax.runtime.watchdog import Stalled
 
 
 def readers():

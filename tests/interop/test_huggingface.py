@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from transformers_vit import apply, ours, reference, theirs
+from helpers.transformers_vit import apply, ours, reference, theirs
 
 from vit_jax import interop
 from vit_jax.errors import UserError

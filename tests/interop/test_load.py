@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax import runs
 from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
 from vit_jax.interop import bit, files, load, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
@@ -91,7 +91,7 @@ def test_bit_takes_any_size(tmp_path):
 @pytest.mark.parametrize('suffix', ['', 'checkpoints', 'checkpoints/10'])
 def test_a_run_folder(smoke_run, suffix):
     model, variables = vit_jax.load(smoke_run / suffix)
-    run = runs.load_run(smoke_run, 10 if suffix.endswith('10') else None)
+    run = inference_lib.load_run(smoke_run, 10 if suffix.endswith('10') else None)
     assert model == run.model
     image = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 1)).astype(np.float32)
     np.testing.assert_array_equal(
@@ -127,18 +127,18 @@ def test_mistakes(npz, tmp_path):
 
 
 def test_a_foreign_file_as_a_run(npz, tmp_path):
-    from vit_jax import photos
+    from vit_jax.inference import images as image_files
 
     path, params = npz
-    run = runs.load_foreign(path)
+    run = inference_lib.load_foreign(path)
     assert (run.step, run.class_names) == (None, ())
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
-    photo = photos.reader(run).read(tmp_path / 'white.png')
+    photo = image_files.reader(run).read(tmp_path / 'white.png')
     assert photo.note == '50 x 30 pixels read as 16 x 16 RGB'
     predict = jax.jit(lambda variables, batch: run.model.apply(variables, *run.task.inputs(batch)))
     logits = predict(run.variables, photo.batch)['logits']
     ones = np.ones((1, 16, 16, 3), np.float32)
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert runs.load_foreign(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
+    assert inference_lib.load_foreign(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13

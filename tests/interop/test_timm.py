@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-import transformers_vit
-from transformers_vit import ours, theirs
+from helpers import transformers_vit
+from helpers.transformers_vit import ours, theirs
 
 from vit_jax import interop
 from vit_jax.errors import UserError

@@ -8,9 +8,9 @@ import sys
 import pytest
 import yaml
 
-from vit_jax import processes
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import command, sky, slurm
+from vit_jax.runtime import processes
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
 TRAIN = ['train', '--config', 'experiments/vit/imagenet2012.py:B/16', '--workdir']

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from conftest import xla_flags
 
-from vit_jax import processes
-from vit_jax.checkpoint import load_variables
-from vit_jax.paths import param_paths
+from vit_jax.checkpoints.checkpointer import load_variables
+from vit_jax.runtime import processes
+from vit_jax.tree_paths import param_paths
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scontrol')
 SBIN = '/usr/sbin:/sbin'

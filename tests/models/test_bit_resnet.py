@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pictures import count, drawn, images_like, shapes, spec
+from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax.errors import UserError
 from vit_jax.models.bit_resnet import VARIANTS, Model, variant
 from vit_jax.nn.std_conv import StdConv, standardize
-from vit_jax.paths import path_name
-from vit_jax.scaling import flops
+from vit_jax.profiling import flops
+from vit_jax.tree_paths import path_name
 
 TINY = {'layers': (1, 2)}
 IMAGES = spec(1, 32, 32, 3)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sequences import SOURCE, TARGET_IN, forward, perturbed, shapes
+from helpers.sequences import SOURCE, TARGET_IN, forward, perturbed, shapes
 
 from vit_jax.models import rnn_seq2seq, seq2seq
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pictures import count, drawn, images_like, shapes, spec
+from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.hybrid import VARIANTS, Block, Conv, Model, ResNet, Root, variant
-from vit_jax.paths import path_name
-from vit_jax.scaling import flops
+from vit_jax.profiling import flops
+from vit_jax.tree_paths import path_name
 
 TINY = {'layers': (1, 1), 'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
 

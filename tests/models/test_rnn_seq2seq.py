@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from sequences import SOURCE, TARGET_IN, count, forward, perturbed, shapes
+from helpers.sequences import SOURCE, TARGET_IN, count, forward, perturbed, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.rnn_seq2seq import ATTENTIONS, Model

@@ -4,16 +4,16 @@ import math
 
 import jax
 import jax.numpy as jnp
-import marian
 import numpy as np
 import pytest
-from sequences import SOURCE, TARGET_IN, count, forward, perturbed, shapes
+from helpers import marian
+from helpers.sequences import SOURCE, TARGET_IN, count, forward, perturbed, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.seq2seq import VARIANTS, Model, variant
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.positions import sincos1d
-from vit_jax.paths import path_name
+from vit_jax.tree_paths import path_name
 
 VOCAB = 23
 TINY = {'vocab_size': VOCAB, 'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 24}

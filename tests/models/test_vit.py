@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pictures import count, images_like, shapes
+from helpers.pictures import count, images_like, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
-from vit_jax.paths import path_name
+from vit_jax.tree_paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2}
 

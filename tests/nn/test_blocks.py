@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax.nn.attention import SelfAttention
 from vit_jax.nn.blocks import Block, Encoder, Mlp
-from vit_jax.paths import path_name
+from vit_jax.tree_paths import path_name
 
 BATCH, TOKENS, WIDTH, DEPTH = 4, 6, 16, 3
 

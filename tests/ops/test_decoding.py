@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from toy_decoder import EOS, log_prob, next_log_probs, step, table
+from helpers.toy_decoder import EOS, log_prob, next_log_probs, step, table
 
 from vit_jax.errors import UserError
 from vit_jax.ops import decoding

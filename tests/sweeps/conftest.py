@@ -3,9 +3,9 @@
 import socket
 
 import pytest
-from studies import METRIC
+from helpers.studies import METRIC
 
-from vit_jax import train
+from vit_jax.trainer import train
 
 
 @pytest.fixture

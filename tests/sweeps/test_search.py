@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip('optuna')
 
+from helpers.studies import make
 from optuna.trial import TrialState
-from studies import make
 
 from vit_jax.errors import UserError
 from vit_jax.sweeps import report, search, worker

@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip('optuna')
 
+from helpers.studies import make
 from optuna.trial import TrialState
-from studies import make
 
 from vit_jax.sweeps import report, storages
 from vit_jax.sweeps.space import grid, log_uniform

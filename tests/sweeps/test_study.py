@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip('optuna')
 
-from studies import METRIC, make
+from helpers.studies import METRIC, make
 
 from vit_jax.errors import UserError
 from vit_jax.sweeps import storages, study

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip('optuna')
 
-from studies import METRIC, make
+from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command

@@ -11,7 +11,7 @@ pytest.importorskip('optuna')
 
 from optuna.trial import TrialState
 
-from vit_jax.checkpoint import load_variables
+from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep
 

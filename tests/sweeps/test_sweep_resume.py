@@ -12,11 +12,12 @@ import pytest
 
 pytest.importorskip('optuna')
 
-from digests import tree_digest
+from helpers.digests import tree_digest
 from optuna.trial import TrialState
 
-from vit_jax import checkpoint, manifest
 from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import manifest
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, grid
 
@@ -35,7 +36,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> 
 
 
 def digest(folder: pathlib.Path) -> str:
-    step, variables, _ = checkpoint.load_variables(folder / 'checkpoints')
+    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
     assert step == TOTAL
     return tree_digest(variables)
 

@@ -13,16 +13,17 @@ import pytest
 
 pytest.importorskip('optuna')
 
+from helpers.studies import METRIC, make
 from optuna.trial import TrialState
-from studies import METRIC, make
 
-from vit_jax import manifest, train
 from vit_jax.__main__ import main
+from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.meter import Diverged
-from vit_jax.preemption import Preemption
+from vit_jax.runtime.preemption import Preemption
 from vit_jax.sweeps import claims, report, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
+from vit_jax.trainer import train
+from vit_jax.trainer.meter import Diverged
 
 STORAGES = ('journal', 'sqlite')
 

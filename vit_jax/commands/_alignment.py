@@ -32,10 +32,10 @@ def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     Raises:
       UserError: if the run does not translate text, or the sentences do not fit it.
     """
-    from vit_jax import translator
+    from vit_jax.inference import text as text_lib
     from vit_jax.viz import alignment
 
-    reader = translator.reader(run)
+    reader = text_lib.reader(run)
     source = read(reader, args.inputs[0], 'source')
     if len(args.inputs) > 1:
         target = read(reader, args.inputs[1], 'target')
@@ -75,12 +75,12 @@ def own_translation(run: Any, reader: Any, source: np.ndarray) -> np.ndarray:
     """What the run itself writes, by the search of its task."""
     import numpy as np
 
-    from vit_jax import translator
-    from vit_jax.decode import Search
+    from vit_jax.inference import text as text_lib
+    from vit_jax.ops.search import Search
 
     search = getattr(run.task, 'decoding', Search())
-    translate = translator.Translator(run, reader, search)
-    (found,) = translate([translator.Sentence(source, '')])
+    translate = text_lib.Translator(run, reader, search)
+    (found,) = translate([text_lib.Sentence(source, '')])
     return np.array(found[0].tokens, np.int32)
 
 

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import construct, sections
+from vit_jax.config import construct, sections
 from vit_jax.errors import UserError
 
 FIT = 'train'

@@ -49,11 +49,11 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     """
     check_model_flags(parser, args)
     size = image_size(args)
-    from vit_jax import runs
+    from vit_jax.inference import load as inference_lib
 
     if args.checkpoint is not None:
-        return runs.load_foreign(args.checkpoint, size)
-    return runs.load_run(args.workdir, args.step, size, args.average)
+        return inference_lib.load_foreign(args.checkpoint, size)
+    return inference_lib.load_run(args.workdir, args.step, size, args.average)
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -6,16 +6,16 @@ import argparse
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vit_jax import config as config_lib
-from vit_jax import construct, durations, fill
 from vit_jax.commands.benchmark import example_spec
+from vit_jax.config import construct, durations, fill
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
 
 if TYPE_CHECKING:
     from vit_jax.data.buckets import Bucketed
     from vit_jax.data.specs import Epoch
-    from vit_jax.scaling.plan import Run
+    from vit_jax.profiling.plan import Run
 
 COMMAND = 'scaling plan'
 
@@ -78,7 +78,7 @@ def cost(sweep: space.Sweep, point: space.Point, args: argparse.Namespace) -> fl
 
 def price(point: space.Point, config: Any, args: argparse.Namespace, count: int = 1) -> Run:
     """What `count` runs of the config cost; data are opened only if nothing else tells."""
-    from vit_jax.scaling import plan
+    from vit_jax.profiling import plan
 
     text = bool(config.data.get('buckets'))
     epoch, tokens = text_epoch(config, args) if text else (image_epoch(config, args), 0)
@@ -110,7 +110,7 @@ def text_epoch(config: Any, args: argparse.Namespace) -> tuple[Epoch, float]:
 @functools.cache
 def read_text(section: str) -> Bucketed:
     """The sequences of `config.data` as JSON."""
-    from vit_jax import evaluate
+    from vit_jax.trainer import evaluate
 
     try:
         return evaluate.open_data(config_lib.from_json(section))[0]
@@ -170,7 +170,8 @@ def measure(model: Any, task: Any, spec: tuple[tuple[str, Any], ...]) -> tuple[i
     """How many parameters a model has, and the FLOPs of its forward pass on one example."""
     import jax
 
-    from vit_jax import benchmark, step
+    from vit_jax import step
+    from vit_jax.profiling import benchmark
 
     one = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     parse_query(args.query)
     image_size(args)
-    from vit_jax import sharding
+    from vit_jax.runtime import sharding
     from vit_jax.viz import figures
 
     figures.check_format(args.out, '--out')
@@ -67,18 +67,18 @@ def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> Non
 
 def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of one image, and a line about it."""
-    from vit_jax import photos
+    from vit_jax.inference import images as image_files
     from vit_jax.nn.patches import patch_grid
     from vit_jax.viz import attention
 
     if (stride := getattr(run.model, 'stride', None)) is None:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
-    photo = photos.reader(run).read(args.inputs[0], image_size(args))
+    photo = image_files.reader(run).read(args.inputs[0], image_size(args))
     outputs, weights = look(run, photo.batch)
     height, width = photo.image.shape[:2]
     grid = patch_grid(height, width, stride)
     figure = attention.draw(
-        photos.as_picture(photo.image, SIDE),
+        image_files.as_picture(photo.image, SIDE),
         weights,
         grid,
         layer=args.layer,

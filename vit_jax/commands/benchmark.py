@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax import config as config_lib
-from vit_jax import construct, fill, sections
 from vit_jax.commands._parser import Parser
+from vit_jax.config import construct, fill, sections
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_jax.benchmark import Timing
+    from vit_jax.profiling.benchmark import Timing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,8 +30,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('benchmark needs --config FILE[:ARG]')
     if args.steps < 1:
         raise UserError(f'--steps {args.steps}: must be at least 1')
-    from vit_jax import benchmark, optim, sharding
-    from vit_jax.workdir import write_text_atomic
+    from vit_jax.optim import make as optim
+    from vit_jax.profiling import benchmark
+    from vit_jax.runtime import sharding
+    from vit_jax.storage.paths import write_text_atomic
 
     spec = example_spec(config, args.image_size, args.channels)
     model, task = construct.model_and_task(config)
@@ -91,7 +93,7 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
     Raises:
       UserError: if no size is given and the data cannot be opened.
     """
-    from vit_jax import benchmark
+    from vit_jax.profiling import benchmark
 
     if image_size is not None or channels is not None:
         if config.data.get('buckets'):
@@ -116,7 +118,7 @@ def open_example(section: Any) -> tuple[Any, Any]:
 
     All pairs would be read and made into ids, while the buckets tell how long they are.
     """
-    from vit_jax import evaluate
+    from vit_jax.trainer import evaluate
 
     if section.get('buckets'):
         base = re.split(r'[\[+]', section.split)[0]

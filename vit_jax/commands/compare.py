@@ -54,8 +54,8 @@ def row(folder: str, course: Course, metrics: Sequence[str]) -> Row:
     """What a run cost, how fast it was, and the last value of each metric."""
     import numpy as np
 
-    from vit_jax import storage
     from vit_jax.scaling import runs
+    from vit_jax.storage import paths as storage
 
     rate = {f'{unit}/s': value for unit, value in [course.rate() or ('images', None)]}
     return {

@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint says nothing of data: give --source and --split')
     entries = evaluator_entries(args.evaluator, args.fit)
-    from vit_jax import evaluate, runs, sharding
+    from vit_jax.inference import load as inference_lib
+    from vit_jax.runtime import sharding
+    from vit_jax.trainer import evaluate
 
     sharding.use_compilation_cache()
     run = open_model(parser, args)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if entries:
         choose_evaluators(run, entries)
     if (size := image_size(args)) is not None:
-        given['transforms'] = runs.crop(size)
+        given['transforms'] = inference_lib.crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout)
@@ -64,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
 
 def choose_evaluators(run: Any, entries: dict[str, dict[str, Any]]) -> None:
     """Replaces the evaluations of a run by others of the same data."""
-    from vit_jax import photos
+    from vit_jax.inference import images as image_files
 
-    data = data_keywords(photos.eval_section(run.config))
+    data = data_keywords(image_files.eval_section(run.config))
     with run.config.unlocked():
         run.config.evals = {name: data | entry for name, entry in entries.items()}
 
@@ -93,7 +95,7 @@ def require_fit(run: Any, section: Any) -> None:
     Raises:
       UserError: if the images have other colours, or the task needs other classes.
     """
-    from vit_jax import evaluate
+    from vit_jax.trainer import evaluate
 
     source, _ = evaluate.open_data(section)
     have, need = evaluate.image_format(source).get('channels'), run.image['channels']

@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax import config as config_lib
-from vit_jax import construct
 from vit_jax.commands._parser import Parser
 from vit_jax.commands.benchmark import add_size_flags, example_spec
+from vit_jax.config import construct
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.paths import path_name
+from vit_jax.tree_paths import path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,11 @@ def main(argv: Sequence[str]) -> int:
 def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None] | None:
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
-        from vit_jax import runs, storage
+        from vit_jax.inference import load as inference_lib
+        from vit_jax.storage import paths as storage
 
         assert workdir is not None
-        runs.read_config(workdir)
+        inference_lib.read_config(workdir)
         return storage.path(workdir) / 'checkpoints', None
     from vit_jax.interop import load
 
@@ -78,7 +79,8 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     """A model that was never trained: shapes only."""
     import jax
 
-    from vit_jax import benchmark, step
+    from vit_jax import step
+    from vit_jax.profiling import benchmark
 
     spec = example_spec(config, image_size, channels)
     model, task = construct.model_and_task(config)
@@ -93,9 +95,9 @@ def from_checkpoint(
     """What a checkpoint holds for inference, with the config that it was trained with."""
     from ml_collections import ConfigDict
 
-    from vit_jax import checkpoint
+    from vit_jax.checkpoints import checkpointer as checkpoint_lib
 
-    _, variables, meta = checkpoint.load_variables(folder, step)
+    _, variables, meta = checkpoint_lib.load_variables(folder, step)
     config = ConfigDict(meta['config'])
     try:
         return Subject(config, variables, example_spec(config, image_size, channels))
@@ -109,13 +111,13 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     import numpy as np
     from ml_collections import ConfigDict
 
-    from vit_jax import runs
+    from vit_jax.inference import load as inference_lib
     from vit_jax.interop import load
 
     foreign = load.read(path)
     model, variables = load.from_foreign(foreign, image_size)
     config = ConfigDict({'model': foreign.model, 'task': {'name': 'classify'}})
-    size = (image_size, image_size) if image_size else runs.usual_size(foreign, model)
+    size = (image_size, image_size) if image_size else inference_lib.usual_size(foreign, model)
     if size is None:
         return Subject(config, variables, {}, note='give --image-size')
     image = jax.ShapeDtypeStruct((*size, load.channels(variables['params'])), np.uint8)
@@ -135,7 +137,7 @@ def report(subject: Subject) -> dict[str, Any]:
     }
     result['total'] = sum(row['count'] for row in result['parameters'])
     if subject.spec:
-        from vit_jax.scaling import flops
+        from vit_jax.profiling import flops
 
         model, task = construct.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}

@@ -22,9 +22,10 @@ def main(argv: Sequence[str]) -> int:
     if args.top < 1:
         raise UserError(f'--top {args.top}: must be at least 1')
     run = open_model(parser, args)
-    from vit_jax import photos, sharding
+    from vit_jax.inference import images as image_files
+    from vit_jax.runtime import sharding
 
-    read = photos.reader(run).read
+    read = image_files.reader(run).read
     loaded = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
     predict = classifier(run)

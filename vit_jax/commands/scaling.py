@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax import config as config_lib
-from vit_jax import construct
 from vit_jax.commands import _plan
 from vit_jax.commands._parser import Parser
+from vit_jax.config import construct
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def plan(argv: Sequence[str]) -> int:
     parser = Parser(_plan.COMMAND, plan.__doc__)
     _plan.add_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
-    from vit_jax.scaling import plan as plan_lib
+    from vit_jax.profiling import plan as plan_lib
 
     machine = plan_lib.Machine(args.device, args.mfu)
     runs = _plan.read_runs(args, config)
@@ -241,8 +241,7 @@ def train_flops(meta: dict[str, Any]) -> float | None:
 
     None for a checkpoint that does not tell the shapes of its examples.
     """
-    from vit_jax import benchmark
-    from vit_jax.scaling import flops
+    from vit_jax.profiling import benchmark, flops
 
     if not (kinds := example_kinds(meta)):
         return None
@@ -271,7 +270,7 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
     Raises:
       UserError: if it cannot be written.
     """
-    from vit_jax.workdir import write_text_atomic
+    from vit_jax.storage.paths import write_text_atomic
 
     path = pathlib.Path(path)
     try:

@@ -72,8 +72,9 @@ def work(args: argparse.Namespace) -> int:
     if args.trials is not None and args.trials < 1:
         raise UserError(f'--trials {args.trials}: must be at least 1')
     initialize(args)
-    from vit_jax import processes, train
+    from vit_jax.runtime import processes
     from vit_jax.sweeps import study, worker
+    from vit_jax.trainer import train
 
     with processes.shared_fate():
         opened = open_study(args)

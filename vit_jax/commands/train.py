@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from vit_jax import config as config_lib
 from vit_jax.commands._parser import Parser
+from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 
 STEP_TIMEOUT = 1800.0
@@ -22,7 +22,8 @@ def main(argv: Sequence[str]) -> int:
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     initialize(args)
-    from vit_jax import processes, train
+    from vit_jax.runtime import processes
+    from vit_jax.trainer import train
 
     with processes.shared_fate():
         try:
@@ -58,7 +59,7 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 def initialize(args: argparse.Namespace) -> None:
     """Sets up the compilation cache, and joins the other processes of the job if there are any."""
-    from vit_jax import processes, sharding
+    from vit_jax.runtime import processes, sharding
 
     sharding.use_compilation_cache()
     if args.distributed or args.coordinator:

@@ -15,8 +15,8 @@ from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_jax.decode import Search
-    from vit_jax.translator import Reader, Sentence, Translation
+    from vit_jax.inference.text import Reader, Sentence, Translation
+    from vit_jax.ops.search import Search
 
 STDIN = '-'
 # Flags that only one method has a use for.
@@ -31,22 +31,25 @@ def main(argv: Sequence[str]) -> int:
     lines = [*args.sentence] if args.file is None else read_lines(args.file)
     if args.sentence == [STDIN]:
         lines = read_lines(STDIN)
-    from vit_jax import runs, sharding, translator, workdir
+    from vit_jax.inference import load as inference_lib
+    from vit_jax.inference import text as text_lib
+    from vit_jax.runtime import sharding
+    from vit_jax.storage import paths as storage
 
     sharding.use_compilation_cache()
-    run = runs.load_run(args.workdir, args.step, average=args.average)
-    reader = translator.reader(run)
+    run = inference_lib.load_run(args.workdir, args.step, average=args.average)
+    reader = text_lib.reader(run)
     search = choose_search(run.task, args)
     sentences = read_sentences(reader, lines)
     warn_of_cuts(sentences)
-    translate = translator.Translator(run, reader, search, args.batch_size, args.seed or 0)
+    translate = text_lib.Translator(run, reader, search, args.batch_size, args.seed or 0)
     every = progress(translate(sentences), len(lines), hidden=shows_text(args))
     texts = (render(args, number, lines[number], found) for number, found in enumerate(every))
     if args.output is None:
         for text in texts:
             print(text, flush=True)
         return 0
-    workdir.write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
+    storage.write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
     print(f'{args.output}: {len(lines):,} lines translated')
     return 0
 
@@ -104,7 +107,7 @@ def choose_search(task: Any, args: argparse.Namespace) -> Search:
     Raises:
       UserError: if more translations are asked for than there are beams, or as `decode.Search`.
     """
-    from vit_jax.decode import Search
+    from vit_jax.ops.search import Search
 
     names = [name for names in FLAGS.values() for name in names if name not in ('n_best', 'seed')]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

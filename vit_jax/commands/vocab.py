@@ -24,8 +24,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     output = pathlib.Path(args.output).expanduser()
     check_output(output)
-    from vit_jax import workdir
     from vit_jax.data import sources, vocabulary
+    from vit_jax.storage import paths as storage
 
     source = sources.open_source(args.source, args.split)
     vocab = vocabulary.train(sentences(source, args.lower), args.size, args.kind)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     for sentence in sentences(source, args.lower):
         length = len(vocab.encode(sentence)) + 1
         count, pieces, longest = count + 1, pieces + length, max(longest, length)
-    workdir.write_bytes_atomic(output, vocab.model)
+    storage.write_atomic(output, vocab.model)
     print(
         f'{output}: {len(vocab):,} pieces of {count:,} sentences, which have {pieces / count:.1f} '
         f'on average and {longest} at most, the end included'

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax import storage
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths as storage
 
 PAD, BOS, EOS, UNK = range(4)
 KINDS = ('unigram', 'bpe')

@@ -17,11 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from vit_jax import checkpoint, interop, manifest, sections, storage
+from vit_jax import interop
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import manifest
+from vit_jax.config import sections
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
 from vit_jax.interop.files import Foreign
 from vit_jax.nn.patches import patch_grid
+from vit_jax.storage import paths as storage
 
 PyTree = Any
 Size = tuple[int, int]  # height and width in pixels
@@ -184,7 +188,7 @@ def channels(params: Mapping[str, PyTree]) -> int:
 
 
 def _read_run(folder: Path, step: int | None) -> Foreign:
-    step, variables, meta = checkpoint.load_variables(folder, step)
+    step, variables, meta = checkpoint_lib.load_variables(folder, step)
     name, size = meta['config']['model']['name'], meta.get('input_size')
     return Foreign(
         family=name,

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import manifest, storage
+from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.scaling import flops
+from vit_jax.profiling import flops
+from vit_jax.storage import paths as storage
 from vit_jax.viz.curves import Series, read_series
 
 Cell = str | int | float | None

@@ -13,7 +13,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from vit_jax import manifest, workdir
+from vit_jax.checkpoints import manifest
+from vit_jax.storage import lock as workdir
 from vit_jax.sweeps.study import Study, run_number
 
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from optuna.trial import FrozenTrial, TrialState
 
-from vit_jax import workdir
 from vit_jax.errors import UserError
+from vit_jax.storage import lock as workdir
 from vit_jax.sweeps import space
 from vit_jax.sweeps.study import Study
 from vit_jax.viz import figures

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vit_jax import config as config_lib
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
 
 Point = dict[str, Any]

@@ -25,10 +25,9 @@ import optuna
 from ml_collections import ConfigDict
 from optuna.storages import BaseStorage
 
-from vit_jax import config as config_lib
-from vit_jax import storage as storage_lib
-from vit_jax import workdir
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths as storage_lib
 from vit_jax.sweeps import search, space, storages
 
 ROOT = pathlib.Path('runs')
@@ -120,13 +119,13 @@ def create(
         )
     base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
-    workdir.require_writable(folder)
+    storage_lib.require_writable(folder)
     url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
     study = Study(name, storages.open_storage(url, new=True), folder, sweep, base)
     token = uuid.uuid4().hex
     _fill(study, token)
     marker = {'study': name, 'storage': storages.without_password(url), 'token': token}
-    workdir.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
+    storage_lib.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
     return study
 
 

@@ -16,14 +16,16 @@ from typing import Any
 import jax
 from optuna.trial import Trial, TrialState
 
-from vit_jax import processes, train, workdir
-from vit_jax.data.watchdog import Stalled
 from vit_jax.errors import UserError, nearest
-from vit_jax.meter import Diverged
-from vit_jax.preemption import Preemption
+from vit_jax.runtime import processes
+from vit_jax.runtime.preemption import Preemption
+from vit_jax.runtime.watchdog import Stalled
+from vit_jax.storage import lock as workdir
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
 from vit_jax.sweeps.study import Study, run_number
+from vit_jax.trainer import train
+from vit_jax.trainer.meter import Diverged
 
 
 @dataclasses.dataclass
@@ -62,7 +64,7 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     Args:
       study: as from `open_study`.
       limit: at least 1.
-      step_timeout: seconds, see `vit_jax.watchdog.Watchdog`.
+      step_timeout: seconds, see `vit_jax.runtime.watchdog.Watchdog`.
 
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
@@ -176,7 +178,7 @@ def reporter(study: Study, job: Job) -> train.Report:
         if not any(name.startswith(f'{entry}/') for name in results):
             return False  # this one has an `every` of its own
         value = pick(results, metric)
-        return bool(workdir.on_process_0(lambda: int(tell(step, value))))
+        return bool(processes.on_process_0(lambda: int(tell(step, value))))
 
     return report
 

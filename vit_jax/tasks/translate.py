@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.decode import Search, decode
 from vit_jax.errors import UserError
 from vit_jax.ops.decoding import BOS, PAD
+from vit_jax.ops.search import Search, decode
 
 Batch = dict[str, Any]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -29,7 +29,7 @@ class Task:
     Attributes:
       label_smoothing: eps of `smoothed_loss`.
       search: how `predict` decodes, 'beam' or 'greedy'.
-      beams, alpha, extra_len: of `vit_jax.decode.Search`.
+      beams, alpha, extra_len: of `vit_jax.ops.search.Search`.
     """
 
     label_smoothing: float = 0.1

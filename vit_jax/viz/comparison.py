@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from vit_jax import storage
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths as storage
 from vit_jax.viz import figures
 from vit_jax.viz.curves import Series, read_series
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from vit_jax import storage
+from vit_jax.storage import paths as storage
 from vit_jax.viz import figures
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values

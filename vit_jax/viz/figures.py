@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vit_jax import storage
 from vit_jax.errors import UserError
+from vit_jax.storage import paths as storage
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLOURS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')

@@ -1,0 +1,43 @@
+"""Durations in epochs, examples or per cent, in steps of a run."""
+
+import pathlib
+
+import pytest
+
+from vit_jax.config import durations
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ('text', 'steps'),
+    [
+        ('100', 100),
+        ('100 steps', 100),
+        ('3 epochs', 150),
+        ('1 epoch', 50),
+        ('0.1 epochs', 5),
+        ('1e3 examples', 50),
+        ('1 example', 1),
+        ('10%', 20),
+        ('', 0),
+        ('0', 0),
+        (40, 40),
+    ],
+)
+def test_durations(text: str | int, steps: int) -> None:
+    assert durations.Durations(20, 1000, total_steps=200).steps(text) == steps
+
+
+def test_epochs_of_batches_that_are_not_equally_full(repo: pathlib.Path) -> None:
+    config = config_lib.load(
+        f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096']
+    )
+    run = durations.of_run(config, 29_000 / 172, 29_000)
+    assert run.total_steps == 3 * 172
+    assert run.steps('29000 examples') == 172
+
+
+def test_the_total_is_no_share_of_itself() -> None:
+    with pytest.raises(UserError, match='itself'):
+        durations.Durations(20, 1000).steps('5%')

@@ -1,0 +1,123 @@
+"""A config is checked before anything is built, and a mistake names the nearest valid word."""
+
+import pathlib
+
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax.config import construct, sections, validation
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+
+DIGITS = 'experiments/vit/digits.py'
+
+
+@pytest.fixture(autouse=True)
+def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repo)
+
+
+@pytest.mark.parametrize(
+    ('override', 'words'),
+    [
+        ('modle.name=vit', "did you mean 'model'"),
+        ('model.widht=3', "did you mean 'width'"),
+        ('model.name=vitt', "did you mean 'vit'"),
+        ('task.name=clasify', "did you mean 'classify'"),
+        ('task.loss_name=sotfmax', "did you mean 'softmax'"),
+        ('model.dtype=bfloat17', "did you mean 'bfloat16'"),
+        ('parallel=8', 'is a group'),
+        ('seed.x=8', 'config.seed is a value'),
+        ('total', 'give a value'),
+        ('batch_size=abc', 'expected int'),
+        ('batch_size=1.5', 'expected int'),
+        ('data.cache=maybe', 'expected bool'),
+        ('batch_size=0', 'at least 1'),
+        ('step.accum_steps=0', 'at least 1'),
+        ('optim.lr=nan', 'finite'),
+        ('optim.weight_decay=inf', 'finite'),
+        ('total=0', 'positive'),
+        ('total=-3 epochs', 'write '),
+        ('total=3 fortnights', 'write '),
+        ('every.log=', 'positive'),
+    ],
+)
+def test_mistakes_are_one_line(override: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        construct.model_and_task(config_lib.load(DIGITS, [override]))
+    assert words in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match='no file'):
+        config_lib.load('experiments/vit/digit.py')
+    (tmp_path / 'empty.py').write_text('x = 1\n')
+    with pytest.raises(UserError, match='get_config'):
+        config_lib.load(str(tmp_path / 'empty.py'))
+
+
+def test_dotted_names_reach_outside_of_the_package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / 'my_lab').mkdir()
+    (tmp_path / 'my_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    config = config_lib.load(DIGITS, ['model.name=my_lab.tiny'])
+    assert construct.model_and_task(config)[0].width == config.model.width
+    with pytest.raises(UserError, match=r'my_lab\.absent'):
+        config_lib.load(DIGITS, ['model.name=my_lab.absent'])
+
+
+def test_stored_config_builds_the_same_objects() -> None:
+    config = config_lib.load(DIGITS, ['model.num_classes=10'])
+    again = config_lib.from_json(config_lib.to_json(config))
+    assert again.to_dict() == config.to_dict()
+    assert construct.model_and_task(again) == construct.model_and_task(config)
+
+
+@pytest.mark.parametrize(
+    ('section', 'value', 'words'),
+    [
+        ('step', {'acum_steps': 2}, "config.step: unknown key 'acum_steps'; did you mean 'accum_s"),
+        ('step', {'accum_steps': 2.0}, 'config.step.accum_steps=2.0: expected int'),
+        ('step', {'max_skips': -1}, 'config.step.max_skips=-1: must be at least 0'),
+        ('step', 3, 'config.step=3: expected a group of keys'),
+        ('checkpoint', {'keep_lost': 2}, "did you mean 'keep_last'"),
+        ('checkpoint', {'keep_last': 0}, 'config.checkpoint.keep_last=0: must be at least 1'),
+        ('parallel', {'strategi': 'jit'}, "did you mean 'strategy'"),
+        ('every', {'chekpoint': '1 epoch'}, "did you mean 'checkpoint'"),
+        ('evals', {'test': 3}, 'config.evals.test=3: expected a group of keys'),
+        ('optim', {'name': 'adam'}, "config.optim: the key 'lr' is missing"),
+        ('optim', {'name': 'adam', 'lr': 1.0, 'schedule': 'cosine'}, 'expected a group of keys'),
+        ('model', {'width': 3}, "config.model: the key 'name' is missing"),
+        ('batch_size', 'large', "config.batch_size='large': expected int"),
+        ('seed', 1.5, 'config.seed=1.5: expected int'),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> None:
+    config = ConfigDict(config_lib.load(DIGITS).to_dict() | {section: value})
+    with pytest.raises(UserError) as error:
+        validation.validate(config)
+    assert words in str(error.value)
+
+
+def test_lists_count_as_tuples() -> None:
+    parallel = {'rules': [['kernel$', [None, 'tensor']]]}
+    validation.validate(ConfigDict(config_lib.load(DIGITS).to_dict() | {'parallel': parallel}))
+
+
+def test_what_a_section_leaves_out_has_a_default() -> None:
+    config = config_lib.load(DIGITS, ['step.max_skips=3', 'parallel.small=100'])
+    assert config.step.max_skips == 3
+    sparse = ConfigDict(config.to_dict() | {name: {} for name in sections.FIELDS})
+    validation.validate(sparse)
+    assert sections.fields(sparse, 'step') == {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0}
+
+
+def test_unknown_section_is_refused() -> None:
+    config = config_lib.load(DIGITS)
+    with config.unlocked():
+        config.optimiser = ConfigDict()
+    with pytest.raises(UserError, match="did you mean 'optim'"):
+        validation.validate(config)

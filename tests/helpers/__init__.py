@@ -1,0 +1,5 @@
+"""What tests share."""
+
+from helpers import typechecker
+
+__all__ = ['typechecker']  # jaxtyping looks it up as an attribute

@@ -1,0 +1,121 @@
+"""A user's files as the model gets them."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.inference import images as image_files
+from vit_jax.inference.load import Run
+from vit_jax.trainer import evaluate
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def run_on(source, split='train', transforms=''):
+    data = {'source': source, 'split': split, 'transforms': transforms}
+    config = ConfigDict({'data': data | {'split': 'nowhere'}, 'evals': {'test': data}})
+    image = evaluate.image_format(open_source(source, split))
+    return Run(pathlib.Path(), config, None, None, {}, 0, (), image)
+
+
+def halves(height, width):
+    """Black on the left, white on the right."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[:, width // 2 :] = 255
+    return image
+
+
+def test_data_of_one_size_set_the_size_and_colours():
+    reader = image_files.reader(run_on('digits', 'test'))
+    assert (reader.channels, reader.size) == (1, (8, 8))
+
+
+def test_a_large_photo_becomes_like_the_data(tmp_path):
+    Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
+    photo = image_files.reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
+    assert photo.note == '100 x 300 pixels read as 8 x 8 grey'
+    assert photo.batch['image'].shape == (1, 8, 8, 1)
+    assert (photo.image[:, :3] < 20).all()
+    assert (photo.image[:, 5:] > 235).all()
+
+
+def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
+    for i, size in enumerate([(20, 30), (40, 30), (30, 30)]):
+        path = tmp_path / 'data' / f'class{i}' / 'a.png'
+        path.parent.mkdir(parents=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(path)
+    run = run_on(f'folder:{tmp_path / "data"}', transforms='resize_small(16)|central_crop(12)')
+    reader = image_files.reader(run)
+    assert (reader.channels, reader.size) == (3, None)
+    Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
+    photo = reader.read(tmp_path / 'a.png')
+    assert photo.note == '100 x 300 pixels read as 12 x 12 RGB'
+    assert photo.image[:, :5].max() == 0
+    assert photo.image[:, 7:].min() == 255
+
+
+def test_a_size_of_ones_own_replaces_the_transforms(tmp_path):
+    Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
+    reader = image_files.reader(run_on('digits', 'test', 'central_crop(2)'))
+    assert reader.read(tmp_path / 'a.png').image.shape == (2, 2, 1)
+    assert reader.read(tmp_path / 'a.png', (24, 16)).image.shape == (24, 16, 1)
+
+
+@pytest.mark.parametrize('mode', ['1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16'])
+def test_any_colour_mode(tmp_path, mode):
+    picture = Image.fromarray(halves(40, 40))
+    if mode == 'I;16':
+        picture = Image.fromarray(halves(40, 40)[..., 0].astype(np.uint16) * 257)
+    else:
+        picture = picture.convert(mode)
+    suffix = 'jpg' if mode == 'CMYK' else 'png'
+    picture.save(tmp_path / f'a.{suffix}')
+    for channels in (1, 3):
+        image = image_files.decode(tmp_path / f'a.{suffix}', channels)
+        assert image.shape == (40, 40, channels)
+        assert image[:, :18].max() < 30
+        assert image[:, 22:].min() > 225
+
+
+def test_fit_keeps_the_middle_and_the_aspect_ratio():
+    wide = np.zeros((30, 90, 1), np.uint8)
+    wide[:, 30:60] = 200
+    np.testing.assert_array_equal(image_files.fit(wide, (10, 10)), np.full((10, 10, 1), 200))
+    tall = wide.swapaxes(0, 1)
+    np.testing.assert_array_equal(image_files.fit(tall, (15, 15)), np.full((15, 15, 1), 200))
+    assert image_files.fit(wide, (10, 30)).mean() == pytest.approx(wide.mean(), abs=1)
+    assert image_files.fit(np.zeros((1, 1, 3), np.uint8), (8, 16)).shape == (8, 16, 3)
+
+
+def test_files_that_are_no_images(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*no\.png': No such file"):
+        image_files.decode(tmp_path / 'no.png', 3)
+    with pytest.raises(UserError, match='Is a directory'):
+        image_files.decode(tmp_path, 3)
+    (tmp_path / 'text.png').write_text('not a picture')
+    with pytest.raises(UserError, match=r'JPEG, PNG or WebP .*text\.png'):
+        image_files.decode(tmp_path / 'text.png', 3)
+    Image.fromarray(halves(300, 300)).save(tmp_path / 'a.jpg')
+    whole = (tmp_path / 'a.jpg').read_bytes()
+    (tmp_path / 'cut.jpg').write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r'cut\.jpg'):
+        image_files.decode(tmp_path / 'cut.jpg', 3)
+
+
+def test_pictures_for_people(rng):
+    grey = rng.integers(0, 256, (4, 6, 1), np.uint8)
+    picture = image_files.as_picture(grey, side=10)
+    assert picture.shape == (12, 18, 3)
+    np.testing.assert_array_equal(picture[1::3, 1::3], grey.repeat(3, axis=2))
+    floats = np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 4, 3)
+    picture = image_files.as_picture(floats)
+    assert (picture.dtype, picture.min(), picture.max()) == (np.uint8, 0, 255)
+    assert (np.diff(picture.ravel().astype(int)) > 0).all()

@@ -1,0 +1,357 @@
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.optim import make as optim
+from vit_jax.tree_paths import param_paths
+
+STEPS = 5
+
+
+def vit_params(depth=2, width=8, stacked=False, abstract=False):
+    """A tree with the parameter names of a ViT."""
+    rng = np.random.default_rng(0)
+
+    def leaf(*shape):
+        if abstract:
+            return jax.ShapeDtypeStruct(shape, jnp.float32)
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    def block(*axes):
+        return {
+            'norm1': {'scale': leaf(*axes, width), 'bias': leaf(*axes, width)},
+            'mlp': {'fc1': {'kernel': leaf(*axes, width, 12), 'bias': leaf(*axes, 12)}},
+        }
+
+    blocks = {'blocks': block(depth)} if stacked else {f'block_{i}': block() for i in range(depth)}
+    return {
+        'patch_embed': {'kernel': leaf(4, 4, 3, width), 'bias': leaf(width)},
+        'cls_token': leaf(1, 1, width),
+        'pos_embed': leaf(1, 5, width),
+        'encoder': {**blocks, 'norm': {'scale': leaf(width), 'bias': leaf(width)}},
+        'head': {'kernel': leaf(width, 10), 'bias': leaf(10)},
+    }
+
+
+def make(params, **config):
+    """The optimizer for a training of 100 steps, in which durations are plain numbers."""
+    return optim.make(params, 100, int, **{'name': 'sgd', 'lr': 0.1} | config)
+
+
+def gradients(params, step):
+    def gradient(x):
+        return jnp.asarray(np.random.default_rng([step, x.size]).normal(size=x.shape), x.dtype)
+
+    return jax.tree.map(gradient, params)
+
+
+def train(params, tx, steps=STEPS):
+    update = jax.jit(tx.update)
+    state = tx.init(params)
+    for step in range(steps):
+        updates, state = update(gradients(params, step), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def one_update(params, **config):
+    """What a single step of SGD at learning rate 1 with gradients of one takes away."""
+    tx, _ = make(params, **{'lr': 1.0} | config)
+    ones = jax.tree.map(jnp.ones_like, params)
+    updates, _ = tx.update(ones, tx.init(params), params)
+    return {path: -np.asarray(u) for path, u in param_paths(updates).items()}
+
+
+def torch_training(params, build, lr, clip_norm=None):
+    """The same training by torch; parameters that end in `kernel` are its first group."""
+    torch = pytest.importorskip('torch')
+    paths = param_paths(params)
+    weights = {k: torch.nn.Parameter(torch.tensor(np.asarray(v))) for k, v in paths.items()}
+    kernels = [w for k, w in weights.items() if k.endswith('kernel')]
+    others = [w for k, w in weights.items() if not k.endswith('kernel')]
+    optimizer = build(torch.optim, kernels, others)
+    for step in range(STEPS):
+        for key, gradient in param_paths(gradients(params, step)).items():
+            weights[key].grad = torch.tensor(np.asarray(gradient))
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights.values(), clip_norm)
+        for group in optimizer.param_groups:
+            group['lr'] = lr(step)
+        optimizer.step()
+    return {k: w.detach().numpy() for k, w in weights.items()}
+
+
+def assert_same(ours, theirs, atol=1e-6):
+    for path, value in param_paths(ours).items():
+        np.testing.assert_allclose(value, theirs[path], rtol=0, atol=atol, err_msg=path)
+
+
+def test_adamw_is_that_of_torch():
+    params = vit_params()
+    options = {'weight_decay': 0.5, 'b1': 0.8, 'b2': 0.95, 'eps': 1e-6, 'clip_norm': 1.0}
+    schedule = {'name': 'cosine', 'warmup': '2'}
+    tx, lr = make(params, name='adamw', lr=0.01, schedule=schedule, **options)
+
+    def build(torch_optim, kernels, others):
+        groups = [{'params': kernels}, {'params': others, 'weight_decay': 0.0}]
+        return torch_optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.5)
+
+    theirs = torch_training(params, build, lambda step: float(lr(step)), clip_norm=1.0)
+    assert_same(train(params, tx)[0], theirs)
+
+
+@pytest.mark.parametrize('nesterov', [False, True])
+def test_sgd_with_weight_decay_is_that_of_torch(nesterov):
+    params = vit_params()
+    options = {'momentum': 0.9, 'nesterov': nesterov, 'weight_decay': 0.1}
+    tx, _ = make(params, lr=0.01, **options)
+
+    def build(torch_optim, kernels, others):
+        groups = [{'params': kernels}, {'params': others, 'weight_decay': 0.0}]
+        return torch_optim.SGD(groups, lr=0.01, **options)
+
+    assert_same(train(params, tx)[0], torch_training(params, build, lambda _: 0.01))
+
+
+@pytest.mark.parametrize('name', optim.optimizers())
+def test_every_optimizer_runs_with_every_rule(name):
+    params = vit_params(depth=1)
+    tx, _ = make(
+        params,
+        name=name,
+        lr=1e-3,
+        schedule={'name': 'linear', 'warmup': '1'},
+        weight_decay=0.1,
+        decay_mults=(('^head/', 3.0),),
+        lr_mults=(('^head/', 2.0),),
+        freeze=('^pos_embed$',),
+        layer_decay=0.75,
+        clip_norm=1.0,
+    )
+    trained, _ = train(params, tx)
+    for path, before in param_paths(params).items():
+        after = param_paths(trained)[path]
+        assert after.dtype == before.dtype, path
+        assert bool(jnp.isfinite(after).all()), path
+        assert bool((after == before).all()) == (path == 'pos_embed'), path
+
+
+def test_the_usual_optimizers_are_there():
+    usual = {'adafactor', 'adam', 'adamw', 'lamb', 'lars', 'lion', 'rmsprop', 'sgd'}
+    assert usual <= set(optim.optimizers())
+
+
+@pytest.mark.parametrize('name', ['adamw', 'lion', 'adafactor', 'adan'])
+def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
+    params = vit_params()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    schedule = {'name': 'linear', 'warmup': '2'}
+    tx, lr = make(params, name=name, lr=0.1, weight_decay=0.5, schedule=schedule)
+    state = tx.init(params)
+    for step in range(3):
+        updates, state = tx.update(zeros, state, params)
+        for path, update in param_paths(updates).items():
+            rate = 0.5 * float(lr(step)) if path.endswith('kernel') else 0.0
+            expected = -rate * param_paths(params)[path]
+            np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=f'{path} {step}')
+
+
+def test_decay_mask_and_multipliers():
+    params = vit_params()
+    taken = one_update(
+        params,
+        weight_decay=0.5,
+        decay_mask='(kernel|pos_embed)$',
+        decay_mults=(('^head/', 4.0), ('head|patch', 0.0)),
+    )
+    strength = {'pos_embed': 0.5, 'encoder/block_0/mlp/fc1/kernel': 0.5, 'head/kernel': 2.0}
+    for path, value in param_paths(params).items():
+        if path.startswith('encoder/block_1/mlp') and path.endswith('kernel'):
+            continue
+        np.testing.assert_allclose(taken[path], 1 + strength.get(path, 0.0) * value, atol=1e-6)
+
+
+def test_decay_multipliers_of_one_change_nothing():
+    params = vit_params()
+    plain, _ = make(params, name='adamw', lr=0.01, weight_decay=0.3)
+    ruled, _ = make(params, name='adamw', lr=0.01, weight_decay=0.3, decay_mults=(('head', 1.0),))
+    assert_same(train(params, plain)[0], param_paths(train(params, ruled)[0]), atol=0)
+
+
+def test_lr_multipliers_are_exact_and_the_first_match_counts():
+    taken = one_update(vit_params(), lr_mults=(('^head/kernel', 0.25), ('^head/', 3.0)))
+    for path, value in taken.items():
+        expected = {'head/kernel': 0.25, 'head/bias': 3.0}.get(path, 1.0)
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
+def test_layer_decay_of_a_fine_tuned_mae():
+    """Layers 0 to 13 of ViT-B at 0.65^(13 - layer)."""
+    taken = one_update(vit_params(depth=12), layer_decay=0.65)
+    for path, value in taken.items():
+        if path.startswith('encoder/block_'):
+            layer = int(re.findall(r'\d+', path)[0]) + 1
+        else:
+            layer = 0 if re.match('patch_embed|cls_token|pos_embed', path) else 13
+        np.testing.assert_allclose(value, 0.65 ** (13 - layer), rtol=1e-6, err_msg=path)
+    table = {'pos_embed': 0.0036972, 'encoder/block_0/norm1/bias': 0.0056880}
+    table |= {'encoder/block_11/norm1/bias': 0.65, 'encoder/norm/scale': 1.0, 'head/bias': 1.0}
+    for path, expected in table.items():
+        np.testing.assert_allclose(taken[path], expected, rtol=1e-4, err_msg=path)
+
+
+def test_layer_decay_of_stacked_blocks_is_that_of_separate_ones():
+    separate = one_update(vit_params(depth=3), layer_decay=0.5)
+    stacked = one_update(vit_params(depth=3, stacked=True), layer_decay=0.5)
+    for path, value in stacked.items():
+        if '/blocks/' not in path:
+            np.testing.assert_array_equal(value, separate[path], err_msg=path)
+            continue
+        for i, row in enumerate(value):
+            np.testing.assert_array_equal(row, separate[path.replace('blocks', f'block_{i}')])
+
+
+def test_layer_decay_times_lr_multiplier():
+    taken = one_update(vit_params(depth=2), layer_decay=0.5, lr_mults=(('block_0', 3.0),))
+    np.testing.assert_array_equal(taken['encoder/block_0/norm1/bias'], 3 * 0.25)
+
+
+def test_frozen_parameters_stay_and_have_no_state():
+    params = vit_params()
+    freeze = ('^patch_embed', 'block_0/')
+    tx, _ = make(params, name='adamw', weight_decay=0.1, freeze=freeze)
+    trained, state = train(params, tx)
+    held = [path for path in param_paths(params) if re.search('|'.join(freeze), path)]
+    assert len(held) == 2 + 4
+    for path in held:
+        before, after = param_paths(params)[path], param_paths(trained)[path]
+        np.testing.assert_array_equal(before, after, err_msg=path)
+    names = list(param_paths(state))
+    assert not [name for name in names for path in held if name.endswith(path)]
+    assert sum(name.endswith('head/kernel') for name in names) == 2  # both moments
+
+
+def test_gradients_of_frozen_parameters_do_not_count_for_clipping():
+    params = {'a': {'kernel': jnp.ones(())}, 'b': {'kernel': jnp.ones(())}}
+    grads = {'a': {'kernel': jnp.float32(3.0)}, 'b': {'kernel': jnp.float32(1e6)}}
+    tx, _ = make(params, lr=1.0, clip_norm=1.5, freeze=('^b/',))
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert float(updates['a']['kernel']) == pytest.approx(-1.5)
+    assert float(updates['b']['kernel']) == 0.0
+
+
+def test_clipping_scales_to_the_global_norm_and_leaves_small_gradients():
+    params = {'a': jnp.zeros(2), 'b': jnp.zeros(())}
+    tx, _ = make(params, lr=1.0, clip_norm=1.0)
+    big = {'a': jnp.array([2.0, 3.0]), 'b': jnp.float32(6.0)}
+    updates, _ = tx.update(big, tx.init(params), params)
+    np.testing.assert_allclose(updates['a'], [-2 / 7, -3 / 7], rtol=1e-6)
+    small = jax.tree.map(lambda x: x / 10, big)
+    updates, _ = tx.update(small, tx.init(params), params)
+    np.testing.assert_allclose(updates['a'], [-0.2, -0.3], rtol=1e-6)
+
+
+def test_dtypes_by_name():
+    params = vit_params()
+    _, state = train(params, make(params, momentum=0.9, accumulator_dtype='bfloat16')[0], steps=1)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim} == {'bfloat16'}
+    _, state = train(params, make(params, name='adamw', mu_dtype='bfloat16')[0], steps=1)
+    moments = {n: x.dtype.name for n, x in param_paths(state).items() if x.ndim}
+    assert {d for n, d in moments.items() if '/mu/' in n} == {'bfloat16'}
+    assert {d for n, d in moments.items() if '/nu/' in n} == {'float32'}
+
+
+def test_shapes_suffice_to_make_it():
+    config = {'name': 'adamw', 'layer_decay': 0.7, 'freeze': ('cls',), 'weight_decay': 0.1}
+    params = vit_params()
+    concrete, _ = train(params, make(params, **config)[0])
+    abstract, _ = train(params, make(vit_params(abstract=True), **config)[0])
+    assert_same(concrete, param_paths(abstract), atol=0)
+
+
+def test_config_survives_json():
+    config = {
+        'name': 'adamw',
+        'lr': 1e-3,
+        'schedule': {'name': 'rsqrt', 'warmup': '5', 'cooldown': '20', 'timescale': '50'},
+        'weight_decay': 0.1,
+        'decay_mults': (('^head/', 3.0),),
+        'lr_mults': (('^head/', 2.0),),
+        'freeze': ('cls_token',),
+        'mu_dtype': 'bfloat16',
+    }
+    params = vit_params()
+    direct, _ = train(params, make(params, **config)[0])
+    stored, _ = train(params, make(params, **json.loads(json.dumps(config)))[0])
+    assert_same(direct, param_paths(stored), atol=0)
+
+
+def test_strength_and_length_do_not_change_the_structure_of_the_state():
+    """So that a run may be continued with another weight decay, clipping or schedule."""
+    params = vit_params()
+    one, _ = make(params, name='adamw')
+    other, _ = make(params, name='adamw', weight_decay=0.1, clip_norm=1.0, layer_decay=0.5)
+    assert jax.tree.structure(one.init(params)) == jax.tree.structure(other.init(params))
+
+
+def test_schedule_durations_are_turned_into_steps():
+    durations = {'10%': 10, '2 epochs': 40, '30': 30}
+    spec = {'name': 'rsqrt', 'warmup': '10%', 'cooldown': '2 epochs', 'timescale': 30}
+    _, lr = optim.make(vit_params(), 100, durations.__getitem__, name='adam', lr=1.0, schedule=spec)
+    got = [float(lr(step)) for step in (5, 10, 60, 80, 100)]
+    end = np.sqrt(30 / 80)
+    np.testing.assert_allclose(got, [0.5, 1.0, end, end / 2, 0.0], rtol=1e-6)
+    spec = {'name': 'stair', 'boundaries': ('30', '2 epochs')}
+    _, lr = optim.make(vit_params(), 100, durations.__getitem__, name='adam', lr=1.0, schedule=spec)
+    np.testing.assert_allclose([float(lr(s)) for s in (29, 30, 40)], [1, 0.1, 0.01], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        ({'name': 'adamww'}, "unknown optimizer 'adamww'; did you mean 'adamw'"),
+        ({'name': 'lbfgs'}, "unknown optimizer 'lbfgs'"),
+        ({'lr': float('nan')}, 'config.optim.lr=nan: must be a number at least 0'),
+        ({'lr': float('inf')}, 'config.optim.lr=inf'),
+        ({'lr': -1e-3}, 'config.optim.lr=-0.001'),
+        ({'lr': '1e-3'}, "config.optim.lr='1e-3'"),
+        ({'weight_decay': -0.1}, 'config.optim.weight_decay=-0.1'),
+        ({'clip_norm': 0}, 'config.optim.clip_norm=0: must be a number positive'),
+        ({'momentum': 1.0}, r'config.optim.momentum=1.0: must be a number in \[0, 1\)'),
+        (
+            {'momentun': 0.9},
+            r"config.optim \(sgd\): unknown key 'momentun'; did you mean 'momentum'",
+        ),
+        ({'clipnorm': 1.0}, "did you mean 'clip_norm'"),
+        ({'learning_rate': 1.0}, "unknown key 'learning_rate'"),
+        ({'name': 'adamw', 'mask': None}, "unknown key 'mask'"),
+        ({'accumulator_dtype': 'bflot16'}, "config.optim.accumulator_dtype='bflot16'"),
+        ({'schedule': {'name': 'cosine', 'warmpu': '5'}}, "did you mean 'warmup'"),
+        ({'schedule': {'peak': 1.0}}, "config.optim.schedule: unknown key 'peak'"),
+        ({'layer_decay': 1.5}, r'config.optim.layer_decay=1.5: must be a number in \(0, 1\]'),
+        ({'freeze': ('^haed/',)}, "'\\^haed/' matches no parameter; the nearest path is 'head/"),
+        ({'freeze': 'head'}, r"write a tuple, \('head',\)"),
+        ({'freeze': ('(',)}, 'no regular expression'),
+        ({'lr_mults': (('encoder/blok_0', 2.0),)}, "the nearest path is 'encoder/block_0/"),
+        ({'lr_mults': (('head', -1.0),)}, "config.optim.lr_mults 'head'=-1.0"),
+        ({'lr_mults': ('head', 2.0)}, r'write \(\(pattern, multiplier\), ...\)'),
+        ({'weight_decay': 0.1, 'decay_mask': 'weight$'}, "decay_mask: 'weight\\$' matches no"),
+    ],
+)
+def test_mistakes_are_named(config, message):
+    with pytest.raises(UserError, match=message):
+        make(vit_params(), **config)
+
+
+def test_layer_decay_needs_one_stack_of_blocks():
+    params = vit_params()
+    with pytest.raises(UserError, match='found none'):
+        make({'head': params['head']}, layer_decay=0.7)
+    with pytest.raises(UserError, match="found 'a/', 'b/'"):
+        make({'a': params['encoder'], 'b': params['encoder']}, layer_decay=0.7)

@@ -1,0 +1,111 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.optim import schedules
+
+
+def values(name, steps, **options):
+    schedule = schedules.make(name, peak=2.0, total_steps=100, **options)
+    return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)))
+
+
+@pytest.mark.parametrize('name', ['constant', 'linear', 'cosine', 'rsqrt'])
+def test_warmup_rises_linearly_to_the_peak(name):
+    got = values(name, [0, 5, 9, 10], warmup=10, init=0.2)
+    np.testing.assert_allclose(got, [0.2, 1.1, 1.82, 2.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['constant', 'linear', 'cosine', 'rsqrt'])
+def test_without_warmup_it_starts_at_the_peak(name):
+    np.testing.assert_allclose(values(name, [0]), [2.0], rtol=1e-6)
+
+
+def test_linear_and_cosine_reach_final_at_the_end():
+    steps = [20, 40, 60, 80, 100, 1000]
+    linear = values('linear', steps, warmup=20, final=0.4)
+    np.testing.assert_allclose(linear, [2.0, 1.6, 1.2, 0.8, 0.4, 0.4], rtol=1e-6)
+    quarter = np.cos(np.pi / 4)
+    cosine = values('cosine', steps, warmup=20, final=0.4)
+    expected = [2.0, 1.2 + 0.8 * quarter, 1.2, 1.2 - 0.8 * quarter, 0.4, 0.4]
+    np.testing.assert_allclose(cosine, expected, rtol=1e-6)
+
+
+def test_constant_stays():
+    np.testing.assert_array_equal(values('constant', [0, 1, 50, 99, 100, 1000]), 2.0)
+
+
+def test_stair_is_that_of_bit():
+    options = {'warmup': 10, 'boundaries': (30, 60, 90)}
+    got = values('stair', [0, 5, 10, 29, 30, 59, 60, 89, 90, 100, 1000], **options)
+    expected = [0, 1, 2, 2, 0.2, 0.2, 0.02, 0.02, 0.002, 0.002, 0.002]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    halved = values('stair', [9, 10], boundaries=(10,), factor=0.5)
+    np.testing.assert_allclose(halved, [2.0, 1.0], rtol=1e-6)
+
+
+def test_rsqrt_halves_when_three_timescales_have_passed():
+    got = values('rsqrt', [10, 18, 34, 74], warmup=10, timescale=8)
+    np.testing.assert_allclose(got, [2.0, 2 / np.sqrt(2), 1.0, 2 / 3], rtol=1e-6)
+
+
+def test_rsqrt_with_timescale_of_the_warmup_is_that_of_the_transformer():
+    d, warmup = 512, 40
+    peak = d**-0.5 * warmup**-0.5
+    schedule = schedules.make('rsqrt', peak=peak, total_steps=100, warmup=warmup, timescale=warmup)
+    for t in (1, 20, 40, 60, 100):
+        paper = d**-0.5 * min(t**-0.5, t * warmup**-1.5)
+        assert float(schedule(t)) == pytest.approx(paper, rel=1e-6)
+
+
+@pytest.mark.parametrize('name', ['constant', 'linear', 'cosine', 'rsqrt'])
+@pytest.mark.parametrize('final', [0.0, 0.1])
+def test_cooldown_is_a_straight_line_from_the_shape_to_final(name, final):
+    options = {'warmup': 10, 'final': final, 'timescale': 30}
+    if name in ('constant', 'rsqrt'):
+        plain = values(name, [80], **{**options, 'final': 0.0})
+    else:
+        plain = values(name, [80], **options)
+    cooled = values(name, [80, 85, 90, 100, 200], cooldown=20, **options)
+    expected = final + (plain - final) * np.array([1, 0.75, 0.5, 0, 0])
+    np.testing.assert_allclose(cooled, expected, rtol=1e-5, atol=1e-7)
+    assert cooled[-1] == np.float32(final)
+
+
+def test_cooldown_leaves_what_comes_before_unchanged():
+    steps = np.arange(81)
+    np.testing.assert_array_equal(
+        values('rsqrt', steps, warmup=10, cooldown=20), values('rsqrt', steps, warmup=10)
+    )
+
+
+def test_warmup_and_cooldown_may_fill_all_of_training():
+    got = values('cosine', [0, 20, 40, 70, 100], warmup=40, cooldown=60)
+    np.testing.assert_allclose(got, [0, 1, 2, 1, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'name': 'cosin'}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+        ({'peak': float('nan')}, 'lr=nan must be finite'),
+        ({'peak': -1.0}, 'lr=-1.0'),
+        ({'final': -1e-5}, 'final=-1e-05'),
+        ({'total_steps': 0}, 'at least one step'),
+        ({'warmup': -1}, 'warmup=-1'),
+        ({'warmup': 60, 'cooldown': 41}, 'do not fit into 100 steps'),
+        ({'name': 'rsqrt', 'timescale': 0}, 'timescale=0'),
+        ({'name': 'constant', 'final': 0.1}, 'only with a cooldown'),
+        ({'name': 'stair'}, 'one or more steps'),
+        ({'name': 'stair', 'boundaries': (60, 30)}, r'boundaries=\(60, 30\) .* rising'),
+        ({'name': 'stair', 'boundaries': (30,), 'warmup': 40}, 'between the warm-up of 40'),
+        ({'name': 'stair', 'boundaries': (30, 100)}, 'the end at 100'),
+        ({'name': 'stair', 'boundaries': (30,), 'factor': 0.0}, 'factor=0.0'),
+        ({'name': 'stair', 'boundaries': (30,), 'final': 0.1}, 'only with a cooldown'),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(UserError, match=message):
+        schedules.make(**{'name': 'cosine', 'peak': 1.0, 'total_steps': 100} | options)

@@ -1,0 +1,42 @@
+"""Being told to go becomes a flag that is read between two steps."""
+
+import signal
+
+import pytest
+
+from vit_jax.runtime.preemption import Preemption
+
+
+@pytest.fixture
+def handlers():
+    """The handlers of this process, put back afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, number):
+    with Preemption() as preemption:
+        assert not preemption.reached()
+        signal.raise_signal(number)
+        assert preemption.reached()
+    signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
+
+
+def test_without_a_signal_the_handlers_come_back(handlers):
+    with Preemption():
+        assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+@pytest.mark.usefixtures('handlers')
+def test_more_sigterms_change_nothing_but_a_second_ctrl_c_stops():
+    with Preemption() as preemption:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert preemption.reached()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,226 @@
+"""Two processes on this machine, one device each, that train one model by the usual command."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from vit_jax.checkpoints.checkpointer import load_variables
+from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.tree_paths import param_paths
+
+# SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
+CONFIG = """
+from experiments.vit import digits
+
+def get_config(arg=None):
+    config = digits.get_config('smoke')
+    config.optim = dict(name='sgd', lr=0.5, momentum=0.9, schedule=dict(name='cosine'))
+    config.total, config.batch_size = arg, 16
+    config.every = dict(log='1', eval='3', checkpoint='3')
+    config.parallel = dict(strategy='jit', fsdp=1, small=64)
+    if int(arg) > 6:  # What is stopped on the way needs little to compile.
+        config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
+    else:
+        config.evals.few = dict(
+            evaluator='fewshot', source='digits', split='test', fit='train[:301]', seeds=2
+        )
+        config.evals.few.batch_size = 120
+    return config
+"""
+ENDLESS = '1000000'
+
+
+def command(folder, total, *flags):
+    config = folder.with_suffix('.py')
+    config.write_text(CONFIG)
+    start = [sys.executable, '-m', 'vit_jax', 'train', '--workdir', str(folder)]
+    return [*start, '--config', f'{config}:{total}', *flags]
+
+
+def environment():
+    flags = re.sub(
+        r'\S*host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', '')
+    ).strip()
+    return {**os.environ, 'XLA_FLAGS': flags, 'PYTHONUNBUFFERED': '1'}
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return f'127.0.0.1:{probe.getsockname()[1]}'
+
+
+@contextlib.contextmanager
+def two_processes(repo, folder, total, *flags, heartbeat=20, second=()):
+    """Both processes of a job; `second` are flags of process 1 alone."""
+    meeting = ['--coordinator', free_address(), '--num-processes', '2']
+    words = command(folder, total, *flags, *meeting, '--heartbeat', str(heartbeat))
+    processes = [
+        subprocess.Popen(
+            [*words, '--process-id', str(rank), *(second if rank else ())],
+            cwd=repo,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def finish(process, timeout=90):
+    """Exit code and all that was printed."""
+    output, _ = process.communicate(timeout=timeout)
+    return process.returncode, output
+
+
+def metrics(folder):
+    path = folder / 'metrics.jsonl'
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith('\n')]
+
+
+def wait_for_steps(folder, processes, steps=3, timeout=120):
+    deadline = time.monotonic() + timeout
+    while len(metrics(folder)) < steps:
+        for process in processes:
+            assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline, 'no step was taken'
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope='module')
+def alone(repo, tmp_path_factory):
+    """Six steps by one process."""
+    folder = tmp_path_factory.mktemp('alone') / 'run'
+    subprocess.run(command(folder, 6), cwd=repo, env=environment(), check=True, timeout=240)
+    return folder
+
+
+@pytest.mark.parametrize('flag', ['--config.parallel.fsdp=2', '--config.parallel.strategy=pmap'])
+def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, 6, flag) as processes:
+        results = [finish(process, timeout=200) for process in processes]
+    assert [code for code, _ in results] == [0, 0], results
+
+    step, ours, _ = load_variables(folder / 'checkpoints')
+    expected_step, theirs, _ = load_variables(alone / 'checkpoints')
+    assert step == expected_step == 6
+    theirs = param_paths(theirs)
+    for path, value in param_paths(ours).items():
+        np.testing.assert_allclose(value, theirs[path], rtol=0, atol=1e-5, err_msg=path)
+    for line, reference in zip(metrics(folder), metrics(alone), strict=True):
+        assert line.keys() == reference.keys()
+        for name in {'step', 'train/loss', 'test/loss', 'test/accuracy'} & line.keys():
+            assert line[name] == pytest.approx(reference[name], rel=1e-5), name
+        for name in {'few/1_shot', 'few/25_shot'} & line.keys():
+            # What two processes learn from is the same; rounding may turn single answers.
+            assert line[name] == pytest.approx(reference[name], abs=2 / 360), name
+    assert 'few/25_shot' in metrics(folder)[-1]
+
+    (_, spoken), (_, silent) = results
+    assert 'step 6/6' in spoken
+    assert 'step' not in silent
+    assert len(list(folder.glob('events.*'))) == 1
+
+
+def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].send_signal(signal.SIGTERM)
+        results = [finish(process) for process in processes]
+    assert [code for code, _ in results] == [EXIT_PREEMPTED] * 2, results
+    steps = [int(re.search(r'stopped after step (\d+)/', text)[1]) for _, text in results]
+    saved, variables, _ = load_variables(folder / 'checkpoints')
+    assert steps == [saved, saved]
+    assert metrics(folder)[-1]['step'] == saved
+    assert all(np.isfinite(x).all() for x in param_paths(variables).values())
+
+    resumed = subprocess.run(
+        command(folder, ENDLESS, f'--stop-at={saved + 2}'),
+        cwd=repo,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert resumed.returncode == EXIT_PREEMPTED, resumed.stderr
+    assert f'resumes after step {saved}' in resumed.stdout
+    assert metrics(folder)[-1]['step'] == saved + 2
+
+
+def test_a_killed_process_ends_the_other_at_once(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS, heartbeat=60) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].kill()
+        code, output = finish(processes[0], timeout=30)
+    assert code == 1, output
+    assert 'error: process 0 of 2 lost another process' in output
+    assert 'continues from the last checkpoint' in output
+    assert 'Traceback' not in output
+
+
+def test_the_death_of_the_coordinator_ends_the_other_at_once(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS, heartbeat=60) as processes:
+        wait_for_steps(folder, processes)
+        processes[0].kill()
+        code, output = finish(processes[1], timeout=30)
+    assert code != 0
+    assert re.search('another task died|lost another process', output), output
+
+
+def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS, heartbeat=5) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        code, output = finish(processes[0], timeout=40)
+    assert code != 0
+    assert re.search('another task died|lost another process', output), output
+
+
+def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, ENDLESS, '--step-timeout=40', heartbeat=300) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        code, output = finish(processes[0], timeout=100)
+    assert code == 1, output
+    said = re.search(
+        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 40 s', output
+    )
+    assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
+    assert '-- MainThread' in output
+    assert 'in loop' in output
+
+
+def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
+    folder = tmp_path / 'run'
+    missing = ('--config.data.split=train[2000:]',)
+    with two_processes(repo, folder, 6, heartbeat=5, second=missing) as processes:
+        (code, output), (second_code, second_output) = (finish(p, 60) for p in processes)
+    assert second_code == 2, second_output
+    assert 'error: process 1 of 2: ' in second_output
+    assert 'train[2000:]' in second_output
+    assert code != 0, output

@@ -1,0 +1,173 @@
+"""A run's folder: one owner, atomic files."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.storage import lock as workdir
+from vit_jax.storage import paths as storage
+
+HOLD = """
+import sys, time
+from vit_jax import workdir
+with workdir.lock(sys.argv[1]):
+    print('held', flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path, repo):
+    """Another process that holds `tmp_path`."""
+    command = [sys.executable, '-c', HOLD, tmp_path]
+    with subprocess.Popen(command, cwd=repo, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == 'held\n'
+        yield process
+        process.kill()
+
+
+def record(path: pathlib.Path) -> dict:
+    return json.loads((path / workdir.LOCK).read_text())
+
+
+def take(path: pathlib.Path, **options) -> dict:
+    """Holds the folder for a moment; what its record then said."""
+    with workdir.lock(path, **options):
+        return record(path)
+
+
+# --- the lock ---
+
+
+def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path, holder):
+    owner = f'host {socket.gethostname()}, pid {holder.pid}, since '
+    with pytest.raises(UserError, match=f'in use by another run: {re.escape(owner)}'):
+        take(tmp_path)
+    assert record(tmp_path)['pid'] == holder.pid
+    holder.kill()
+    holder.wait()
+    assert record(tmp_path)['pid'] == holder.pid
+    assert take(tmp_path)['pid'] == os.getpid()
+
+
+def test_the_folder_is_made_and_free_afterwards(tmp_path):
+    folder = tmp_path / 'a' / 'b'
+    for _ in range(2):
+        assert take(folder)['pid'] == os.getpid()
+    with pytest.raises(ZeroDivisionError), workdir.lock(folder):
+        raise ZeroDivisionError
+    take(folder)
+
+
+def leave_record_of_another_host(folder: pathlib.Path) -> pathlib.Path:
+    file = folder / workdir.LOCK
+    file.write_text(json.dumps({'host': 'elsewhere', 'pid': 1, 'since': 'yesterday'}))
+    return file
+
+
+def test_a_silent_owner_on_another_host_is_replaced(tmp_path):
+    leave_record_of_another_host(tmp_path)
+    start = time.monotonic()
+    assert take(tmp_path, silent_seconds=0.3)['host'] == socket.gethostname()
+    assert time.monotonic() - start >= 0.3
+
+
+@pytest.mark.parametrize('clock', [0, 4e9])
+def test_a_living_owner_on_another_host_is_not(tmp_path, clock):
+    file = leave_record_of_another_host(tmp_path)
+    os.utime(file, (clock, clock))
+    beat = threading.Timer(0.2, os.utime, (file, (clock + 5, clock + 5)))
+    beat.start()
+    with pytest.raises(UserError, match='host elsewhere, pid 1, since yesterday'):
+        take(tmp_path, silent_seconds=5)
+    beat.join()
+
+
+def test_the_owner_shows_that_it_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir, '_HEARTBEAT_SECONDS', 0.02)
+    with workdir.lock(tmp_path):
+        os.utime(tmp_path / workdir.LOCK, (0, 0))
+        deadline = time.monotonic() + 5
+        while (tmp_path / workdir.LOCK).stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / workdir.LOCK).stat().st_mtime > 0
+
+
+def test_an_unreadable_record_does_not_block(tmp_path):
+    (tmp_path / workdir.LOCK).write_text('{"host": "else')
+    assert take(tmp_path)['pid'] == os.getpid()
+
+
+# --- a folder that cannot be written ---
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A folder on a file system that is mounted read-only, or without permission to write."""
+    folder = tmp_path / 'read_only'
+    folder.mkdir()
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        yield folder
+        return
+    mount = ['mount', '-t', 'tmpfs', '-o', 'ro', 'none', folder]
+    if not shutil.which('mount') or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip('root is not refused by permissions, and mounting is not allowed')
+    yield folder
+    subprocess.run(['umount', folder], check=True)
+
+
+@pytest.mark.parametrize('name', ['', 'runs/a'])
+def test_a_read_only_folder_is_refused_at_once(read_only, name):
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r'cannot write to the workdir .*read.only'):
+        storage.require_writable(read_only / name)
+    with pytest.raises(UserError, match='cannot write to the workdir'):
+        take(read_only / name)
+    assert time.monotonic() - start < 1
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='is not a folder'):
+        storage.require_writable(tmp_path / 'file' / 'run')
+    with pytest.raises(UserError, match='cannot write to the workdir'):
+        take(tmp_path / 'file' / 'run')
+
+
+def test_asking_leaves_no_trace(tmp_path):
+    storage.require_writable(tmp_path / 'a' / 'b')
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- files that appear whole ---
+
+
+def test_text_is_written_over_and_no_partial_file_stays(tmp_path):
+    for text in ('first', 'zweites, länger'):
+        storage.write_text_atomic(tmp_path / 'file', text)
+        assert (tmp_path / 'file').read_text(encoding='utf-8') == text
+    assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_a_write_that_fails_keeps_the_old_text(tmp_path, monkeypatch):
+    storage.write_text_atomic(tmp_path / 'file', 'old')
+
+    def full_disk(_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', full_disk)
+    with pytest.raises(OSError, match='No space'):
+        storage.write_text_atomic(tmp_path / 'file', 'new')
+    assert (tmp_path / 'file').read_text() == 'old'
+    assert [path.name for path in tmp_path.iterdir()] == ['file']

@@ -1,0 +1,265 @@
+"""Run folders on s3:// and gs://, in servers on this machine that speak the protocols of both."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.digests import tree_digest
+from helpers.object_servers import SCHEMES, serve_bucket
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import manifest
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.runtime import sharding
+from vit_jax.storage import lease
+from vit_jax.storage import lock as workdir
+from vit_jax.storage import paths as storage
+from vit_jax.trainer import build
+
+TOTAL = 24
+FLAGS = {
+    'total': f'{TOTAL} steps',
+    'every.log': '1',
+    'every.eval': '12',
+    'every.checkpoint': '4',
+    'checkpoint.keep_last': 2,
+}
+CONFIG = 'experiments/vit/digits.py:smoke'
+
+
+@pytest.fixture(scope='module', params=SCHEMES)
+def bucket(request):
+    """A bucket, as in `s3://bucket`."""
+    with serve_bucket(request.param) as url:
+        yield url
+
+
+# --- the runs ---
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(repo, monkeypatch):
+    monkeypatch.chdir(repo)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The locks of killed runs are taken over soon."""
+    lock = functools.partial(workdir.lock, silent_seconds=1.0)
+    monkeypatch.setattr(workdir, 'lock', lock)
+
+
+@pytest.fixture(scope='module')
+def local(tmp_path_factory, repo):
+    """An uninterrupted run on the disk."""
+    folder = tmp_path_factory.mktemp('local') / 'run'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(repo)
+        assert main(train(folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(bucket, local, request):
+    """The same run in the bucket."""
+    folder = storage.path(f'{bucket}/{request.node.originalname}')
+    storage.copy(local, folder)
+    return folder
+
+
+def train(folder) -> list[str]:
+    flags = [f'--config.{name}={value}' for name, value in FLAGS.items()]
+    return ['train', '--config', CONFIG, *flags, '--workdir', os.fspath(folder)]
+
+
+@functools.cache
+def target():
+    """The whole state, as it is restored."""
+    parts = build.build(config_lib.load(CONFIG, [f'{k}={v}' for k, v in FLAGS.items()]))
+    return sharding.abstract_target(parts.layout, parts.abstract_state)
+
+
+def digest(folder) -> str:
+    """Of parameters, average, optimizer and counters of the last step."""
+    return tree_digest(checkpoint_lib.restore(folder / 'checkpoints', TOTAL, target()))
+
+
+def losses(folder) -> list[tuple[int, float]]:
+    lines = map(json.loads, storage.read_text(folder / 'metrics.jsonl').splitlines())
+    return [(line['step'], line['train/loss']) for line in lines if 'train/loss' in line]
+
+
+def kill_at_step(step: int, folder) -> None:
+    command = [sys.executable, '-u', '-m', 'vit_jax', *train(folder)]
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL, 'text': True}
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            assert any(line.startswith(f'step {step}/') for line in process.stdout)
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
+    folder = storage.path(f'{bucket}/killed')
+    kill_at_step(14, folder)
+    left = manifest.steps(folder / 'checkpoints')
+    assert 8 in left and TOTAL not in left
+    assert storage.read_text(folder / 'lock')
+
+    assert main(train(folder)) == 0
+    assert 'waiting 1 s to see whether the run that held the lock is alive: host' in caplog.text
+    assert f'resumes after step {left[-1]} in {folder}' in capsys.readouterr().out
+    assert digest(folder) == digest(local)
+    assert losses(folder) == losses(local)
+    assert len(losses(folder)) == TOTAL
+    assert storage.read_text(folder / 'result.json') == (local / 'result.json').read_text()
+
+    files = storage.files(folder)
+    assert 'lock' not in files
+    assert {'config.json', 'curves.png'} <= set(files)
+    assert any('tfevents' in name for name in files)
+    kept = {name.split('/')[1] for name in files if name.startswith('checkpoints/')}
+    assert kept == {'20', '24'}
+
+    assert main(train(folder)) == 0  # it is complete
+    assert 'complete' in capsys.readouterr().out
+
+
+def test_commands_read_it_as_one_on_the_disk(copied, local, tmp_path, capsys):
+    picture = tmp_path / 'digit.png'
+    Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(picture)
+    maps = tmp_path / 'maps.png'
+    for words in (
+        ['predict', str(picture), '--workdir'],
+        ['evaluate', '--workdir'],
+        ['attention', str(picture), '--out', str(maps), '--workdir'],
+        ['inspect', '--workdir'],
+        ['inspect', '--checkpoint'],
+        ['scaling', 'collect'],
+    ):
+        said = []
+        for folder in (local, copied):
+            assert main([*words, os.fspath(folder)]) == 0, words
+            said.append(capsys.readouterr().out.replace(os.fspath(folder), 'RUN'))
+        assert said[0] == said[1]
+    assert maps.read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_damaged_step_is_passed_over(copied, local, caplog):
+    (copied / 'result.json').unlink()
+    arrays = next(name for name in storage.files(copied) if name.startswith('checkpoints/24/v'))
+    (copied / arrays).write_bytes(b'torn')
+    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 20
+
+    assert main(train(copied)) == 0
+    assert 'has changed since it was written' in caplog.text
+    assert digest(copied) == digest(local)
+    rejected = arrays.replace('checkpoints/', 'checkpoints/rejected/')
+    assert (copied / rejected).read_bytes() == b'torn'
+
+
+def test_a_step_without_its_mark_was_never_finished(copied):
+    checkpoints = copied / 'checkpoints'
+    (checkpoints / '24' / 'commit_success.txt').unlink()
+    assert manifest.steps(checkpoints) == [20]
+    manifest.clear_newer(checkpoints, 20)
+    assert not any(name.startswith('24/') for name in storage.files(checkpoints))
+
+
+def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
+    file = tmp_path / 'sweep.py'
+    file.write_text(
+        'from vit_jax.sweeps.space import Sweep, grid\n'
+        "FLAGS = {'total': '2 steps', 'every.eval': '1', 'every.checkpoint': '1'}\n"
+        'def get_sweep(arg=None):\n'
+        "    points = grid({'optim.lr': [0.001, 0.002]})\n"
+        f'    return Sweep({CONFIG!r}, "test/accuracy", points=points, overrides=FLAGS)\n'
+    )
+    pytest.importorskip('optuna')
+    folder = storage.path(f'{bucket}/sweep')
+    assert main(['sweep', 'create', str(file), '--study', 's', '--workdir', str(folder)]) == 2
+    assert '--storage' in capsys.readouterr().err
+
+    place = ['--workdir', str(folder), '--storage', f'sqlite:///{tmp_path}/s.db']
+    assert main(['sweep', 'create', str(file), '--study', 's', *place]) == 0
+    with workdir.lock(folder / 'claims' / '0'):  # as another worker does
+        assert main(['sweep', 'work', 's', *place]) == 0
+        assert storage.read_text(folder / '0000' / 'config.json') is None
+        assert storage.read_text(folder / '0001' / 'result.json')
+    assert main(['sweep', 'work', 's', '--workdir', str(folder)]) == 0  # the folder says where
+    assert storage.read_text(folder / '0000' / 'result.json')
+    assert not [name for name in storage.files(folder) if name.endswith('lock')]
+
+
+def test_a_folder_in_use(bucket, capsys):
+    folder = storage.path(f'{bucket}/in_use')
+    with workdir.lock(folder):
+        with (
+            pytest.raises(workdir.InUse, match=rf'in use by another run: host .*pid {os.getpid()}'),
+            workdir.lock(folder),
+        ):
+            pass
+        assert storage.read_text(folder / 'lock')
+    assert storage.read_text(folder / 'lock') is None
+
+
+def test_who_comes_late_is_refused(bucket):
+    if bucket.startswith('gs'):
+        pytest.skip('fake-gcs-server carries out writes on an old generation; Google refuses them')
+    store = lease.open_store(storage.path(f'{bucket}/late'))
+    absent = store.read('lock').result().stamp.generation
+    first = lease.Lease(store, 'lock', {'host': 'here'}, 0.1, lambda _: workdir.InUse())
+    assert not store.write('lock', b'{}', if_equal=absent).result().generation
+    second = lease.Lease(store, 'lock', {'host': 'there'}, 0.1, lambda _: workdir.InUse())
+    assert not first.renew()
+    first.release()
+    assert second.renew()
+    second.release()
+    assert store.read('lock').result().state == 'missing'
+
+
+@pytest.mark.parametrize('command', [train, lambda folder: ['evaluate', '--workdir', folder]])
+def test_no_such_bucket(bucket, command, capsys):
+    folder = bucket.replace('bucket', 'absent') + '/run'
+    assert main(command(folder)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith('error: ') and said.count('\n') == 1
+    assert folder in said
+
+
+# --- without a server ---
+
+
+@pytest.mark.parametrize(('scheme', 'package'), [('s3', 's3fs'), ('gs', 'gcsfs')])
+def test_a_missing_package_is_named(scheme, package, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, 'find_spec', lambda name, *of: None if name == package else find(name, *of)
+    )
+    assert main(train(f'{scheme}://bucket/run')) == 2
+    assert f'{scheme}:// needs a package: pip install {package}' in capsys.readouterr().err
+
+
+def test_a_bucket_has_a_name():
+    for name in ('gs://', 's3:///'):
+        with pytest.raises(UserError, match='BUCKET/FOLDER'):
+            storage.path(name)
+
+
+def test_to_s3_one_process_saves(monkeypatch):
+    pytest.importorskip('s3fs')
+    monkeypatch.setattr(checkpoint_lib.jax, 'process_count', lambda: 2)
+    with pytest.raises(UserError, match='several processes save to a shared folder or to gs://'):
+        checkpoint_lib.Checkpointer('s3://bucket/run/checkpoints')

@@ -1,0 +1,120 @@
+"""`config.branch`: a cooldown from a kept checkpoint of a longer run."""
+
+import pathlib
+import shutil
+
+import pytest
+from helpers.digests import tree_digest
+
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.trainer import train
+from vit_jax.viz.curves import read_metrics
+
+
+@pytest.fixture(scope='module')
+def make_config(repo):
+    """A run on digits with dropout, mixup and an average, at a schedule without an end."""
+
+    def make(total, cooldown=0, **more):
+        config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'))
+        with config.unlocked():
+            config.optim.schedule = dict(name='rsqrt', warmup='2 steps', timescale='4 steps')
+            config.optim.schedule.cooldown = f'{cooldown} steps'
+            config.step.ema_decay = 0.9
+            config.model.dropout = 0.1
+            config.every = dict(log='1', eval='4', checkpoint='2')
+            config.checkpoint = dict(keep_last=1, keep_every='4 steps')
+        more = {k.replace('__', '.'): v for k, v in more.items()}
+        return config_lib.override(
+            config, [f'total={total}', *(f'{k}={v}' for k, v in more.items())]
+        )
+
+    return make
+
+
+@pytest.fixture(scope='module')
+def trunk(make_config, tmp_path_factory):
+    """Ten steps without a cooldown, of which 4, 8 and 10 are kept."""
+    folder = tmp_path_factory.mktemp('trunk') / 'run'
+    train.train(make_config(10), folder)
+    return folder
+
+
+def saved(folder):
+    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
+    return step, tree_digest(variables)
+
+
+def without_times(folder):
+    timed = ('sec', 'mfu', 'waiting', 'memory')
+    return [
+        {k: v for k, v in line.items() if not any(word in k for word in timed)}
+        for line in read_metrics(folder / 'metrics.jsonl')
+    ]
+
+
+def test_a_branch_is_the_run_that_had_its_cooldown_from_the_start(make_config, trunk, tmp_path):
+    before = saved(trunk)
+    for step, total in (4, 7), (8, 11):
+        whole, branched = tmp_path / f'whole{step}', tmp_path / f'branch{step}'
+        expected = train.train(make_config(total, cooldown=3), whole)
+        config = make_config(total, cooldown=3, branch__from=trunk, branch__step=step)
+        assert train.train(config, branched) == expected
+        assert saved(branched) == saved(whole)
+        assert without_times(branched) == without_times(whole)
+    assert saved(trunk) == before
+
+
+def test_a_branch_resumes_from_its_own_checkpoint(make_config, trunk, tmp_path):
+    copy = shutil.copytree(trunk, tmp_path / 'copy')
+    config = make_config(9, cooldown=5, branch__from=copy, branch__step=4)
+    train.train(config, tmp_path / 'whole')
+    with pytest.raises(train.Preempted):
+        train.train(config, tmp_path / 'stopped', stop_at=6)
+    shutil.rmtree(copy)  # it is not needed any more
+    train.train(config, tmp_path / 'stopped')
+    assert saved(tmp_path / 'stopped') == saved(tmp_path / 'whole')
+    assert without_times(tmp_path / 'stopped') == without_times(tmp_path / 'whole')
+
+
+def test_what_is_not_as_in_the_trunk_is_said(make_config, trunk, tmp_path, capsys):
+    config = make_config(5, branch__from=trunk, branch__step=4, optim__lr=1e-3, seed=1)
+    train.train(config, tmp_path / 'branch')
+    said = capsys.readouterr().out
+    assert f'branches off {trunk} after step 4' in said
+    assert 'there, config.seed is another' in said
+    assert 'there, config.optim is another' in said
+    assert 'there, the learning rate of step 2 was 0.0015, not 0.0005' in said
+    assert 'config.model' not in said
+
+
+def mistakes(trunk):  # message: fields of the config
+    return {
+        'config.branch.step=4: the run ends at step 4': dict(total=4, branch__from=trunk),
+        'there is no config.json': dict(total=9, branch__from=trunk / 'nowhere'),
+        r'finished steps: \[4, 8, 10\]': dict(total=9, branch__from=trunk, branch__step=6),
+        'encoder': dict(total=9, branch__from=trunk, model__depth=2),
+        'name the kept step': dict(total=9, branch__from=trunk, branch__step=0),
+        'not both': dict(total=9, branch__from=trunk, init__from=trunk),
+        "did you mean 'step'": dict(total=9, branch__stap=4),
+    }
+
+
+@pytest.mark.parametrize('message', mistakes(pathlib.Path()))
+def test_a_mistake_is_one_line_and_leaves_nothing(make_config, trunk, tmp_path, message):
+    fields = {'branch__step': 4, **mistakes(trunk)[message]}
+    with pytest.raises(UserError, match=message) as error:
+        train.train(make_config(**fields), tmp_path / 'branch')
+    assert '\n' not in str(error.value)
+    assert not (tmp_path / 'branch').exists()
+
+
+def test_by_the_command(repo, make_config, trunk, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(repo)
+    flags = [f'--config.branch.from={trunk}', '--config.branch.step=8', '--config.total=9']
+    words = ['train', '--config', 'experiments/vit/digits.py:smoke', *flags]
+    assert main([*words, '--workdir', str(tmp_path / 'a')]) == 0
+    assert f'branches off {trunk} after step 8' in capsys.readouterr().out

@@ -1,0 +1,277 @@
+"""Evaluators in a run: what they are given, under every layout, and what a config says of them."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax.config import construct, validation
+from vit_jax.config import load as config_lib
+from vit_jax.data import sources
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.runtime import sharding
+from vit_jax.tasks import classify
+from vit_jax.trainer import evaluate
+
+DIGITS = 'experiments/vit/digits.py'
+MODEL = vit.Model(
+    num_classes=10, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2, pool='gap'
+)
+TASK = classify.Task()
+LAYOUTS = {'one': {}, 'jit': {}, 'fsdp': {'fsdp': 4, 'small': 64}, 'pmap': {'strategy': 'pmap'}}
+DATA = {'source': 'digits', 'split': 'test[:61]', 'batch_size': 24}
+FIT = 'train[:30 per class]'
+ENTRIES = {
+    'few': {'evaluator': 'fewshot', 'shots': (1, 5, 25), 'seeds': 2},
+    'knn': {'evaluator': 'knn'},
+    'probe': {'evaluator': 'linear_probe', 'c': (0.01, 1.0)},
+}
+RECORDER = """
+class Evaluator:
+    made = []
+
+    def __init__(self, weight=1.0):
+        self.weight, self.fitted, self.seen = weight, [], []
+        self.made.append(self)
+
+    def fit(self, predictions, batch):
+        self.fitted.append((predictions, batch))
+
+    def update(self, predictions, batch):
+        self.seen.append((predictions, batch))
+
+    def result(self):
+        return {'examples': self.weight * sum(len(batch['label']) for _, batch in self.seen)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_repo(repo, monkeypatch):
+    monkeypatch.chdir(repo)
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    """The class of a user's own evaluator, `my_lab.recorder`."""
+    (tmp_path / 'my_lab').mkdir()
+    (tmp_path / 'my_lab' / 'recorder.py').write_text(RECORDER)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield construct.evaluator_class('my_lab.recorder')
+    for name in ('my_lab.recorder', 'my_lab'):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope='module')
+def variables():
+    example = {'image': jnp.zeros((1, 8, 8, 1))}
+    return MODEL.init(jax.random.key(0), *TASK.inputs(example), train=False)
+
+
+def make_layout(name):
+    return sharding.make_layout(**LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8])
+
+
+def run(entries, layout, variables, **data):
+    """What `config.evals` with these entries gives, {name: {metric: value}}."""
+    evals = {name: {**DATA, 'fit': FIT, **entry, **data} for name, entry in entries.items()}
+    config = ConfigDict(
+        {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
+    )
+    opened = evaluate.open_evals(config, layout, evaluate.compile_steps(MODEL, TASK, layout))
+    placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
+    return {name: evaluation(placed) for name, evaluation in opened.items()}
+
+
+def joined(batches, key):
+    return np.concatenate([batch[key] for batch in batches])
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_an_evaluator_sees_every_example_once_in_order_without_padding(layout, recorder, variables):
+    """61 examples in batches of 24, and 100 in those."""
+    entry = {'evaluator': 'my_lab.recorder', 'weight': 2.0, 'fit': 'train[:100]'}
+    assert run({'mine': entry}, make_layout(layout), variables) == {'mine': {'examples': 122.0}}
+    used = recorder.made[-1]
+    for split, seen in (('train[:100]', used.fitted), ('test[:61]', used.seen)):
+        predictions, batches = zip(*seen, strict=True)
+        source = sources.open_source('digits', split)
+        np.testing.assert_array_equal(joined(batches, 'label'), source.labels())
+        assert {len(b['label']) for b in batches} == {24, len(source) % 24}
+        assert all((b['mask'] == 1).all() and 'image' not in b for b in batches)
+        images = jnp.stack([source[i]['image'] for i in range(len(source))])
+        outputs = MODEL.apply(variables, *TASK.inputs({'image': images}), train=False)
+        features, probs = joined(predictions, 'features'), joined(predictions, 'probs')
+        np.testing.assert_allclose(features, outputs['pre_logits'], atol=1e-5)
+        np.testing.assert_allclose(probs, jax.nn.softmax(outputs['logits']), atol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def expected(variables):
+    return run(ENTRIES, make_layout('one'), variables)
+
+
+@pytest.mark.parametrize('layout', ['jit', 'pmap'])
+def test_results_do_not_depend_on_the_layout(layout, variables, expected):
+    results = run(ENTRIES, make_layout(layout), variables)
+    assert results.keys() == expected.keys()
+    for name, metrics in expected.items():
+        # Features agree up to rounding, which may turn one answer in 61.
+        assert results[name] == pytest.approx(metrics, abs=1 / 61 + 1e-9), name
+
+
+def test_digits_are_told_apart_by_features_that_have_learnt_nothing(expected):
+    assert list(expected['few']) == ['1_shot', '5_shot', '25_shot']
+    assert 0.2 < expected['few']['1_shot'] < expected['few']['25_shot']
+    assert expected['knn'].keys() == {'knn_accuracy'}
+    assert min(expected['knn']['knn_accuracy'], expected['probe']['linear_probe_accuracy']) > 0.5
+
+
+def test_classes_hold_for_both_splits(recorder, variables):
+    run(
+        {'mine': {'evaluator': 'my_lab.recorder', 'classes': (8, 3)}}, make_layout('one'), variables
+    )
+    for split, seen in ((FIT, recorder.made[-1].fitted), ('test[:61]', recorder.made[-1].seen)):
+        expected = sources.open_source('digits', split).only_classes((8, 3)).labels()
+        np.testing.assert_array_equal(joined([b for _, b in seen], 'label'), expected)
+
+
+def test_every_evaluation_starts_anew(variables):
+    layout = make_layout('one')
+    config = ConfigDict(
+        {'batch_size': 32, 'data': {}, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}}
+    )
+    steps = evaluate.compile_steps(MODEL, TASK, layout)
+    evaluation = evaluate.open_evals(config, layout, steps)['k']
+    assert evaluation(variables) == evaluation(variables)
+
+
+def test_too_few_examples_are_seen_before_anything_is_computed(variables):
+    with pytest.raises(UserError, match=r'evals.few, digits train\[:99\]: shots=25 of 10 classes'):
+        run({'few': {**ENTRIES['few'], 'fit': 'train[:99]'}}, make_layout('one'), None)
+
+
+def test_a_task_without_predictions():
+    class Silent:
+        evaluate = None
+
+    config = ConfigDict(
+        {
+            'batch_size': 8,
+            'data': {},
+            'task': {'name': 'silent'},
+            'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}},
+        }
+    )
+    layout = make_layout('one')
+    steps = evaluate.compile_steps(MODEL, Silent(), layout)
+    with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
+        evaluate.open_evals(config, layout, steps)
+
+
+@pytest.mark.parametrize(
+    ('entry', 'message'),
+    [
+        ({'evaluator': 'fewshoot'}, "unknown evaluator name 'fewshoot'; did you mean 'fewshot'"),
+        ({'evaluator': 'fewshot', 'shot': (1,)}, r"config.evals.x: unknown key 'shot'.*'shots'"),
+        ({'evaluator': 'knn', 'temprature': 1.0}, "did you mean 'temperature'"),
+        ({'evaluator': 'knn', 'fit': None}, 'config.evals.x: name the split to learn from'),
+        ({'evaluator': 'fewshot', 'shots': 5}, "config.evals.x: 'int' object is not iterable"),
+        ({'evaluator': 'knn', 'k': 0}, 'config.evals.x: k=0: must be at least 1'),
+        ({'shots': (1,)}, "config.evals.x: unknown key 'shots'"),
+        ({'split': None}, "config.evals.x: the key 'split' is missing"),
+        ({'classs': (1,)}, "did you mean 'classes'"),
+    ],
+)
+def test_mistakes_are_seen_when_the_config_is_read(entry, message):
+    config = config_lib.load(DIGITS)
+    with config.unlocked():
+        section = {'source': 'digits', 'split': 'test', 'fit': 'train', **entry}
+        if 'evaluator' not in entry:
+            del section['fit']
+        config.evals.x = {k: v for k, v in section.items() if v is not None}
+    with pytest.raises(UserError, match=message) as error:
+        validation.validate(config)
+    assert '\n' not in str(error.value)
+
+
+CONFIG = """
+from experiments.vit import digits
+
+def get_config(arg=None):
+    config = digits.get_config('smoke')
+    data = dict(source='digits', split='test', fit='train[:300]', cache=True)
+    config.evals.few = dict(evaluator='fewshot', shots=(1, 5), seeds=2, **data)
+    config.evals.near = dict(evaluator='knn', k=7, **data)
+    return config
+"""
+
+
+@pytest.fixture(scope='module')
+def evaluated_run(run_cli, tmp_path_factory):
+    """A finished run with evaluators."""
+    folder = tmp_path_factory.mktemp('evaluators')
+    (folder / 'config.py').write_text(CONFIG)
+    done = run_cli('train', '--config', folder / 'config.py', '--workdir', folder / 'run')
+    assert done.returncode == 0, done.stderr
+    return folder / 'run'
+
+
+def test_a_run_writes_what_its_evaluators_measure(evaluated_run):
+    lines = [json.loads(line) for line in (evaluated_run / 'metrics.jsonl').open()]
+    names = {'test/accuracy', 'few/1_shot', 'few/5_shot', 'near/knn_accuracy'}
+    evaluations = [line for line in lines if 'test/accuracy' in line]
+    assert [line['step'] for line in evaluations] == [10, 20]
+    assert all(names <= line.keys() and 0.1 < line['few/5_shot'] < 1 for line in evaluations)
+    result = json.loads((evaluated_run / 'result.json').read_text())
+    assert {name: result[name] for name in names} == {n: evaluations[-1][n] for n in names}
+
+
+def evaluated(run_cli, folder, *flags):
+    done = run_cli('evaluate', '--workdir', folder, *flags, '--json')
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_evaluate_repeats_them(evaluated_run, run_cli):
+    result = json.loads((evaluated_run / 'result.json').read_text())
+    assert evaluated(run_cli, evaluated_run) == pytest.approx({'step': 20, **result}, abs=0.01)
+
+
+def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, run_cli):
+    result = json.loads((evaluated_run / 'result.json').read_text())
+    flags = ['--evaluator', 'knn(k=7)', '--evaluator', 'fewshot(shots=(5,), seeds=2)']
+    got = evaluated(run_cli, evaluated_run, *flags, '--fit', 'train[:300]')
+    assert got == {
+        'step': 20,
+        'knn/knn_accuracy': pytest.approx(result['near/knn_accuracy'], abs=0.01),
+        'fewshot/5_shot': pytest.approx(result['few/5_shot'], abs=0.01),
+    }
+    two = evaluated(run_cli, evaluated_run, '--evaluator', 'knn', '--classes', '8,0')
+    size = len(sources.open_source('digits', 'test').only_classes((8, 0)))
+    assert two['knn/knn_accuracy'] * size == pytest.approx(round(two['knn/knn_accuracy'] * size))
+    assert 0.7 < two['knn/knn_accuracy'] < 1
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        (['--evaluator', 'kn'], "unknown evaluator name 'kn'; did you mean 'knn'"),
+        (['--evaluator', 'knn(3)'], 'a value without its key'),
+        (['--evaluator', 'knn(kk=3)'], "unknown key 'kk'; did you mean 'k'"),
+        (['--evaluator', 'knn('], "--evaluator 'knn('"),
+        (['--fit', 'train'], 'no --evaluator learns from it'),
+        (['--classes', 'a,b'], "--classes 'a,b': write numbers"),
+    ],
+)
+def test_mistakes_in_flags_are_one_line(evaluated_run, flags, message, capsys):
+    from vit_jax.__main__ import main
+
+    assert main(['evaluate', '--workdir', str(evaluated_run), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count('\n') == 1

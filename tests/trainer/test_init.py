@@ -1,0 +1,193 @@
+"""`config.init`: a new run that starts from a checkpoint, its own kind's or another code base's."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+from ml_collections import ConfigDict
+
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.interop import files, vision_transformer
+from vit_jax.models import vit
+from vit_jax.trainer import train
+
+MODEL = dict(patch_size=2, width=16, depth=2, num_heads=2, mlp_dim=24, pool='cls', posemb='learn')
+DATA = dict(source='digits', cache=True, workers=0)
+TWO_STEPS = '2 steps'
+
+
+@pytest.fixture
+def config():
+    """Two steps of a tiny ViT with a learned position embedding, at a step size of zero."""
+    return ConfigDict(
+        dict(
+            seed=0,
+            total=TWO_STEPS,
+            batch_size=16,
+            model=dict(name='vit', num_classes=10, **MODEL),
+            task=dict(name='classify'),
+            data=dict(split='train[:64]', **DATA),
+            evals=dict(test=dict(split='test[:32]', **DATA)),
+            optim=dict(name='sgd', lr=1e-30, schedule=dict(name='constant')),
+            step=dict(ema_decay=0.5),
+            every=dict(log='1', eval='2', checkpoint='1'),
+            checkpoint={},
+            parallel=dict(strategy='jit'),
+        )
+    )
+
+
+def random_npz(path, **changes):
+    """A file of vision_transformer that fits the config, but for `changes` of the model."""
+    size, channels = changes.pop('size', (8, 8)), changes.pop('channels', 1)
+    fields = dict(num_classes=10, **MODEL) | changes
+    images = jax.ShapeDtypeStruct((1, *size, channels), np.float32)
+    shapes = jax.eval_shape(vit.Model(**fields).init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), shapes)
+    files.write_npz(path, vision_transformer.write(params, {'name': 'vit', **fields}))
+    return params
+
+
+def saved(folder, step=None, ema=True):
+    return checkpoint_lib.load_variables(folder / 'checkpoints', step, ema=ema)[1]['params']
+
+
+def assert_close(a, b, but=()):
+    a, b = (traverse_util.flatten_dict(tree, sep='/') for tree in (a, b))
+    assert a.keys() == b.keys()
+    for name in a.keys() - but:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-6, atol=1e-12, err_msg=name)
+
+
+HEAD = {'head/kernel', 'head/bias'}
+
+
+@pytest.mark.parametrize(
+    'parallel', [dict(strategy='jit'), dict(strategy='jit', fsdp=4, small=1), dict(strategy='pmap')]
+)
+def test_parameters_and_their_average_start_from_the_file(config, tmp_path, capsys, parallel):
+    params = random_npz(tmp_path / 'a.npz')
+    config.init = {'from': str(tmp_path / 'a.npz')}
+    config.parallel = parallel
+    train.train(config, tmp_path / 'run')
+    for ema in (False, True):
+        assert_close(saved(tmp_path / 'run', 2, ema), params)
+    assert f'from {tmp_path}/a.npz (vision_transformer npz)\n' in capsys.readouterr().out
+
+
+def test_a_run_is_fine_tuned_on_other_classes(config, tmp_path, capsys):
+    config.optim.lr = 0.1
+    train.train(config, tmp_path / 'before')
+    before = saved(tmp_path / 'before')
+    config.optim.lr = 1e-30
+    config.model.num_classes = None
+    config.data.classes = config.evals.test.classes = (3, 5, 8)
+    config.init = {'from': str(tmp_path / 'before')}
+    capsys.readouterr()
+    train.train(config, tmp_path / 'after')
+    after = saved(tmp_path / 'after')
+    printed = capsys.readouterr().out
+    assert 'head: 10 classes replaced by 3 that start anew' in printed
+    assert f'from {tmp_path}/before (run {tmp_path}/before, step 2)' in printed
+    assert after['head']['kernel'].shape == (16, 3)
+    np.testing.assert_allclose(after['head']['kernel'], 0, atol=1e-12)
+    head = {'head': before['head']}
+    assert_close({**after, **head}, before)
+
+
+def test_images_of_another_size_and_scanned_blocks(config, tmp_path, capsys):
+    params = random_npz(tmp_path / 'a.npz', size=(16, 16))
+    config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bicubic'}
+    config.model.scan = True
+    train.train(config, tmp_path / 'run')
+    assert 'pos_embed: 8 x 8 patches resized to 4 x 4 (bicubic)' in capsys.readouterr().out
+    after = saved(tmp_path / 'run')
+    assert after['pos_embed'].shape == (1, 17, 16)
+    np.testing.assert_allclose(
+        after['encoder']['blocks']['mlp']['fc1']['kernel'][1],
+        params['encoder']['block_1']['mlp']['fc1']['kernel'],
+        rtol=1e-6,
+    )
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tmp_path, capsys):
+    random_npz(tmp_path / 'a.npz')
+    config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bilinear'}
+    config.optim.lr = 0.1
+    expected = train.train(config, tmp_path / 'whole')
+    with pytest.raises(train.Preempted):
+        train.train(config, tmp_path / 'parts', stop_at=1)
+    (tmp_path / 'a.npz').unlink()
+    capsys.readouterr()
+    assert train.train(config, tmp_path / 'parts') == expected
+    assert 'a.npz' not in capsys.readouterr().out
+    whole, parts = (saved(tmp_path / name) for name in ('whole', 'parts'))
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+    assert train.train(config, tmp_path / 'parts') == expected
+    stored = json.loads((tmp_path / 'parts' / 'config.json').read_text())
+    assert stored['init'] == {'from': str(tmp_path / 'a.npz'), 'posemb': 'bilinear'}
+    del config.init
+    with pytest.raises(UserError, match=r'config\.init differs'):
+        train.train(config, tmp_path / 'parts')
+
+
+def test_the_flag_needs_no_section(repo, tmp_path):
+    spec = f'{repo}/experiments/vit/digits.py:smoke'
+    config = config_lib.load(spec, ['init.from=a.npz'])
+    assert config.init.to_dict() == {'from': 'a.npz', 'posemb': 'bilinear'}
+    config = config_lib.load(spec, ['init.posemb=bicubic', 'init.from=gs://b/a.npz:img'])
+    assert config.init.to_dict() == {'from': 'gs://b/a.npz:img', 'posemb': 'bicubic'}
+    assert 'init' not in config_lib.load(spec)
+    for override, message in [
+        ('init.form=a.npz', "did you mean 'from'"),
+        ('init=a.npz', 'set one of its keys: from, posemb'),
+        ('init.posemb=nearest', 'unknown method .nearest.*bicubic, bilinear'),
+    ]:
+        with pytest.raises(UserError, match=message):
+            config_lib.load(spec, [override])
+
+
+MISTAKES = {
+    'no file': (None, 'no.npz'),
+    'another width': (
+        dict(width=32),
+        r'cls_token has shape (1, 1, 32) instead of (1, 1, 16)',
+    ),
+    'another depth': (dict(depth=1), 'the checkpoint has depth=1; config.model has depth=2'),
+    'colour': (dict(channels=3), 'patch_embed/kernel has shape (2, 2, 3, 16) instead of (2, 2, 1,'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_mistakes_are_one_line_and_write_nothing(repo, tmp_path, capsys, mistake):
+    changes, message = MISTAKES[mistake]
+    path = tmp_path / ('no.npz' if changes is None else 'a.npz')
+    if changes is not None:
+        random_npz(path, **changes)
+    words = [f'--config.model.{k}={v}' for k, v in MODEL.items()]
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    folder = tmp_path / 'run'
+    argv = ['train', '--config', config, *words, f'--config.init.from={path}']
+    assert main([*argv, '--workdir', str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ''
+    assert captured.err.startswith('error: ')
+    assert captured.err.count('\n') == 1
+    assert message in captured.err
+    assert str(path) in captured.err
+    assert not folder.exists()
+
+
+def test_another_gelu_is_another_model(config, tmp_path):
+    random_npz(tmp_path / 'a.npz')
+    config.init = {'from': str(tmp_path / 'a.npz')}
+    config.model.gelu = 'erf'
+    with pytest.raises(UserError, match=r"set config\.model\.gelu='tanh'"):
+        train.train(config, tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()

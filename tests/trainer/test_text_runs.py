@@ -1,0 +1,310 @@
+"""Runs on text, with a model and a task of one's own: buckets, vocabulary, rates, resuming."""
+
+import contextlib
+import io
+import json
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.commands.scaling import train_flops
+from vit_jax.config import load as config_lib
+from vit_jax.data import buckets, vocabulary
+from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
+from vit_jax.trainer import build, evaluate, train
+from vit_jax.viz.curves import read_metrics
+
+# Says the target word by word from the word before and the mean of the source.
+SYSTEM = """
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+
+
+class Model(nn.Module):
+    vocab_size: int
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, source, target, train=False):
+        embed = nn.Embed(self.vocab_size, self.width)
+        before = jnp.pad(target, ((0, 0), (1, 0)), constant_values=1)[:, :-1]
+        real = (source > 0)[..., None]
+        mean = (embed(source) * real).sum(1) / jnp.maximum(real.sum(1), 1)
+        return {'logits': nn.Dense(self.vocab_size)(embed(before) + mean[:, None])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    rngs = ()
+
+    def inputs(self, batch):
+        return batch['source'], batch['target']
+
+    def sums(self, outputs, batch):
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs['logits'], batch['target'])
+        return (losses * (batch['target'] > 0)).sum(), (batch['target'] > 0).sum()
+
+    def loss(self, outputs, batch):
+        total, count = self.sums(outputs, batch)
+        return total / count, {}
+
+    def evaluate(self, apply, batch):
+        return {'loss': self.sums(apply(*self.inputs(batch)), batch)}
+"""
+TOKENS = 512  # a batch
+
+
+@pytest.fixture(scope='module', autouse=True)
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp('lab')
+    (folder / 'my_text').mkdir()
+    (folder / 'my_text' / 'word_by_word.py').write_text(SYSTEM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+def get_config(**data: object) -> ConfigDict:
+    data = {'source': 'synthetic:reverse', 'split': 'train[:500]', 'buckets': (8, 16)} | data
+    config = ConfigDict(
+        dict(
+            seed=0,
+            total='1 epoch',
+            batch_size=TOKENS,
+            model=dict(name='my_text.word_by_word', vocab_size=placeholder(int)),
+            task=dict(name='my_text.word_by_word'),
+            data=data,
+            evals=dict(val=data | {'split': 'train[500:603]'}),
+            optim=dict(name='adamw', lr=1e-2),
+            step={},
+            every=dict(log='4', eval='1 epoch', checkpoint='5'),
+            checkpoint=dict(keep_last=2),
+            parallel=dict(strategy='jit'),
+        )
+    )
+    return config_lib.override(config, [])
+
+
+def plan_of(config: ConfigDict) -> buckets.Plan:
+    source, _ = evaluate.open_data(config.data)
+    return source.train_plan(TOKENS)
+
+
+def one_run(config: ConfigDict, folder: pathlib.Path, **options: object) -> dict[str, float]:
+    return train.train(config, folder, devices=jax.devices()[:1], **options)
+
+
+def result_of(folder: pathlib.Path) -> dict[str, float]:
+    return json.loads((folder / 'result.json').read_text())
+
+
+def variables_of(folder: pathlib.Path) -> dict:
+    return checkpoint_lib.load_variables(folder / 'checkpoints', None)[1]
+
+
+@pytest.fixture(scope='module')
+def whole(system: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run of one epoch; what it printed is in `printed`."""
+    folder = tmp_path_factory.mktemp('whole')
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        one_run(get_config(), folder)
+    (folder / 'printed').write_text(printed.getvalue())
+    return folder
+
+
+def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> None:
+    config = inference_lib.read_config(whole)
+    assert config.model.vocab_size == 14
+    steps = plan_of(config).steps
+    lines = [m for m in read_metrics(whole / 'metrics.jsonl') if 'train/loss' in m]
+    assert lines[-1]['step'] == steps
+    for line in lines:
+        assert 'train/images_per_sec' not in line
+        ratio = line['train/tokens_per_sec'] / line['train/sentences_per_sec']
+        assert 5 <= ratio <= 13, 'digits of a sequence, and its end'
+    printed = (whole / 'printed').read_text()
+    assert f'500 examples, {steps} steps of {TOKENS} tokens on' in printed
+    assert 'tokens/s' in printed
+
+
+def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
+    parts = build.build(get_config(buckets=(8,)), jax.devices()[:1])
+    long = int((parts.source.lengths > 8).sum())
+    assert 0 < long < 500
+    described = train.describe(parts, tmp_path, 0, build.hardware(parts))
+    assert f'{500 - long} examples, ' in described
+    assert f'\n{long} examples are longer than the last bucket: left out\n' in described
+
+
+def test_stopped_and_resumed_is_uninterrupted(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
+    with pytest.raises(train.Preempted):
+        one_run(get_config(), tmp_path, stop_at=3)
+    assert one_run(get_config(), tmp_path) == result_of(whole)
+    jax.tree.map(np.testing.assert_array_equal, variables_of(tmp_path), variables_of(whole))
+
+
+def test_devices_do_not_show(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
+    eight = train.train(get_config(), tmp_path)
+    assert eight == pytest.approx(result_of(whole), rel=1e-5)
+
+
+def test_rows_that_devices_cannot_share() -> None:
+    config = get_config()
+    config.step = dict(accum_steps=3)
+    message = r'batch_size=512: its 64 rows in a bucket must be a multiple of 24 \(8 devices x 3'
+    with pytest.raises(UserError, match=message):
+        build.build(config)
+
+
+def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
+    losses = []
+    for bounds, batch_size in (((5, 6, 7), 40), ((64,), 64)):
+        config = get_config()
+        config.model.vocab_size = 14
+        with config.unlocked():
+            config.evals.val.update(buckets=bounds, batch_size=batch_size)
+        parts = build.build(config)
+        losses.append(parts.evals['val'](variables_of(whole))['loss'])
+    assert losses == pytest.approx([result_of(whole)['val/loss']] * 2, rel=1e-5)
+
+
+# -- a vocabulary ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path: pathlib.Path) -> dict[str, object]:
+    rng = np.random.default_rng(0)
+    words = [''.join(rng.choice(list('abcdefgh'), 4)) for _ in range(30)]
+    sides = [[' '.join(rng.choice(words, 6)) for _ in range(120)] for _ in range(2)]
+    (tmp_path / 'pairs.tsv').write_text('\n'.join(map('\t'.join, zip(*sides, strict=True))))
+    vocab = vocabulary.train([*sides[0], *sides[1]], 50, 'bpe')
+    (tmp_path / 'v.model').write_bytes(vocab.model)
+    return {
+        'source': f'text:{tmp_path}/pairs.tsv',
+        'split': 'train[:100]',
+        'vocab': str(tmp_path / 'v.model'),
+        'transforms': 'tokenize(32)',
+        'buckets': (16, 32),
+        'cache': True,
+    }
+
+
+def text_config(text: dict[str, object]) -> ConfigDict:
+    config = get_config(**text)
+    with config.unlocked():
+        del config.evals.val.vocab  # that of config.data
+        config.evals.val.split = 'train[100:]'
+    return config_lib.override(config, [])
+
+
+def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None:
+    result = one_run(text_config(text), tmp_path / 'run')
+    vocab = vocabulary.load(text['vocab'])
+    pathlib.Path(text['vocab']).unlink()
+    run = inference_lib.load_run(tmp_path / 'run')
+    assert run.config.model.vocab_size == len(vocab)
+    assert vocabulary.load(run.config.data.vocab) == vocab
+    _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
+    assert meta['vocab'] == vocab.digest
+    assert train_flops(meta) > 0
+    capsys.readouterr()
+    assert main(['evaluate', '--workdir', str(tmp_path / 'run'), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['val/loss'] == pytest.approx(result['val/loss'])
+
+
+def translation_config(text: dict[str, object]) -> ConfigDict:
+    config = text_config(text)
+    model = dict(width=16, depth=1, num_heads=2, mlp_dim=16, vocab_size=placeholder(int))
+    entry = dict(config.evals.val, evaluator='bleu', every='3 steps', edges=(5,))
+    with config.unlocked():
+        config.model = dict(name='seq2seq', **model)
+        config.task = dict(name='translate', beams=2, extra_len=2)
+        config.evals.bleu = entry
+        config.evals.last = dict(config.evals.val, every='')
+        config.checkpoint.keep_last = 3
+        config.update(total='5 steps', every=dict(log='5', eval='2', checkpoint='1'))
+    return config_lib.override(config, [])
+
+
+@pytest.fixture
+def translated(tmp_path: pathlib.Path, text: dict[str, object]) -> pathlib.Path:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        one_run(translation_config(text), tmp_path / 'run')
+    (tmp_path / 'printed').write_text(printed.getvalue())
+    return tmp_path / 'run'
+
+
+def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) -> None:
+    lines = read_metrics(translated / 'metrics.jsonl')
+    steps = {
+        name: [line['step'] for line in lines if f'{name}/{metric}' in line]
+        for name, metric in (('val', 'loss'), ('bleu', 'bleu'), ('last', 'loss'))
+    }
+    assert steps == {'val': [2, 4, 5], 'bleu': [3, 5], 'last': [5]}
+    result = result_of(translated)
+    assert result['val/perplexity'] == pytest.approx(np.exp(result['val/loss']))
+    assert 0 <= result['bleu/bleu'] == result['bleu/bleu_6_up'] < 100
+    signature = 'bleu: nrefs:1|case:lc|eff:no|tok:13a|'
+    assert signature in (translated.parent / 'printed').read_text()
+    signed = [(m['step'], m['bleu/signature']) for m in lines if 'bleu/signature' in m]
+    assert [step for step, _ in signed] == [3, 5]
+    assert all(text.startswith(signature.removeprefix('bleu: ')) for _, text in signed)
+    capsys.readouterr()
+    assert main(['evaluate', '--workdir', str(translated)]) == 0
+    printed = capsys.readouterr().out
+    assert signature in printed and f'bleu/bleu {result["bleu/bleu"]:.4f}' in printed
+
+
+def test_the_mean_of_the_last_checkpoints(translated) -> None:
+    run = inference_lib.load_run(translated, average=2)
+    kept = [checkpoint_lib.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *kept)
+    jax.tree.map(np.testing.assert_array_equal, run.variables, mean)
+    assert run.step == 5
+    assert inference_lib.load_run(translated, step=4, average=2).step == 4
+    with pytest.raises(UserError, match=r'average of 4 checkpoints: .* has 3 up to step 5'):
+        inference_lib.load_run(translated, average=4)
+
+
+def test_text_is_needed_for_bleu() -> None:
+    config = get_config()
+    with config.unlocked():
+        config.task = dict(name='translate')
+        config.evals.val.evaluator = 'bleu'
+    with pytest.raises(UserError, match=r'config\.evals\.val: synthetic:reverse .* is no text'):
+        build.build(config)
+
+
+def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, text) -> None:
+    with pytest.raises(train.Preempted):
+        one_run(text_config(text), tmp_path / 'run', stop_at=1)
+    other = vocabulary.train(['another text of other words'] * 9, 20, 'bpe')
+    pathlib.Path(text['vocab']).write_bytes(other.model)
+    config = text_config(text)
+    config.model.vocab_size = 50
+    with pytest.raises(UserError, match=r'vocab\.model is another vocabulary than config'):
+        one_run(config, tmp_path / 'run')
+
+
+def test_a_model_with_too_few_ids_is_refused(text) -> None:
+    config = text_config(text)
+    config.model.vocab_size = 49
+    with pytest.raises(UserError, match=r'vocab_size=49: .* has 50 ids'):
+        build.build(config)
+
+
+def test_digits_are_learnt_to_the_last_sequence(tmp_path: pathlib.Path, repo: pathlib.Path) -> None:
+    config = config_lib.load(str(repo / 'experiments/translate/synthetic.py:reverse'))
+    result = one_run(config, tmp_path)
+    assert result['test/sequence_accuracy'] == 1.0

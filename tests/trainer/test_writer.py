@@ -1,0 +1,133 @@
+"""What a run writes: each step once, whole lines, and the same numbers as TensorBoard events."""
+
+import json
+import math
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vit_jax.trainer.meter import Diverged, Meter
+from vit_jax.trainer.train import due
+from vit_jax.trainer.writer import Writer, clock
+from vit_jax.viz.curves import read_metrics
+
+TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
+
+
+def write(folder: pathlib.Path, start: int, steps: list[int]) -> None:
+    writer = Writer(folder, 10, start)
+    for step in steps:
+        writer.write(step, TRAIN)
+        writer.show_train(step, TRAIN)
+    writer.close()
+
+
+def test_a_resumed_run_has_every_step_once(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, 0, [1, 2, 3, 4])
+    write(tmp_path, 2, [3, 4, 5])
+    assert [line['step'] for line in read_metrics(tmp_path / 'metrics.jsonl')] == [1, 2, 3, 4, 5]
+
+
+def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, 0, [1, 2])
+    with (tmp_path / 'metrics.jsonl').open('a') as file:
+        file.write('{"step": 3, "train/lo')
+    write(tmp_path, 2, [3])
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['step'] for line in lines] == [1, 2, 3]
+
+
+def test_events_hold_the_same_scalars(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, 0, [1, 2])
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars('train/loss')] == [(1, 1.5), (2, 1.5)]
+
+
+def test_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
+    writer = Writer(tmp_path, 10, 0, enabled=False)
+    writer.write(1, TRAIN)
+    writer.draw()
+    writer.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_for_each_interval_without_a_terminal(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    write(tmp_path, 0, [4])
+    assert 'step 4/10  loss 1.5000  10 images/s  ETA 0:01' in capsys.readouterr().out
+
+
+def test_text_is_counted_in_sentences_and_tokens(tmp_path: pathlib.Path) -> None:
+    meter = Meter(0, 512, lambda step: 0.1, lambda rate: rate)
+    for step in (1, 2):
+        meter.count({'target': np.array([[5, 6, 2], [7, 2, 0], [0, 0, 0]]), 'mask': [1, 1, 0]})
+        meter.add(step, {'loss': jnp.float32(1)})
+    logged = meter.log()
+    assert 'train/images_per_sec' not in logged
+    seconds = 2 * logged['train/step_sec']
+    assert logged['train/tokens_per_sec'] * seconds == pytest.approx(10)
+    assert logged['train/sentences_per_sec'] * seconds == pytest.approx(4)
+    assert logged['train/mfu'] * seconds == pytest.approx(2), 'of steps a second'
+
+
+def meter() -> Meter:
+    return Meter(0, 4, lambda step: 0.1 * step, lambda rate: None)
+
+
+def test_the_interval_means_all_of_its_steps() -> None:
+    m = meter()
+    for step, loss in enumerate([1.0, 2.0, 6.0], start=1):
+        m.add(step, {'loss': jnp.float32(loss)})
+    logged = m.log()
+    assert logged['train/loss'] == 3.0
+    assert logged['train/lr'] == pytest.approx(0.2)  # of the update that made step 3
+    assert logged['train/images_per_sec'] == pytest.approx(4 / logged['train/step_sec'])
+    m.add(4, {'loss': jnp.float32(5.0)})
+    assert m.log()['train/loss'] == 5.0
+
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None:
+    m = meter()
+    m.add(1, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(1)})
+    m.add(2, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(bad)})
+    with pytest.raises(Diverged, match='step 2: grad_norm') as error:
+        m.check_finite()
+    assert error.value.exit_code == 3
+
+
+def test_few_steps_in_a_row_may_be_not_finite() -> None:
+    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    for step, loss in enumerate([math.nan, 1, math.inf, math.nan, 3, math.nan, math.nan], start=1):
+        m.add(step, {'loss': jnp.float32(loss)})
+    logged = m.log()
+    assert (logged['train/loss'], logged['train/skipped']) == (2.0, 5)
+    m.add(8, {'loss': jnp.float32(math.nan)})
+    with pytest.raises(Diverged, match='step 8: loss is nan after 2 skipped steps'):
+        m.check_finite()
+
+
+def test_an_interval_whose_steps_were_all_skipped_has_no_means(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m.add(1, {'loss': jnp.float32(math.nan)})
+    logged = m.log()
+    assert 'train/loss' not in logged
+    writer = Writer(tmp_path, 10, 0)
+    writer.show_train(1, logged)
+    writer.close()
+    assert '1 steps skipped' in capsys.readouterr().out
+
+
+def test_due_every_so_often_and_at_the_end() -> None:
+    assert [step for step in range(1, 11) if due(step, 4, 10)] == [4, 8, 10]
+    assert [step for step in range(1, 11) if due(step, 0, 10)] == [10]
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 75, 3661)] == ['0:00', '1:15', '1:01:01']

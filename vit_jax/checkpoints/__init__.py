@@ -1,0 +1,1 @@
+"""Checkpoints: written in the background, complete or absent, verified when read."""

@@ -1,0 +1,294 @@
+"""Checkpoints: saved by Orbax in the background, complete or absent, verified when read.
+
+A step is a directory `checkpoints/STEP` of Orbax items (`checkpoint_format`).
+`manifest.json` is written when everything else is, and what Orbax then does to commit the step
+covers it too: a directory without it was never finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax.checkpoints import format as checkpoint_format
+from vit_jax.checkpoints import manifest, staging
+from vit_jax.errors import UserError
+from vit_jax.runtime.processes import on_process_0
+from vit_jax.storage import paths as storage
+
+PyTree = Any
+
+
+class Checkpointer:
+    """Writes and restores the steps of one run; every process of the run makes one.
+
+    The caller holds the workdir's lock: what killed runs have left is removed.
+
+    Args:
+      directory: holds one directory a step; made by the first save.
+      keep_last: how many of the newest steps stay, at least 1.
+      keep_every: multiples of it stay for good; 0 for none.
+    """
+
+    def __init__(self, directory: str | Path, *, keep_last: int = 2, keep_every: int = 0) -> None:
+        if keep_last < 1 or keep_every < 0:
+            raise UserError(
+                f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {keep_last} and '
+                f'{keep_every}'
+            )
+        logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
+        self.directory = storage.absolute(directory)
+        self._staging = staging.Staging(self.directory)
+        self._keep = keep_last, keep_every
+        self._saving: int | None = None
+        self._writer = ocp.AsyncCheckpointer(
+            checkpoint_format.handler(),
+            async_options=ocp.options.AsyncOptions(
+                post_finalization_callback=self._list_files,
+                # A directory that cannot be made fails at once, not by a timeout.
+                create_directories_asynchronously=False,
+            ),
+        )
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """The finished steps in ascending order; their files are not verified."""
+        return manifest.steps(self.directory)
+
+    def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
+        """Starts writing a step; returns once the arrays are copied from the devices.
+
+        Waits for the save before. A step that is already there is left alone.
+
+        Args:
+          step: the directory's name.
+          state: a dataclass or dict of pytrees of arrays; `params`, `collections` and
+            `ema` are what `load_variables` finds.
+          meta: what JSON can hold.
+
+        Raises:
+          UserError: if the disk is full or not writable, in this save or the one before.
+        """
+        self.wait()
+        if on_process_0(lambda: int(step in self.steps())):
+            return
+        self._saving = step
+        try:
+            args = checkpoint_format.save_args(state, meta)
+            self._writer.save(self._staging.folder / str(step), args=args)
+        except Exception as error:
+            self._fail(error)
+
+    def check(self) -> None:
+        """Raises as `save` does if the save in the background has failed; call it often."""
+        try:
+            self._writer.check_for_errors()
+        except Exception as error:
+            self._fail(error)
+
+    def wait(self) -> None:
+        """Blocks until the save in the background is finished; raises as `save` does."""
+        if self._saving is None:
+            return
+        try:
+            self._writer.wait_until_finished()
+        except Exception as error:
+            self._fail(error)
+        self._saving = None
+        self._staging.clear()
+        if jax.process_index() == 0:
+            manifest.prune(self.directory, *self._keep)
+
+    def close(self) -> None:
+        """Waits for the save in the background and ends Orbax's threads."""
+        try:
+            self.wait()
+        finally:
+            self._writer.close()
+            self._staging.close()
+
+    def restore_latest(
+        self, target: PyTree, *, strict: bool = False, cast: bool = False
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
+        """Restores the newest intact step; None if no save was ever finished.
+
+        What is newer is moved out of the way with a warning, so that the run can save
+        these steps again: unfinished ones are deleted, damaged ones go to `rejected/`.
+
+        Args:
+          target: the state with a `jax.ShapeDtypeStruct` with sharding for each array;
+            the device layout of the run that saved it does not matter.
+          strict: raise if a newer step is damaged instead of going back.
+          cast: allow arrays stored in another dtype.
+
+        Returns:
+          The step, the state, and the `meta` given to `save`.
+
+        Raises:
+          UserError: if every finished step is damaged, or if the step does not fit
+            `target`; names the arrays with both shapes or dtypes.
+        """
+        self.wait()
+        step = on_process_0(lambda: self._select(strict))
+        return None if step < 0 else _read(self.directory, step, target, cast)
+
+    def _list_files(self) -> None:
+        """Runs on process 0 when all processes have written, just before the commit."""
+        assert self._saving is not None
+        manifest.write(self._staging.folder, self._saving)
+        self._staging.put(self._saving)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        step, self._saving = self._saving, None
+        reason = _disk_trouble(error)
+        if reason is None and storage.is_remote(self.directory):
+            reason = storage.why(error)
+        if step is None or reason is None:
+            raise error
+        with storage.reaching(self.directory):
+            if jax.process_index() == 0:
+                manifest.discard(self.directory, step)
+            finished = self.steps() or 'none'
+        raise UserError(
+            f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
+            f'Finished steps: {finished}; once that is mended, the same command continues from '
+            'the last of them'
+        ) from error
+
+    def _select(self, strict: bool) -> int:
+        """The step to restore, or -1."""
+        step, damaged = manifest.newest_intact(self.directory)
+        if damaged and (strict or step is None):
+            raise _damage(self.directory, damaged)
+        manifest.clear_newer(self.directory, step)
+        return -1 if step is None else step
+
+
+def restore(
+    directory: str | Path, step: int, target: PyTree, *, cast: bool = False
+) -> tuple[int, PyTree, dict[str, Any]]:
+    """Restores one step of any run as `Checkpointer.restore_latest` does; changes nothing there.
+
+    Args:
+      directory: a run's `checkpoints` directory.
+      step: one that it kept.
+      target: see `Checkpointer.restore_latest`.
+      cast: allow arrays stored in another dtype.
+
+    Raises:
+      UserError: if there is no such step, it is damaged, or does not fit `target`.
+    """
+    directory = storage.absolute(directory)
+    on_process_0(lambda: _require_intact(directory, step))
+    return _read(directory, step, target, cast)
+
+
+def _read(
+    directory: Path, step: int, target: PyTree, cast: bool
+) -> tuple[int, PyTree, dict[str, Any]]:
+    with staging.here(directory / str(step)) as here:
+        state, meta = checkpoint_format.read(here, target, cast)
+    return step, state, meta
+
+
+def load_variables(
+    directory: str | Path, step: int | None = None, *, ema: bool = True
+) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
+    """Reads what inference needs into numpy arrays; nothing of the optimizer is read.
+
+    Args:
+      directory: a run's `checkpoints` directory, of which nothing is changed.
+      step: the step to read; by default the newest intact one.
+      ema: take the averaged parameters if the run kept them.
+
+    Returns:
+      The step, `{'params': ..., other collections}` and the `meta` given to `save`.
+
+    Raises:
+      UserError: if there is no such step, or it is damaged.
+    """
+    directory, items = storage.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
+    if step is None:
+        step, damaged = manifest.newest_intact(directory, items)
+        if step is None:
+            raise _damage(directory, damaged)
+    else:
+        _require_intact(directory, step, items)
+    with staging.here(directory / str(step)) as here:
+        variables, meta = checkpoint_format.read_variables(here, ema)
+    return step, variables, meta
+
+
+def load_mean(
+    directory: str | Path, step: int | None, count: int
+) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
+    """As `load_variables`, the mean of the variables of `step` and the `count` - 1 steps before it.
+
+    Vaswani et al. 2017, section 6.1, take the last 5 checkpoints, 10 minutes apart, or the last 20.
+
+    Raises:
+      UserError: as `load_variables`, or if fewer steps have been kept.
+    """
+    step, variables, meta = load_variables(directory, step)
+    if count == 1:
+        return step, variables, meta
+    steps = [kept for kept in manifest.steps(Path(directory)) if kept <= step][-count:]
+    if not 1 <= count <= len(steps):
+        raise UserError(
+            f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '
+            f'({", ".join(map(str, steps))}); train with a larger config.checkpoint.keep_last'
+        )
+    for other in steps[:-1]:
+        added = load_variables(directory, other)[1]
+        variables = jax.tree.map(np.add, variables, added)
+    return step, jax.tree.map(lambda x: x / np.asarray(count, x.dtype), variables), meta
+
+
+def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> int:
+    try:
+        manifest.verify(directory / str(step), items)
+        return step
+    except (manifest.Unfinished, manifest.Damaged) as fault:
+        finished = manifest.steps(directory) or 'none'
+        raise UserError(
+            f'checkpoint {directory}/{step}: {fault} (finished steps: {finished})'
+        ) from fault
+
+
+def _damage(directory: Path, damaged: dict[int, manifest.Damaged]) -> UserError:
+    if not damaged:
+        return UserError(f'no finished checkpoint in {directory}')
+    listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
+    return UserError(
+        f'damaged checkpoint in {directory}: {listed}. Bring the files back, or delete these '
+        'directories to go on without them'
+    )
+
+
+def _disk_trouble(error: BaseException | None) -> str | None:
+    """Why the disk refused, or None if the error is about something else."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        if number := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's wording
+            return os.strerror(int(number[1]))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
+    # Orbax logs the traceback of a failed save at every layer, several hundred lines; the
+    # same exception is then raised to `Checkpointer`.
+    return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)

@@ -1,0 +1,138 @@
+"""One step on disk: the items that hold a state, what fits a run, reading all or a part.
+
+`variables` holds what inference needs, `training` the optimizer's state and the rest,
+`meta` JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax.errors import UserError
+from vit_jax.tree_paths import path_name
+
+PyTree = Any
+Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
+
+VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
+ITEMS_OF_INFERENCE = (VARIABLES, META)
+_FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
+_FAULTS_NAMED = 5
+
+
+def handler() -> ocp.CompositeCheckpointHandler:
+    """Orbax's handler of a step's items."""
+    arrays = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
+    return ocp.CompositeCheckpointHandler(**arrays, **{META: ocp.JsonCheckpointHandler()})
+
+
+def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
+    """What Orbax is to write."""
+    items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
+    return ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
+
+
+def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str, Any]]:
+    """The state with the shardings of `target`, and `meta`.
+
+    Raises:
+      UserError: naming the arrays that are missing or unknown, or differ in shape
+        or (unless `cast`) dtype, with both.
+    """
+    wanted = _split(target)
+    with ocp.Checkpointer(handler()) as reader:
+        _require_fit(directory, _stored(reader, directory), wanted, cast)
+        restored = reader.restore(directory, args=_restore_args(wanted))
+    return _join(target, {name: restored[name] for name in wanted}), restored[META]
+
+
+def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    """The parameters (averaged if `ema` and there are such), the collections, and `meta`."""
+    with ocp.Checkpointer(handler()) as reader:
+        stored = _stored(reader, directory)[VARIABLES]
+        params = 'ema' if ema and stored.get('ema') is not None else 'params'
+        wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
+        arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+        restored = reader.restore(directory, args=_restore_args({VARIABLES: arrays}))
+    variables = restored[VARIABLES]
+    return {'params': variables[params], **variables.get('collections', {})}, restored[META]
+
+
+def _split(state: PyTree) -> Items:
+    """Sorts the fields of a state (a dataclass or a dict): what inference needs, and the rest.
+
+    An item without any array is left out.
+    """
+    items: Items = {VARIABLES: {}, TRAINING: {}}
+    for name, child in _fields(state)[0].items():
+        items[VARIABLES if name in _FIELDS_OF_VARIABLES else TRAINING][name] = child
+    return {item: fields for item, fields in items.items() if jax.tree.leaves(fields)}
+
+
+def _join(target: PyTree, items: Items) -> PyTree:
+    """The state of `target`'s structure with the fields that `items` holds."""
+    fields, structure = _fields(target)
+    for item in items.values():
+        fields |= item
+    return structure.unflatten(fields.values())
+
+
+def _require_fit(directory: Path, stored: Items, wanted: Items, cast: bool) -> None:
+    """Compares the arrays of a checkpoint with those of a run.
+
+    Raises:
+      UserError: naming the arrays that are missing or unknown, or differ in shape
+        or (unless `cast`) dtype, with both.
+    """
+    have, need = _specs(stored), _specs(wanted)
+    faults = [f'{name} is not in the checkpoint' for name in need if name not in have]
+    faults += [f'{name} is unknown to this run' for name in have if name not in need]
+    for name in need.keys() & have.keys():
+        (shape, dtype), (new_shape, new_dtype) = have[name], need[name]
+        if shape != new_shape:
+            faults.append(f'{name} has shape {shape} instead of {new_shape}')
+        elif dtype != new_dtype and not cast:
+            faults.append(f'{name} is {dtype} instead of {new_dtype}')
+    if faults:
+        faults.sort(key=lambda fault: (not fault.startswith('params/'), fault))
+        more = f'; and {len(faults) - _FAULTS_NAMED} more' if len(faults) > _FAULTS_NAMED else ''
+        raise UserError(
+            f'the checkpoint {directory} does not fit this config: '
+            f'{"; ".join(faults[:_FAULTS_NAMED])}{more}. Use the config that it was '
+            'trained with, or another --workdir'
+        )
+
+
+def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
+    """The shapes and dtypes of the arrays that a step holds."""
+    items = reader.metadata(directory).item_metadata
+    return {name: items[name].tree for name in (VARIABLES, TRAINING) if items.get(name)}
+
+
+def _restore_args(items: Items) -> ocp.args.Composite:
+    """Asks for the given arrays alone: on devices if they have a sharding, else in numpy."""
+    trees = {
+        name: ocp.args.PyTreeRestore(
+            item=tree,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(tree),
+            partial_restore=True,
+        )
+        for name, tree in items.items()
+    }
+    return ocp.args.Composite(**trees, **{META: ocp.args.JsonRestore()})
+
+
+def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
+    children, structure = jax.tree_util.tree_flatten_with_path(state, lambda x: x is not state)
+    return {path_name(keys): child for keys, child in children}, structure
+
+
+def _specs(items: Items) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of every array by its path in the state."""
+    leaves = jax.tree_util.tree_leaves_with_path(items)
+    return {path_name(keys[1:]): (tuple(x.shape), np.dtype(x.dtype)) for keys, x in leaves}

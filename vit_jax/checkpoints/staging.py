@@ -1,0 +1,67 @@
+"""Steps on this machine on their way to or from a place that Orbax does not reach.
+
+Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
+a folder of this machine and put from it, and brought here to be restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from vit_jax.checkpoints import manifest
+from vit_jax.errors import UserError
+from vit_jax.storage import paths as storage
+
+
+class Staging:
+    """Where Orbax writes the steps of `directory`: there, or in a local folder if it cannot.
+
+    Raises:
+      UserError: if several processes would have to share a local folder.
+    """
+
+    def __init__(self, directory: Path):
+        self.folder, self._directory = directory, directory
+        self._local: tempfile.TemporaryDirectory[str] | None = None
+        if storage.orbax_writes(directory):
+            return
+        if jax.process_count() > 1:
+            raise UserError(
+                f'{directory}: several processes save to a shared folder or to gs://, not to s3://'
+            )
+        self._local = tempfile.TemporaryDirectory(prefix='vit_jax-')
+        self.folder = Path(self._local.name)
+
+    def put(self, step: int) -> None:
+        """Copies a step that is written but not yet committed; the mark of a commit comes last."""
+        if self._local is None:
+            return
+        storage.copy(manifest.written(self.folder, step), self._directory / str(step))
+        manifest.commit(self._directory / str(step))
+
+    def clear(self) -> None:
+        """Frees the local disk once no save is under way."""
+        if self._local is not None:
+            for step in self.folder.iterdir():
+                shutil.rmtree(step)
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.cleanup()
+
+
+@contextlib.contextmanager
+def here(directory: Path) -> Iterator[Path]:
+    """The step's directory, or a local copy of it where Orbax cannot read it."""
+    if storage.orbax_writes(directory):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
+        storage.copy(directory, copy := Path(local) / directory.name)
+        yield copy

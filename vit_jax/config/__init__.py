@@ -1,0 +1,1 @@
+"""Configs: loading, flags, what is checked before anything runs, durations."""

@@ -1,0 +1,103 @@
+"""From a config file and flags to a checked config.
+
+A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; every
+sub-dict holds the keywords of the constructor that it is passed to. Loading one
+executes it. The resolved config is stored in the run folder as JSON, which is
+what every later command reads, and which is never executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import flags
+from vit_jax.config.validation import validate
+from vit_jax.errors import UserError
+
+
+def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Runs `FILE[:arg]` and applies overrides such as `optim.lr=3e-4`.
+
+    Raises:
+      UserError: no such file, no `get_config`, an unknown key, a wrong type, or a
+        value that cannot be right (see `validate`).
+    """
+    return override(run_file(spec, 'get_config', '--config'), overrides)
+
+
+def override(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
+    """Locks the config, applies overrides such as `optim.lr=3e-4` to it, and validates it.
+
+    Raises:
+      UserError: as `load`.
+    """
+    config.lock()
+    for text in overrides:
+        flags.apply(config, text)
+    validate(config)
+    return config
+
+
+def run_file(spec: str, function: str, flag: str) -> Any:
+    """Executes the file of `FILE[:arg]` and returns what its `function(arg)` does.
+
+    Args:
+      spec: the file and its argument.
+      function: its name.
+      flag: where `spec` was given, for the message.
+
+    Raises:
+      UserError: no such file, or no such function in it.
+    """
+    name, _, arg = spec.partition(':')
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise UserError(f'{flag}: no file {str(path)!r}')
+    found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    if not hasattr(module, function):
+        raise UserError(f'{flag}: {str(path)!r} has no function {function}(arg)')
+    return getattr(module, function)(arg or None)
+
+
+def parse_config_args(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, ConfigDict | None]:
+    """Parses `--config FILE[:arg] --config.a.b=v` next to the flags of `parser`.
+
+    Returns:
+      The namespace, and the config (None where `--config` is absent).
+    """
+    parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
+    overrides, rest = flags.split(argv)
+    args = parser.parse_args(rest)
+    if args.config is None:
+        if overrides:
+            raise UserError(f'--config.{overrides[0]}: there is no --config FILE to override')
+        return args, None
+    return args, load(args.config, overrides)
+
+
+def to_json(config: ConfigDict) -> str:
+    """The resolved config as JSON, in the order in which it was written."""
+    return json.dumps(config.to_dict(), indent=2) + '\n'
+
+
+def from_json(text: str) -> ConfigDict:
+    """A config stored by `to_json`: data only, nothing is executed."""
+    return ConfigDict(_tuples(json.loads(text)))
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

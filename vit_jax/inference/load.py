@@ -1,0 +1,142 @@
+"""Trained models as later commands read them: config, model, task, restored variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.config import construct
+from vit_jax.config import load as config_lib
+from vit_jax.data import vocabulary
+from vit_jax.errors import UserError
+from vit_jax.interop import load as load_lib
+from vit_jax.interop.files import Foreign
+from vit_jax.storage import paths as storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained model.
+
+    Attributes:
+      workdir: the run folder, or the checkpoint of another code base.
+      config: its resolved config.
+      model, task: built from the config.
+      variables: `params` (averaged where the run kept an average) and other
+        collections, as numpy arrays.
+      step: the checkpoint's step; None where that is not known.
+      class_names: names of the classes, empty where the data had none.
+      image: channels and size of the raw images, see `evaluate.image_format`.
+    """
+
+    workdir: pathlib.Path
+    config: ConfigDict
+    model: Any
+    task: Any
+    variables: dict[str, Any]
+    step: int | None
+    class_names: tuple[str, ...]
+    image: dict[str, Any]
+
+
+def read_config(workdir: str | pathlib.Path) -> ConfigDict:
+    """The config stored in a run folder; its vocabulary is the one that the folder keeps.
+
+    Raises:
+      UserError: if the folder holds no run.
+    """
+    path = storage.path(workdir) / 'config.json'
+    if (text := storage.read_text(path)) is None:
+        raise UserError(f'--workdir {str(workdir)!r} holds no run: there is no {path.name} in it')
+    config = config_lib.from_json(text)
+    kept = path.with_name(vocabulary.FILE)
+    for section in (config.data, *config.evals.values()):
+        if 'vocab' in section and kept.is_file():
+            section.vocab = str(kept)
+    return config
+
+
+def load_run(
+    workdir: str | pathlib.Path,
+    step: int | None = None,
+    image_size: load_lib.Size | None = None,
+    average: int = 1,
+) -> Run:
+    """The run in `workdir` at `step`, or at its newest valid checkpoint.
+
+    Args:
+      workdir: the run folder.
+      step: of a kept checkpoint.
+      image_size: height and width of the images to come, for which a learned position embedding is
+        resized.
+      average: how many checkpoints to take the mean of, that of `step` and those before.
+
+    Raises:
+      UserError: if there is no run, no such checkpoint or not as many, or images of this
+        size do not fit it.
+    """
+    workdir = storage.absolute(workdir)
+    config = read_config(workdir)
+    model, task = construct.model_and_task(config)
+    found, variables, meta = checkpoint_lib.load_mean(workdir / 'checkpoints', step, average)
+    if image_size is not None:
+        trained_on = meta.get('input_size')
+        variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)
+    names = tuple(meta.get('class_names', ()))
+    return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
+
+
+RESNET_SIZE = (224, 224)
+
+
+def usual_size(foreign: Foreign, model: Any) -> load_lib.Size | None:
+    """Height and width of the images that a checkpoint was made for; None if nothing tells.
+
+    A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
+    tell their number, and at a wrong one memory may run out.
+    """
+    return foreign.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
+
+
+def crop(size: load_lib.Size) -> str:
+    """The transforms that make images of any size ones of this height and width."""
+    height, width = size
+    return f'resize_small({max(size)})|central_crop(({height}, {width}))'
+
+
+def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = None) -> Run:
+    """The classifier that a checkpoint holds, as if it were a run without data.
+
+    Images are resized and cropped to the size that it was made for, and their bytes become
+    [-1, 1]. The names of its classes are those that the checkpoint tells.
+
+    Args:
+      path: as for `interop.load.load`.
+      image_size: height and width to use it with instead.
+
+    Raises:
+      UserError: as `interop.load.load`, or if nothing tells the size of the images.
+    """
+    foreign = load_lib.read(path)
+    model, variables = load_lib.from_foreign(foreign, image_size)
+    size = image_size or usual_size(foreign, model)
+    if size is None:
+        raise UserError(f'{path} does not tell the size of its images: give --image-size')
+    config = ConfigDict(
+        {
+            'batch_size': 64,
+            'model': foreign.model,
+            'task': {'name': 'classify'},
+            'data': {'source': '', 'split': '', 'transforms': crop(size)},
+            'evals': {},
+        }
+    )
+    channels = load_lib.channels(variables['params'])
+    image = {'channels': channels, 'size': None}
+    task = construct.task_class(config)()
+    names = foreign.class_names
+    return Run(pathlib.Path(path), config, model, task, variables, None, names, image)

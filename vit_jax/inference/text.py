@@ -1,0 +1,169 @@
+"""A user's sentences, translated by the model of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.data import sources, vocabulary
+from vit_jax.data.rng import example_rng
+from vit_jax.data.transforms import Transforms, parse_transforms
+from vit_jax.data.vocabulary import Codec
+from vit_jax.errors import UserError
+from vit_jax.inference import images as image_files
+from vit_jax.inference.load import Run
+from vit_jax.ops.search import Search, decode
+
+WINDOW = 4096  # sentences that are sorted by their lengths together
+
+
+class Sentence(NamedTuple):
+    """A line of text as the model gets it.
+
+    Attributes:
+      ids: int32 [n], with the end; empty for a line of spaces alone.
+      cut: the end of the line, where the line is longer than any that the model was trained on.
+    """
+
+    ids: np.ndarray
+    cut: str
+
+
+class Translation(NamedTuple):
+    """A hypothesis as text.
+
+    Attributes:
+      text: without special tokens.
+      score: as the search ranks it: of a beam the normalised, else the plain log-probability.
+      tokens: ids, with the end if there is one.
+    """
+
+    text: str
+    score: float
+    tokens: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Makes ids of sentences the way a run does with its evaluation data.
+
+    Attributes:
+      transforms: of the first evaluation, and what makes ids of text in them.
+      bounds: lengths in tokens that batches are padded to; the last is the most there may be.
+    """
+
+    transforms: Transforms
+    bounds: tuple[int, ...]
+
+    @property
+    def vocab(self) -> Codec:
+        assert self.transforms.vocab is not None
+        return self.transforms.vocab
+
+    def read(self, line: str, side: str = 'source') -> Sentence:
+        """The ids of a line, as those of this side of a pair.
+
+        Raises:
+          UserError: if a word has no id, where the ids are not those of a `Vocabulary`.
+        """
+        if not line.strip():
+            return Sentence(np.zeros(0, np.int32), '')
+        record: dict[str, Any] = {'source': line, 'target': line}
+        rng = example_rng(0, 0)
+        for transform in self.transforms.steps:
+            text, record = record[side], transform(record, rng)
+        whole, kept = self.vocab.encode(text), min(len(record[side]), self.bounds[-1]) - 1
+        ids = np.append(whole[:kept], np.int32(vocabulary.EOS))
+        return Sentence(ids, self.vocab.decode(whole[kept:]))
+
+
+def reader(run: Run) -> Reader:
+    """The reader for a run's model; the data themselves are not needed.
+
+    Raises:
+      UserError: if the run does not translate text.
+    """
+    section, data = image_files.eval_section(run.config), run.config.data
+    path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
+    if not hasattr(run.model, 'decode_step'):
+        raise UserError(f'{run.workdir}: model {run.config.model.name!r} does not translate')
+    vocab = vocabulary.load(path) if path else sources.own_vocab(section.source)
+    if vocab is None or not bounds:
+        raise UserError(f'{run.workdir}: the model of this run was not trained on text')
+    steps = [section.get('transforms', ''), '' if path else 'tokenize']
+    return Reader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Translator:
+    """Translates sentences in batches of few shapes.
+
+    Attributes:
+      run: a trained encoder-decoder.
+      reader: that of the run.
+      search: how.
+      batch_size: sentences at once.
+      seed: of what is drawn when sampling: a function of it, the line's number and the sentence.
+    """
+
+    run: Run
+    reader: Reader
+    search: Search
+    batch_size: int = 32
+    seed: int = 0
+
+    def __call__(self, sentences: Sequence[Sentence]) -> Iterator[list[Translation]]:
+        """The translations of each sentence, the best first; none of an empty one.
+
+        They come in the order of the sentences. Those of a window are put together by length.
+        """
+        for first in range(0, len(sentences), WINDOW):
+            found: dict[int, list[Translation]] = {}
+            window = range(first, min(first + WINDOW, len(sentences)))
+            for length, numbers, rows in self._batches(sentences, window):
+                found.update(self._translate(sentences, length, numbers, rows))
+            yield from (found.get(number, []) for number in window)
+
+    def _batches(
+        self, sentences: Sequence[Sentence], window: range
+    ) -> Iterator[tuple[int, list[int], int]]:
+        """(length, the numbers of the sentences, rows) of batches; a length has few row counts."""
+        low = 0
+        for high in self.reader.bounds:
+            members = [i for i in window if low < len(sentences[i].ids) <= high]
+            rows = min(self.batch_size, 1 << max(len(members) - 1, 0).bit_length())
+            for start in range(0, len(members), rows):
+                yield high, members[start : start + rows], rows
+            low = high
+
+    def _translate(
+        self, sentences: Sequence[Sentence], length: int, numbers: list[int], rows: int
+    ) -> Iterator[tuple[int, list[Translation]]]:
+        source = np.full((rows, length), vocabulary.PAD, np.int32)
+        for row, number in enumerate(numbers):
+            source[row, : len(sentences[number].ids)] = sentences[number].ids
+        seeds = np.zeros(rows, np.uint32)
+        seeds[: len(numbers)] = numbers
+        decoded = jax.device_get(self._compiled(self.run.variables, source, seeds))
+        for row, number in enumerate(numbers):
+            columns = (decoded.tokens[row], decoded.lengths[row], decoded.scores[row])
+            yield number, [self._text(*hypothesis) for hypothesis in zip(*columns, strict=True)]
+
+    def _text(self, tokens: np.ndarray, length: np.ndarray, score: np.ndarray) -> Translation:
+        ids = tokens[:length].tolist()
+        return Translation(self.reader.vocab.decode(ids), float(score), ids)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        def translate(variables: Any, source: jax.Array, seeds: jax.Array) -> Any:
+            apply = functools.partial(self.run.model.apply, variables)
+            key = jax.random.key(self.seed)
+            keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
+            return decode(apply, source, self.search, keys)
+
+        return jax.jit(translate)

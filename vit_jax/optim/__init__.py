@@ -1,0 +1,1 @@
+"""Optimizers, schedules, and what differs between parameters by their paths."""

@@ -1,0 +1,218 @@
+"""Any optimizer of Optax; weight decay, learning rates and freezing go by parameter path.
+
+Paths are those of `paths`, patterns and what goes by them are in `param_groups`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.optim import schedules
+from vit_jax.optim.param_groups import (
+    Rules,
+    check_number,
+    check_patterns,
+    check_rules,
+    first_match,
+    frozen,
+    layer_scale,
+    scale_by_path,
+)
+from vit_jax.tree_paths import map_paths, param_paths
+
+PyTree = Any
+
+CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
+
+
+def make(
+    params: PyTree,
+    total_steps: int,
+    to_steps: Callable[[str], int],
+    *,
+    name: str,
+    lr: float,
+    schedule: Mapping[str, Any] = CONSTANT,
+    weight_decay: float = 0.0,
+    decay_mask: str = 'kernel$',
+    decay_mults: Rules = (),
+    lr_mults: Rules = (),
+    freeze: Sequence[str] = (),
+    layer_decay: float | None = None,
+    clip_norm: float | None = None,
+    **kwargs: Any,
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The gradient transformation that a config describes, and its learning rate.
+
+    Optimizers that define weight decay (`adamw`, `lion`, `lamb`, ...) apply it in
+    their own way; in AdamW a step takes lr(t) * weight_decay * parameter away, as
+    in Loshchilov & Hutter 2019 and `torch.optim.AdamW`, and Adafactor is made to
+    do the same. The others (`sgd`, `adam`, `rmsprop`, ...) get the L2 penalty of
+    `torch.optim.SGD`: weight_decay * parameter is added to the clipped gradient.
+
+    Multipliers of the learning rate scale the whole update of a parameter, weight
+    decay included, as parameter groups do in PyTorch. Of several patterns that
+    match one path, the first counts.
+
+    Args:
+      params: the parameters, or their shapes.
+      total_steps: length of training.
+      to_steps: turns a duration such as `'5%'` into steps.
+      name: an optimizer of Optax that takes a learning rate.
+      lr: peak learning rate.
+      schedule: keywords of `schedules.make`, with durations as strings.
+      weight_decay: its strength.
+      decay_mask: pattern of the parameters that decay. The default leaves out
+        biases, normalisation and position embeddings.
+      decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
+      lr_mults: pairs of a pattern and a multiplier of the learning rate.
+      freeze: patterns of the parameters that stay as they are. They have no
+        optimizer state, and their gradients do not count for `clip_norm`.
+      layer_decay: see `layer_scale`.
+      clip_norm: global norm above which the gradients are scaled down to it.
+      **kwargs: keywords of the optimizer; dtypes may be strings.
+
+    Raises:
+      UserError: for an unknown name or keyword, a value outside its range, or a
+        pattern that matches no parameter.
+    """
+    check_number('lr', lr, lambda x: x >= 0, 'at least 0')
+    check_number('weight_decay', weight_decay, lambda x: x >= 0, 'at least 0')
+    if clip_norm is not None:
+        check_number('clip_norm', clip_norm, lambda x: x > 0, 'positive')
+    paths = param_paths(params)
+    check_rules('decay_mults', decay_mults, paths)
+    check_rules('lr_mults', lr_mults, paths)
+    check_patterns('freeze', freeze, paths)
+    check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
+
+    learning_rate = _schedule(schedule, lr, total_steps, to_steps)
+    tx = optax.chain(
+        optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm),
+        _optimizer(name, learning_rate, weight_decay, decay_mask, decay_mults, kwargs),
+        scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
+        optax.identity()
+        if layer_decay is None
+        else scale_by_path(layer_scale(params, layer_decay)),
+    )
+    return frozen(tx, freeze), learning_rate
+
+
+def _optimizer(
+    name: str,
+    lr: optax.Schedule,
+    weight_decay: float,
+    decay_mask: str,
+    decay_mults: Rules,
+    kwargs: dict[str, Any],
+) -> optax.GradientTransformation:
+    """The optimizer, or one of each strength of weight decay."""
+    build = _builder(name, kwargs)
+
+    def mask(tree: PyTree) -> PyTree:
+        return map_paths(lambda path: re.search(decay_mask, path) is not None, tree)
+
+    if not decay_mults:
+        return build(lr, weight_decay, mask)
+    mults = [*(mult for _, mult in decay_mults), 1.0]
+    ranks = [(pattern, i) for i, (pattern, _) in enumerate(decay_mults)]
+    return optax.partition(
+        {str(i): build(lr, weight_decay * mult, mask) for i, mult in enumerate(mults)},
+        lambda tree: map_paths(lambda path: str(first_match(ranks, path, len(ranks))), tree),
+    )
+
+
+def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
+    """(lr, weight_decay, mask) -> the optimizer, with weight decay in the place it gives it."""
+    if name not in (known := optimizers()):
+        raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
+    factory = getattr(optax, name)
+    takes = set(inspect.signature(factory).parameters)
+    options = _options(name, kwargs, takes)
+    mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
+
+    def build(lr: optax.Schedule, weight_decay: float, mask: Callable) -> Any:
+        if mask_name not in takes:
+            penalty = optax.add_decayed_weights(weight_decay, mask)
+            return optax.chain(penalty, factory(lr, **options))
+        if 'weight_decay_rate' not in takes:
+            return factory(lr, weight_decay=weight_decay, **{mask_name: mask}, **options)
+
+        def rate(count: jax.Array) -> jax.Array:
+            return weight_decay * lr(count)  # Adafactor's own rate is not scaled by lr.
+
+        return factory(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
+
+    return build
+
+
+# They need the loss, a random key or a constant learning rate.
+_UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
+
+
+def optimizers() -> list[str]:
+    """Names of Optax's optimizers that work with a schedule and gradients alone."""
+    return [name for name in dir(optax) if _is_optimizer(name)]
+
+
+def _is_optimizer(name: str) -> bool:
+    if name in _UNSUPPORTED or name.startswith(('_', 'scale_by_')):
+        return False
+    f = getattr(optax, name)
+    if not inspect.isfunction(f):
+        return False
+    required = [k for k, p in inspect.signature(f).parameters.items() if p.default is p.empty]
+    return 'learning_rate' in inspect.signature(f).parameters and len(required) <= 1
+
+
+_FRACTIONS = ('b1', 'b2', 'b3', 'momentum', 'decay', 'rho')
+
+
+def _options(name: str, kwargs: dict[str, Any], takes: set[str]) -> dict[str, Any]:
+    """Checks the optimizer's own keywords and turns names of dtypes into dtypes."""
+    reserved = {'learning_rate', 'weight_decay', 'weight_decay_rate'}
+    valid = {key for key in takes - reserved if not key.endswith('mask')}
+    for key in kwargs:
+        if key not in valid:
+            parameters = inspect.signature(make).parameters.values()
+            ours = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+            raise UserError(f'config.optim ({name}): ' + nearest('key', key, valid | ours))
+    for key in kwargs.keys() & set(_FRACTIONS):
+        if kwargs[key] is not None:
+            check_number(key, kwargs[key], lambda x: 0 <= x < 1, 'in [0, 1)')
+    return {k: _dtype(k, v) if 'dtype' in k else v for k, v in kwargs.items()}
+
+
+def _dtype(key: str, name: Any) -> Any:
+    try:
+        return None if name is None else jnp.dtype(name)
+    except TypeError as e:
+        raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
+
+
+# Keys of a schedule that a config gives as text, such as '5%'.
+DURATIONS = ('warmup', 'cooldown', 'timescale')
+
+
+def _schedule(
+    spec: Mapping[str, Any], lr: float, total_steps: int, to_steps: Callable[[str], int]
+) -> optax.Schedule:
+    keywords = dict(spec)
+    valid = set(inspect.signature(schedules.make).parameters) - {'peak', 'total_steps'}
+    for key in keywords:
+        if key not in valid:
+            raise UserError('config.optim.schedule: ' + nearest('key', key, valid))
+    for key in keywords.keys() & set(DURATIONS):
+        keywords[key] = to_steps(str(keywords[key]))
+    if 'boundaries' in keywords:
+        keywords['boundaries'] = tuple(to_steps(str(text)) for text in keywords['boundaries'])
+    return schedules.make(**{'name': 'constant'} | keywords, peak=lr, total_steps=total_steps)

@@ -1,0 +1,1 @@
+"""What models cost: FLOPs, time, chips."""

@@ -1,0 +1,217 @@
+"""How fast a model runs: the very steps that training and evaluation compile, timed.
+
+Needs jax, flax and optax alone, so that it also runs where there is no data stack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import vit_jax
+from vit_jax import step as step_lib
+from vit_jax.profiling import flops
+from vit_jax.runtime import sharding
+
+Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One step, timed.
+
+    Attributes:
+      batch_size: global.
+      compile_sec: the first call less one step: tracing and compiling.
+      step_sec: median.
+      step_sec_p10, step_sec_p90: the spread.
+      images_per_sec: of all devices; pairs of sequences where there are no images.
+      flops_per_sec: model FLOPs, without recomputation.
+      mfu: of the devices' peak; None where it is not known.
+      peak_bytes: of one device's memory since the process began; None where not reported.
+    """
+
+    batch_size: int
+    compile_sec: float
+    step_sec: float
+    step_sec_p10: float
+    step_sec_p90: float
+    images_per_sec: float
+    flops_per_sec: float
+    mfu: float | None
+    peak_bytes: int | None
+
+
+def time_forward(
+    model: Any,
+    task: Any,
+    layout: sharding.Layout,
+    spec: Spec,
+    *,
+    batch_size: int,
+    steps: int = 20,
+    seed: int = 0,
+) -> Timing:
+    """Times the eval step: the model's forward pass, and the sums of its metrics."""
+    batch = synthetic_batch(spec, batch_size, seed) | {'mask': np.ones(batch_size, np.float32)}
+    one = blank_example(spec)
+    variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
+    compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
+    on_device = layout.put_batch(batch)
+    per_image = forward_flops(model, task, spec)
+    seconds = time_calls(lambda: compiled(variables, on_device), steps)
+    return _timing(layout, batch_size, per_image, seconds)
+
+
+def time_train(
+    model: Any,
+    task: Any,
+    tx: Callable[[Any], optax.GradientTransformation],
+    layout: sharding.Layout,
+    spec: Spec,
+    *,
+    batch_size: int,
+    steps: int = 20,
+    seed: int = 0,
+    accum_steps: int = 1,
+    ema_decay: float = 0.0,
+    max_skips: int = 0,
+) -> Timing:
+    """Times the train step; `tx` makes the optimizer from the parameters' shapes."""
+    batch = synthetic_batch(spec, batch_size, seed)
+    one = blank_example(spec)
+
+    def init_variables() -> Any:
+        return step_lib.init_variables(model, task, one, seed)
+
+    optimizer = tx(jax.eval_shape(init_variables)['params'])
+
+    def init() -> step_lib.TrainState:
+        return step_lib.init_state(init_variables(), optimizer, seed, ema=ema_decay > 0)
+
+    train_step = step_lib.make_train_step(
+        model,
+        task,
+        optimizer,
+        accum_steps=accum_steps,
+        ema_decay=ema_decay,
+        max_skips=max_skips,
+        axis_name=layout.axis_name,
+    )
+    compiled = layout.compile_train(train_step, jax.eval_shape(init))
+    on_device, state = layout.put_batch(batch), layout.create(init)
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = compiled(state, on_device)
+        return metrics
+
+    per_image = flops.TRAIN_TO_FORWARD * forward_flops(model, task, spec)
+    return _timing(layout, batch_size, per_image, time_calls(call, steps))
+
+
+def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
+    """Seconds of the first call, then those between the ends of `steps` further ones.
+
+    One call is always queued behind the one that is waited for, as in training, so that
+    the time to dispatch it does not count.
+    """
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    first = time.perf_counter() - began
+    for _ in range(warmup):
+        waiting = call()
+    jax.block_until_ready(waiting)
+    waiting, ends = call(), []
+    for _ in range(steps + 1):
+        following = call()
+        jax.block_until_ready(waiting)
+        ends.append(time.perf_counter())
+        waiting = following
+    jax.block_until_ready(waiting)
+    return np.array([first, *np.diff(ends)])
+
+
+def forward_flops(model: Any, task: Any, spec: Spec) -> int:
+    """FLOPs of the model for one example."""
+    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    return flops.forward_flops(model, *jax.eval_shape(task.inputs, one))
+
+
+def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
+    """Random arrays: bytes of any value, floats normal; labels are 0, and the ids of tokens 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if dtype == np.uint8:
+            return rng.integers(0, 256, shape, np.uint8)
+        if np.issubdtype(dtype, np.floating):
+            return rng.standard_normal(shape, np.float32).astype(dtype)
+        return np.full(shape, 1 if len(shape) > 1 else 0, dtype)  # the id 0 would be padding
+
+    return {k: draw((batch_size, *s.shape), np.dtype(s.dtype)) for k, s in spec.items()}
+
+
+def blank_example(spec: Spec) -> dict[str, jax.Array]:
+    """A batch of one, all zeros, to initialise a model with."""
+    return {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+
+
+def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a classification example of square images looks like."""
+    return {
+        'image': jax.ShapeDtypeStruct((size, size, channels), np.uint8),
+        'label': jax.ShapeDtypeStruct((), np.int32),
+    }
+
+
+def environment(layout: sharding.Layout) -> dict[str, Any]:
+    """What the numbers depend on: devices, machine, versions."""
+    device = layout.mesh.devices.flat[0]
+    names = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
+    return {
+        'device_kind': device.device_kind,
+        'platform': device.platform,
+        'num_devices': layout.mesh.size,
+        'num_processes': jax.process_count(),
+        'layout': type(layout).__name__.lower(),
+        'machine': platform.machine(),
+        'system': f'{platform.system()} {platform.release()}',
+        'cpu_count': os.cpu_count(),
+        'xla_flags': os.environ.get('XLA_FLAGS', ''),
+        'versions': {
+            'python': platform.python_version(),
+            'vit_jax': vit_jax.__version__,
+            **{name: metadata.version(name) for name in names},
+        },
+    }
+
+
+def _timing(
+    layout: sharding.Layout, batch_size: int, flops_per_image: int, seconds: np.ndarray
+) -> Timing:
+    first, rest = seconds[0], seconds[1:]
+    step, p10, p90 = (float(np.quantile(rest, q)) for q in (0.5, 0.1, 0.9))
+    device = layout.mesh.local_devices[0]
+    total = flops_per_image * batch_size
+    return Timing(
+        batch_size=batch_size,
+        compile_sec=max(float(first) - step, 0.0),
+        step_sec=step,
+        step_sec_p10=p10,
+        step_sec_p90=p90,
+        images_per_sec=batch_size / step,
+        flops_per_sec=total / step,
+        mfu=flops.mfu(total, step, layout.mesh.size, device.device_kind),
+        peak_bytes=(device.memory_stats() or {}).get('peak_bytes_in_use'),
+    )

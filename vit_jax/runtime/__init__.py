@@ -1,0 +1,1 @@
+"""Devices, processes, signals, memory: what a program needs of its machine."""

@@ -1,0 +1,188 @@
+"""Several processes as one job: how they meet, and how the failure of one ends all."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.runtime.watchdog import Stalled
+
+MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    heartbeat_seconds: int | None = None,
+) -> None:
+    """Joins the processes of a job; without arguments the cluster is detected.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      num_processes: size of the job.
+      process_id: which of them this is, from 0.
+      heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
+
+    Raises:
+      UserError: if no cluster is found.
+    """
+    timeout: dict[str, Any] = {}
+    if heartbeat_seconds is not None:
+        timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
+    except ValueError as e:
+        raise UserError(
+            f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
+            '--num-processes and --process-id'
+        ) from e
+
+
+def join_cluster(heartbeat_seconds: int | None = None) -> None:
+    """Joins the other processes of the job if the environment tells of any, else does nothing.
+
+    Args:
+      heartbeat_seconds: as for `initialize`.
+
+    Raises:
+      UserError: if a launcher started several processes and they cannot be found.
+    """
+    if (count := launched(os.environ)) is None:
+        with contextlib.suppress(UserError, OSError):  # OSError: no metadata server
+            initialize(heartbeat_seconds=heartbeat_seconds)
+    elif count > 1:
+        initialize(heartbeat_seconds=heartbeat_seconds)
+
+
+def launched(environ: Mapping[str, str]) -> int | None:
+    """How many processes the launcher of this one started, as its variables tell.
+
+    One process is no cluster, and neither is an allocation of Slurm's without srun. None means
+    that a TPU VM's metadata tell, which JAX asks.
+    """
+    if 'OMPI_MCA_orte_hnp_uri' in environ:
+        return int(environ['OMPI_COMM_WORLD_SIZE'])
+    if 'SLURM_STEP_NODELIST' in environ:
+        return int(environ['SLURM_NTASKS'])
+    if not on_tpu_vm():
+        return 1
+    workers = environ.get('TPU_PROCESS_ADDRESSES', environ.get('TPU_WORKER_HOSTNAMES'))
+    slices = int(environ.get('MEGASCALE_NUM_SLICES') or 1)
+    return None if workers is None else slices * len(workers.split(','))
+
+
+def on_tpu_vm() -> bool:
+    """Whether this machine may have TPUs of its own; other accelerators use VFIO too."""
+    return any(glob.glob(f'/dev/{pattern}') for pattern in ('accel[0-9]*', 'vfio/[0-9]*'))
+
+
+def broadcast(value: Any) -> Any:
+    """The value of process 0, of what JSON can hold, on every process; the others' is unused."""
+    if jax.process_count() == 1:
+        return value
+    text = json.dumps(value).encode() if jax.process_index() == 0 else b''
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    padded = np.frombuffer(text.ljust(size), np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(padded).astype(np.uint8).tobytes())
+
+
+def on_process_0(act: Callable[[], int]) -> int:
+    """Runs `act` on process 0 alone and returns its result on every process.
+
+    Raises:
+      UserError: on every process if `act` raises it.
+    """
+    if not jax.distributed.is_initialized():
+        return act()
+    result, error = 0, None
+    if jax.process_index() == 0:
+        try:
+            result = act()
+        except UserError as mistake:
+            error = mistake
+    failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
+    if error:
+        raise error
+    if failed:
+        raise UserError('process 0 has stopped; its own message says why')
+    return int(result)
+
+
+def meet(name: str, seconds: float) -> None:
+    """Waits until every process is here, without a collective: others may be in one of theirs.
+
+    Args:
+      name: of the meeting, the same on every process.
+      seconds: how long to wait.
+
+    Raises:
+      RuntimeError: if some did not come.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+    wait(key=name, timeout_ms=int(1000 * seconds))
+
+
+@contextlib.contextmanager
+def shared_fate() -> Iterator[None]:
+    """Ends this process at once when it fails while others of its job may wait for it.
+
+    An ordinary exit waits for all processes of the job, but those that wait for this one
+    in a collective never get there. They notice its end by the connection or the heartbeat.
+    One whose data loader hangs ends so too: the thread that hangs cannot be joined.
+    """
+    try:
+        yield
+    except Stalled as error:
+        print(f'error: {error}', file=sys.stderr, flush=True)
+        os._exit(EXIT_FAILED)
+    except Exception as error:
+        if jax.process_count() == 1:
+            raise
+        code = _report(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if jax.process_index() == 0:
+            time.sleep(1)  # JAX aborts the others as soon as their coordinator is gone.
+        os._exit(code)
+
+
+_PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
+
+
+def lost_another(error: Exception) -> bool:
+    """Whether the error is about another process of the job, which is gone."""
+    return bool(_PEER_LOST.search(str(error)))
+
+
+def _report(error: Exception) -> int:
+    """Says what failed, and returns the exit code."""
+    who = f'process {jax.process_index()} of {jax.process_count()}'
+    if isinstance(error, UserError):
+        print(f'error: {who}: {error}', file=sys.stderr)
+        return getattr(error, 'exit_code', 2)
+    if lost_another(error):
+        reason = f'{who} lost another process ({str(error).splitlines()[0]})'
+    else:
+        traceback.print_exception(error)
+        reason = f'{who} failed'
+    print(
+        f'error: {reason}; the same command, started again on all processes, continues from '
+        'the last checkpoint',
+        file=sys.stderr,
+    )
+    return EXIT_FAILED

@@ -1,0 +1,272 @@
+"""Devices: the mesh, where arrays lie, and compilation by `jit` or `pmap`.
+
+The only file that names devices. A layout takes the pure steps of `step.py` and
+numpy batches; what it hands to a checkpoint are global arrays on the mesh, so that a
+run stopped under one layout resumes under any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import flax.jax_utils
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.tree_paths import path_name
+
+PyTree = Any
+Rule = tuple[str, tuple[str | None, ...]]
+AXES = ('data', 'fsdp', 'tensor')
+BATCH = P(('data', 'fsdp'))
+
+
+def make_mesh(devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh [data, fsdp, tensor] over all of `devices`.
+
+    Raises:
+      UserError: if fsdp * tensor does not divide the number of devices.
+    """
+    if fsdp < 1 or tensor < 1 or len(devices) % (fsdp * tensor):
+        raise UserError(
+            f'config.parallel: fsdp={fsdp} times tensor={tensor} must divide '
+            f'the {len(devices)} devices'
+        )
+    shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
+    return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
+
+
+def leaf_spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], small: int
+) -> P:
+    """Where one array lies: the first rule that matches its name, else fsdp.
+
+    Under fsdp the largest dimension that the axis divides is split; arrays with fewer
+    than `small` elements are replicated, as their communication costs more than it saves.
+    """
+    for pattern, axes in rules:
+        if re.search(pattern, name) and len(axes) == len(shape):
+            return P(*axes)
+    size = mesh.shape['fsdp']
+    divisible = [i for i, n in enumerate(shape) if n % size == 0]
+    if size == 1 or not divisible or np.prod(shape) < small:
+        return P()
+    split = max(divisible, key=lambda i: shape[i])
+    return P(*['fsdp' if i == split else None for i in range(len(shape))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Jit:
+    """`jax.jit` over a mesh: data parallel, fully sharded, or tensor parallel by rules."""
+
+    mesh: Mesh
+    rules: tuple[Rule, ...] = ()
+    small: int = 2**14
+    axis_name = None
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many parts the batch is split."""
+        return self.mesh.shape['data'] * self.mesh.shape['fsdp']
+
+    def shardings(self, abstract: PyTree) -> PyTree:
+        """A NamedSharding for every leaf of a state or of variables."""
+
+        def place(path, leaf):
+            spec = leaf_spec(path_name(path), leaf.shape, self.mesh, self.rules, self.small)
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree_util.tree_map_with_path(place, abstract)
+
+    def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
+        """Runs `init(*given)` so that every array is made where it lies.
+
+        Args:
+          init: makes a state or variables.
+          given: numpy arrays, the same in every process; a device gets its parts of them alone.
+        """
+        placed = jax.tree.map(_place, given, self.shardings(given))
+        out_shardings = self.shardings(jax.eval_shape(init, *placed))
+        return jax.jit(init, out_shardings=out_shardings)(*placed)
+
+    def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """This process's rows as a global array over all devices."""
+        sharding = NamedSharding(self.mesh, BATCH)
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
+
+    def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
+        """(state, batch) -> (state, metrics); the old state's buffers are reused."""
+        state = self.shardings(abstract_state)
+        batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
+        return jax.jit(
+            train_step,
+            in_shardings=(state, batch),
+            out_shardings=(state, replicated),
+            donate_argnums=0,
+        )
+
+    def compile_eval(self, eval_step: Callable) -> Callable:
+        """(variables, batch) -> what an eval or predict step returns, replicated."""
+        return jax.jit(eval_step, out_shardings=NamedSharding(self.mesh, P()))
+
+    def to_global(self, state: PyTree) -> PyTree:
+        return state
+
+    def from_global(self, state: PyTree) -> PyTree:
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Pmap:
+    """`jax.pmap`: one replica a device, gradients averaged over the axis `batch`."""
+
+    mesh: Mesh
+    axis_name = 'batch'
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        return list(self.mesh.local_devices)
+
+    @property
+    def num_shards(self) -> int:
+        return self.mesh.size
+
+    def shardings(self, abstract: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: NamedSharding(self.mesh, P()), abstract)
+
+    def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
+        return flax.jax_utils.replicate(jax.jit(init)(*given), self.devices)
+
+    def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        n = len(self.devices)
+        return jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+    def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
+        del abstract_state
+        step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
+        return lambda state, batch: _first_metrics(step(state, batch))
+
+    def compile_eval(self, eval_step: Callable) -> Callable:
+        step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
+        return lambda variables, batch: _first(step(variables, batch))
+
+    @property
+    def _devices(self) -> list[jax.Device] | None:
+        # pmap takes its own order across processes only.
+        return self.devices if jax.process_count() == 1 else None
+
+    def to_global(self, state: PyTree) -> PyTree:
+        replicated = NamedSharding(self.mesh, P())
+        return jax.tree.map(lambda x: jax.device_put(np.asarray(x), replicated), _first(state))
+
+    def from_global(self, state: PyTree) -> PyTree:
+        local = jax.tree.map(lambda x: x.addressable_data(0), state)
+        return flax.jax_utils.replicate(local, self.devices)
+
+
+Layout = Jit | Pmap
+
+
+def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+
+def _first(tree: PyTree) -> PyTree:
+    """The first local replica of every leaf."""
+    return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
+
+
+def _first_metrics(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    return result[0], _first(result[1])
+
+
+def make_layout(
+    strategy: str = 'jit',
+    *,
+    fsdp: int = 1,
+    tensor: int = 1,
+    rules: tuple[Rule, ...] = (),
+    small: int = 2**14,
+    devices: Sequence[jax.Device] | None = None,
+) -> Layout:
+    """The layout of `config.parallel`, whose keys are these keywords.
+
+    Args:
+      strategy: `jit` or `pmap`.
+      fsdp: over how many devices parameters and optimizer state are split.
+      tensor: size of the axis that `rules` may name.
+      rules: (regex over the parameter's path, a mesh axis or None a dimension).
+      small: arrays with fewer elements than this are replicated under fsdp.
+      devices: all by default.
+
+    Raises:
+      UserError: unknown strategy, or sizes that do not fit the devices.
+    """
+    mesh = make_mesh(devices if devices is not None else jax.devices(), fsdp, tensor)
+    if strategy == 'jit':
+        return Jit(mesh, tuple(rules), small)
+    if strategy != 'pmap':
+        raise UserError('config.parallel.strategy: ' + nearest('strategy', strategy, LAYOUTS))
+    if fsdp * tensor > 1 or rules:
+        raise UserError('config.parallel: pmap is data parallel only; use strategy=jit')
+    return Pmap(mesh)
+
+
+LAYOUTS = ('jit', 'pmap')
+
+
+def check_batch(
+    layout: Layout,
+    batch_size: int,
+    *,
+    rows: int | None = None,
+    accum_steps: int = 1,
+    pairs: bool = False,
+) -> None:
+    """Raises UserError unless every device gets whole microbatches (and whole pairs).
+
+    Args:
+      layout: of the devices.
+      batch_size: of the config.
+      rows: of a batch, where `batch_size` counts tokens.
+      accum_steps, pairs: of the step and the task.
+    """
+    what = '' if rows is None else f': its {rows} rows in a bucket'
+    rows = batch_size if rows is None else rows
+    unit = layout.num_shards * accum_steps
+    if rows % unit:
+        raise UserError(
+            f'config.batch_size={batch_size}{what} must be a multiple of {unit} '
+            f'({layout.num_shards} devices x {accum_steps} accumulation steps)'
+        )
+    if pairs and (rows // layout.num_shards) % 2:
+        raise UserError(
+            f'config.batch_size={batch_size}: mixup and cutmix mix pairs, so that each of the '
+            f'{layout.num_shards} devices needs an even number of examples'
+        )
+
+
+def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
+    """Shapes, dtypes and shardings to restore a checkpoint into."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        abstract_state,
+        layout.shardings(abstract_state),
+    )
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs across runs, in $JAX_COMPILATION_CACHE_DIR or the user's cache."""
+    if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+        cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+        jax.config.update('jax_compilation_cache_dir', str(cache / 'vit_jax' / 'xla'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

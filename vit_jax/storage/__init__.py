@@ -1,0 +1,1 @@
+"""Folders on disks and in object storage: paths, whole files, locks."""

@@ -1,0 +1,277 @@
+"""Run folders as paths: on a disk, or in object storage by `gs://BUCKET/...` and `s3://BUCKET/...`.
+
+A local path is a `pathlib.Path`. A remote one is an `etils.epath.Path`, which has the same methods
+over fsspec. An object appears whole or not at all, but there is no renaming, no appending, and a
+folder is only the beginning of names.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import importlib.util
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.errors import UserError
+
+# To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
+if TYPE_CHECKING:
+    Path = pathlib.Path
+else:
+    Path = pathlib.PurePath
+
+_PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
+_log = logging.getLogger(__name__)
+
+
+def path(text: str | os.PathLike[str]) -> Path:
+    """The path of a folder or file.
+
+    Raises:
+      UserError: if it is remote and the package is missing that reaches it.
+    """
+    name = os.fspath(text)
+    if (scheme := _scheme(name)) is None:
+        return pathlib.Path(name).expanduser()
+    if importlib.util.find_spec(package := _PACKAGES[scheme]) is None:
+        raise UserError(f'{name}: {scheme}:// needs a package: pip install {package}')
+    if not name.removeprefix(f'{scheme}://').strip('/'):
+        raise UserError(f'{name}: write {scheme}://BUCKET/FOLDER')
+    # Workers and TensorStore write to the same folders: what fsspec once listed is soon wrong.
+    # Both are read when the file system is first made.
+    import fsspec
+
+    for protocol in ('gs', 'gcs', 's3'):
+        fsspec.config.conf.setdefault(protocol, {}).setdefault('use_listings_cache', False)
+    os.environ.setdefault('EPATH_USE_TF', 'false')
+    from etils import epath
+
+    return epath.Path(name)
+
+
+def absolute(text: str | os.PathLike[str]) -> Path:
+    """As `path`; a local one does not depend on the working directory."""
+    found = path(text)
+    return found if is_remote(found) else found.resolve()
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether it is in object storage."""
+    return _scheme(os.fspath(path)) is not None
+
+
+def orbax_writes(path: str | os.PathLike[str]) -> bool:
+    """Whether Orbax writes arrays there: to local folders and to gs://."""
+    return _scheme(os.fspath(path)) in (None, 'gs')
+
+
+def _scheme(name: str) -> str | None:
+    scheme = name.partition('://')[0]
+    return scheme if scheme in _PACKAGES and '://' in name else None
+
+
+@contextlib.contextmanager
+def reaching(path: os.PathLike[str]) -> Iterator[None]:
+    """Makes one line of what object storage refuses: there every library has its own errors.
+
+    Raises:
+      UserError: for an error in the block, if the path is remote.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not is_remote(path):
+            raise
+        raise UserError(
+            f'{os.fspath(path)} cannot be reached ({why(error)}): check the name of the bucket, '
+            'the credentials and what they permit'
+        ) from error
+
+
+def why(error: BaseException) -> str:
+    """The first line of an error's message, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Says whether a run could write to the folder, at once and without a trace.
+
+    Raises:
+      UserError: if the folder, or the nearest one above that exists, is not writable.
+    """
+    place = absolute(folder)
+    if is_remote(place):
+        probe = place / f'.probe-{uuid.uuid4().hex}'
+        with reaching(place):
+            probe.write_bytes(b'')
+            probe.unlink()
+        return
+    existing = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not existing.is_dir():
+        raise UserError(f'cannot write to the workdir {place}: {existing} is not a folder')
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f'cannot write to the workdir {place}: {existing} is read-only')
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file; None if there is no such file, or no such bucket.
+
+    Raises:
+      UserError: if object storage cannot be reached.
+    """
+    with reaching(path):
+        try:
+            return path.read_text(encoding='utf-8')
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def modified(path: Path) -> float:
+    """When the file was last written, in seconds since the epoch."""
+    stat: Any = path.stat()
+    return stat.mtime if is_remote(path) else stat.st_mtime
+
+
+def write_text_atomic(file: str | os.PathLike[str], text: str) -> None:
+    """`write_atomic` of the text in UTF-8."""
+    write_atomic(file, text.encode())
+
+
+def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file that appears whole or not at all, whatever interrupts the writing.
+
+    Raises:
+      OSError: if it cannot be written; no partial file is left.
+      UserError: if object storage cannot be reached.
+    """
+    target = path(file)
+    if is_remote(target):
+        with reaching(target):
+            target.write_bytes(content)
+        return
+    partial = target.with_name(f'.{target.name}.{os.getpid()}.partial')
+    try:
+        with partial.open('wb') as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a local folder with those above it; a remote one needs no making."""
+    if not is_remote(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def files(folder: Path) -> list[str]:
+    """The names of all files at any depth, relative to the folder, in order."""
+    if not is_remote(folder):
+        found = (p for p in folder.rglob('*') if p.is_file())
+        return sorted(p.relative_to(folder).as_posix() for p in found)
+    with reaching(folder):
+        system, root = _system(folder)
+        return sorted(name.removeprefix(root).lstrip('/') for name in system.find(root))
+
+
+def remove(folder: Path) -> None:
+    """Deletes a folder and all that is in it; other processes may still be writing there."""
+    if not is_remote(folder):
+        shutil.rmtree(folder)
+        return
+    with reaching(folder):
+        system, root = _system(folder)
+        if names := system.find(root):
+            system.rm(names)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies all files of a folder; one of the two, or both, are remote."""
+    for name in files(source):
+        make_folder((target / name).parent)
+        with (
+            reaching(target if is_remote(target) else source),
+            (source / name).open('rb') as reader,
+            (target / name).open('wb') as writer,
+        ):
+            shutil.copyfileobj(reader, writer, 16 << 20)
+
+
+def _system(folder: Path) -> tuple[Any, str]:
+    import fsspec
+
+    return fsspec.core.url_to_fs(os.fspath(folder))
+
+
+class Mirror:
+    """A local folder for files that grow, and their copies in a remote folder.
+
+    The copies are put whole, by a thread. For a local folder it is that folder itself, and
+    there is nothing to copy.
+
+    Attributes:
+      folder: where to write.
+    """
+
+    def __init__(self, remote: Path):
+        self.folder, self._remote = remote, remote
+        if not is_remote(remote):
+            return
+        self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
+        self.folder = pathlib.Path(self._spool.name) / remote.name
+        self.folder.mkdir()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'mirror')
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._last: concurrent.futures.Future[None] | None = None
+
+    def fetch(self, name: str) -> None:
+        """Brings a file of the remote folder here, if it is there."""
+        if self.folder is not self._remote and (text := read_text(self._remote / name)) is not None:
+            (self.folder / name).write_text(text, encoding='utf-8')
+
+    def publish(self) -> None:
+        """Starts putting what has changed, unless that is still under way."""
+        if self.folder is self._remote or (self._last and not self._last.done()):
+            return
+        self._last = self._thread.submit(self._try_to_put)
+
+    def flush(self) -> None:
+        """Puts what has changed and waits for it."""
+        if self.folder is not self._remote:
+            self._thread.submit(self._try_to_put).result()
+
+    def close(self) -> None:
+        """Puts the last changes.
+
+        Raises:
+          UserError: if object storage cannot be reached.
+        """
+        if self.folder is self._remote:
+            return
+        self._thread.shutdown()
+        with self._spool:
+            self._put()
+
+    def _try_to_put(self) -> None:
+        try:
+            self._put()
+        except UserError as error:
+            _log.warning('%s; it is tried again', error)
+
+    def _put(self) -> None:
+        for file in self.folder.iterdir():
+            status = file.stat()
+            now = status.st_size, status.st_mtime_ns
+            if self._sent.get(file.name) != now:
+                write_atomic(self._remote / file.name, file.read_bytes())
+                self._sent[file.name] = now

@@ -1,0 +1,192 @@
+"""What a run starts from: its own checkpoint, another run's state or parameters, or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import step as step_lib
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import manifest
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.inference import load as inference_lib
+from vit_jax.interop import load as load_lib
+from vit_jax.runtime import processes, sharding
+from vit_jax.storage import paths as storage
+from vit_jax.trainer import build
+from vit_jax.trainer.build import Parts
+from vit_jax.trainer.writer import METRICS
+from vit_jax.viz.curves import read_metrics
+
+RESULT = 'result.json'
+# What may differ between two starts of one run: it changes no example and no update.
+FREE = ('evals', 'every', 'checkpoint', 'parallel')
+# What a branch is there to change.
+BRANCHED = (*FREE, 'total', 'init', 'branch')
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What a new run starts from.
+
+    Attributes:
+      params: nested arrays; what is not there is initialised.
+      state: whole, of the run that this one branches from; None if it branches from none.
+      step: of `state`.
+      hardware: that `state` was saved on.
+      history: the metrics of the run that this one branches from, up to `step`.
+      notes: where it comes from and what was changed to make it fit, a line each.
+    """
+
+    params: Any = dataclasses.field(default_factory=dict)
+    state: step_lib.TrainState | None = None
+    step: int = 0
+    hardware: str = ''
+    history: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
+    """The final evaluation of a run that is complete; None if there is something to do.
+
+    Raises:
+      UserError: if the folder holds a run of another config.
+    """
+    if (stored := storage.read_text(folder / 'config.json')) is None:
+        return None
+    before, now = json.loads(stored), json.loads(config_lib.to_json(config))
+    for size in ('num_classes', 'vocab_size'):  # an open one was filled from the data
+        if before['model'].get(size) and not now['model'].get(size):
+            before['model'][size] = now['model'].get(size)
+    if changed := differences(before, now, FREE):
+        raise UserError(
+            f'{folder} holds a run of another config (config.{changed[0]} differs): '
+            'choose another --workdir'
+        )
+    result = storage.read_text(folder / RESULT)
+    return None if result is None else json.loads(result)
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...]
+) -> list[str]:
+    """The sections in which two configs differ, `but` left out."""
+    keys = [*now, *(key for key in before if key not in now)]
+    return [key for key in keys if key not in but and now.get(key) != before.get(key)]
+
+
+def started(folder: pathlib.Path) -> bool:
+    """Whether the folder holds a finished checkpoint, so that the run resumes."""
+    return bool(processes.on_process_0(lambda: int(bool(manifest.steps(folder / 'checkpoints')))))
+
+
+def begin(parts: Parts) -> Beginning:
+    """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
+
+    Raises:
+      UserError: if there is no such checkpoint, or it does not fit.
+    """
+    if parts.config.get('branch', {}).get('from'):
+        return branch(parts)
+    section = parts.config.get('init', {})
+    if not (path := section.get('from')):
+        return Beginning()
+    foreign = load_lib.read(path)
+    try:
+        params, notes = load_lib.fit(
+            foreign,
+            parts.model,
+            parts.abstract_state.params,
+            build.image_size(parts),
+            section.get('posemb', 'bilinear'),
+        )
+    except UserError as e:
+        raise UserError(f'config.init.from={path}: {e}') from e
+    return Beginning(params, notes=(f'from {path} ({foreign.source})', *notes))
+
+
+def branch(parts: Parts) -> Beginning:
+    """The whole state of another run at a kept step, to be continued with another schedule.
+
+    With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
+    long run at a schedule that does not depend on its end gives a finished model of every length
+    (Zhai et al. 2022, "Scaling Vision Transformers", section 3.4).
+
+    Raises:
+      UserError: if there is no such run or checkpoint, or its state does not fit.
+    """
+    section = parts.config.branch
+    trunk, step = storage.absolute(section['from']), section.step
+    if step < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    if step >= parts.total_steps:
+        raise UserError(
+            f'config.branch.step={step}: the run ends at step {parts.total_steps}; give a '
+            'later config.total'
+        )
+    try:
+        before = inference_lib.read_config(trunk)
+        target = sharding.abstract_target(parts.layout, parts.abstract_state)
+        _, state, meta = checkpoint_lib.restore(trunk / 'checkpoints', step, target)
+    except UserError as e:
+        raise UserError(f'config.branch: {e}') from e
+    history = tuple(line for line in read_metrics(trunk / METRICS) if line['step'] <= step)
+    return Beginning(
+        state=parts.layout.from_global(state),
+        step=step,
+        hardware=meta.get('hardware', build.hardware(parts)),
+        history=history,
+        notes=(f'branches off {trunk} after step {step}', *changes(before, parts, history)),
+    )
+
+
+def changes(before: ConfigDict, parts: Parts, history: tuple[dict[str, Any], ...]) -> list[str]:
+    """A line for each thing that makes a branch something else than that run cooled down."""
+    there, here = (json.loads(config_lib.to_json(config)) for config in (before, parts.config))
+    for config in (there, here):
+        config['optim'].pop('schedule', None)
+    lines = [f'there, config.{name} is another' for name in differences(there, here, BRANCHED)]
+    for line in history:
+        rate, now = line.get('train/lr'), float(parts.schedule(line['step'] - 1))
+        if rate is not None and not math.isclose(rate, now, rel_tol=1e-5):
+            lines.append(
+                f'there, the learning rate of step {line["step"]} was {rate:g}, not {now:g}: '
+                'give the warm-up in steps, and no shape that depends on config.total'
+            )
+            break
+    return lines
+
+
+def restore(
+    parts: Parts, checkpointer: checkpoint_lib.Checkpointer, beginning: Beginning | None
+) -> tuple[step_lib.TrainState, int, str]:
+    """The state to start from, its step, and the hardware that it was saved on.
+
+    Args:
+      parts: of the run.
+      checkpointer: of its folder.
+      beginning: of a new run; if None it is made where no checkpoint is found.
+    """
+    target = sharding.abstract_target(parts.layout, parts.abstract_state)
+    if (found := checkpointer.restore_latest(target)) is not None:
+        step, state, meta = found
+        return parts.layout.from_global(state), step, meta.get('hardware', build.hardware(parts))
+    beginning = beginning or begin(parts)
+    if beginning.state is not None:
+        return beginning.state, beginning.step, beginning.hardware
+    return parts.layout.create(parts.init, beginning.params), 0, build.hardware(parts)
+
+
+def write_history(folder: pathlib.Path, beginning: Beginning) -> None:
+    """Puts the metrics of the run that is continued before those to come; on process 0."""
+    if beginning.state is not None and jax.process_index() == 0:
+        text = ''.join(json.dumps(line) + '\n' for line in beginning.history)
+        storage.write_text_atomic(folder / METRICS, text)

@@ -1,0 +1,144 @@
+"""What a run says: metrics.jsonl, TensorBoard events, progress bar, curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from vit_jax.storage.paths import Mirror, write_text_atomic
+from vit_jax.viz import curves
+
+METRICS = 'metrics.jsonl'
+
+
+class Eta(ProgressColumn):
+    """Time left at the rate of the last interval."""
+
+    def render(self, task: Task) -> Text:
+        rate = task.fields.get('steps_per_sec')
+        if not rate or task.total is None:
+            return Text('ETA -:--', style='cyan')
+        return Text(f'ETA {clock((task.total - task.completed) / rate)}', style='cyan')
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15; 3661 -> 1:01:01."""
+    minutes, secs = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{secs:02}' if hours else f'{minutes}:{secs:02}'
+
+
+class Writer:
+    """Writes the run folder of process 0; on the other processes it does nothing.
+
+    Args:
+      workdir: the run folder.
+      total_steps: length of the run.
+      start_step: where this start resumes; later lines of an earlier start are
+        dropped, because their steps will be taken again.
+      enabled: whether this process writes.
+    """
+
+    def __init__(
+        self, workdir: pathlib.Path, total_steps: int, start_step: int, enabled: bool = True
+    ):
+        self.total_steps, self.enabled = total_steps, enabled
+        if not enabled:
+            return
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.mirror = Mirror(workdir)
+        self.mirror.fetch(METRICS)
+        self.path = self.mirror.folder / METRICS
+        kept = [line for line in curves.read_metrics(self.path) if line['step'] <= start_step]
+        write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
+        self.file = self.path.open('a')
+        self.events = EventFileWriter(str(self.mirror.folder))
+        session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self.events.add_event(
+            event_pb2.Event(wall_time=time.time(), step=start_step, session_log=session)
+        )
+        self.bar = Progress(
+            TextColumn('step {task.completed}/{task.total}'),
+            BarColumn(),
+            TextColumn('{task.fields[summary]}'),
+            Eta(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task(
+            '', total=total_steps, completed=start_step, summary='compiling', steps_per_sec=None
+        )
+        self.bar.start()
+
+    def say(self, text: str) -> None:
+        """A line for the person at the terminal."""
+        if self.enabled:
+            self.console.print(text, markup=False)
+
+    def progress(self, step: int) -> None:
+        if self.enabled:
+            self.bar.update(self.task, completed=step)
+
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
+        """Appends one line {step, name: value, ...} and its numbers as events."""
+        if not self.enabled:
+            return
+        self.file.write(json.dumps({'step': step, **metrics}) + '\n')
+        self.file.flush()
+        values = [
+            summary_pb2.Summary.Value(tag=k, simple_value=v)
+            for k, v in metrics.items()
+            if not isinstance(v, str)
+        ]
+        summary = summary_pb2.Summary(value=values)
+        self.events.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+        self.mirror.publish()
+
+    def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The interval's numbers, in the bar or as a line where there is no terminal."""
+        if not self.enabled:
+            return
+        unit = 'images' if 'train/images_per_sec' in metrics else 'tokens'
+        rate, per_step = metrics[f'train/{unit}_per_sec'], metrics['train/step_sec']
+        loss = metrics.get('train/loss', math.nan)
+        summary = f'loss {loss:.4f}  {rate:,.0f} {unit}/s'
+        if skipped := metrics.get('train/skipped'):
+            summary += f'  {skipped:.0f} steps skipped'
+        self.bar.update(
+            self.task, completed=step, summary=summary, steps_per_sec=1 / max(per_step, 1e-9)
+        )
+        if not self.console.is_terminal:
+            eta = clock((self.total_steps - step) * per_step)
+            self.say(f'step {step}/{self.total_steps}  {summary}  ETA {eta}')
+
+    def show_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of evaluation results."""
+        words = [f'{k} {v:.4f}' for k, v in metrics.items() if math.isfinite(v)]
+        self.say(f'step {step}/{self.total_steps}  ' + '  '.join(words))
+
+    def draw(self) -> None:
+        """Refreshes curves.png."""
+        if self.enabled:
+            curves.plot_curves(self.mirror.folder)
+            self.mirror.publish()
+
+    def flush(self) -> None:
+        """Returns once all that was written is in the run folder; a save comes after it."""
+        if self.enabled:
+            self.mirror.flush()
+
+    def close(self) -> None:
+        if self.enabled:
+            self.bar.stop()
+            self.file.close()
+            self.events.close()
+            self.mirror.close()
