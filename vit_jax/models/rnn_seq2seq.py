@@ -5,6 +5,7 @@ Luong et al., 2015, arXiv:1508.04025 (products, by its current state). LSTMs sta
 has gated recurrent units; the readout is the latter's equation 5, without input feeding.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import attention, lstm
+from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.stochastic import Dropout, check_rate
@@ -258,3 +260,13 @@ class Model(nn.Module):
         """
         x, cache = self.decoder.step(self.embed.target(token), cache)
         return self.embed.logits(x), cache
+
+    def attention_maps(
+        self,
+        intermediates: Mapping[str, Any],
+        source: Int[Array, 'B S'],
+        target_in: Int[Array, 'B T'],
+    ) -> list[AttentionMap]:
+        """The alignment of target and source, from the `intermediates` of a call with them."""
+        (weights,) = intermediates['decoder']['attention']
+        return [AttentionMap('decoder/cross', weights, target_in.shape[1:], source.shape[1:])]

@@ -6,6 +6,7 @@ target shifted right, so that its output at t is the score of token t given thos
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention import causal_mask, padding_mask
+from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.encoder_decoder import (
     ACTIVATIONS,
@@ -166,6 +168,23 @@ class Model(nn.Module):
             self._place(self.embed.target(token), row)[:, None], cache, position
         )
         return self.embed.logits(x[:, 0]), cache
+
+    def attention_maps(
+        self,
+        intermediates: Mapping[str, Any],
+        source: Int[Array, 'B S'],
+        target_in: Int[Array, 'B T'],
+    ) -> list[AttentionMap]:
+        """What the layers have looked at, from the `intermediates` of a call with these tokens.
+
+        First the encoder's, then the decoder's of the target, then the decoder's of the source.
+        """
+        sources, targets = source.shape[1:], target_in.shape[1:]
+        return [
+            *collect(intermediates, 'encoder', sources, sources),
+            *collect(intermediates, 'decoder', targets, targets),
+            *collect(intermediates, 'decoder', targets, sources, 'cross'),
+        ]
 
     def _rows(self, tokens: int) -> Array:
         return jnp.asarray(sincos1d(tokens, self.width, self.positions), self.dtype)

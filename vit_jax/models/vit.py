@@ -6,6 +6,7 @@ arXiv:2106.04560, and Alabdulmohsin et al., 2023, arXiv:2305.13035.
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.pooling import MapHead
@@ -146,6 +148,14 @@ class Model(nn.Module):
         if self.num_classes:
             outputs['logits'] = self._head(self.num_classes)(outputs['pre_logits'])
         return outputs
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
+    ) -> list[AttentionMap]:
+        """What the blocks have looked at, from the `intermediates` of a call with these images."""
+        _, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.stride)
+        return collect(intermediates, 'encoder', grid, grid)
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
