@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord
@@ -24,7 +24,7 @@ def encode(image, kind='PNG', **options):
 
 
 def decode(data, **options):
-    array = images.decode(data, name='x', **options)
+    array = images.decode_image(data, name='x', **options)
     assert array.dtype == np.uint8
     return array
 
@@ -111,7 +111,7 @@ def test_exif_orientation_is_applied(orientation):
         8: lambda a: np.rot90(a, -1),
     }
     exif = Image.Exif()
-    exif[images.ORIENTATION] = orientation
+    exif[ExifTags.Base.Orientation] = orientation
     stored = Image.fromarray(np.ascontiguousarray(undo[orientation](upright)))
     np.testing.assert_array_equal(decode(encode(stored, 'PNG', exif=exif)), upright)
 
@@ -122,9 +122,19 @@ def test_damaged_exif_does_no_harm():
     np.testing.assert_array_equal(decode(data), RGB)
 
 
+@pytest.mark.filterwarnings('ignore:Corrupt EXIF')
+def test_damaged_tags_beside_the_orientation_do_no_harm(monkeypatch):
+    """Pillow fails in writing the tags again; the image has been turned by then."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    data = encode(Image.fromarray(np.ascontiguousarray(RGB[::-1, ::-1])), exif=exif)
+    monkeypatch.setattr(Image.Exif, 'tobytes', lambda self, offset=8: struct.pack('<H', -1))
+    np.testing.assert_array_equal(decode(data), RGB)
+
+
 def broken(data):
     with pytest.raises(BrokenRecord, match=r'^photo\.jpg: ') as error:
-        images.decode(data, name='photo.jpg')
+        images.decode_image(data, name='photo.jpg')
     return str(error.value)
 
 

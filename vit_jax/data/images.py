@@ -1,11 +1,12 @@
-"""Encoded images to RGB bytes, whatever the file holds."""
+"""Encoded images as RGB bytes, whatever the file holds."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.records import BrokenRecord
 
@@ -14,20 +15,8 @@ FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
 
 
-ORIENTATION = 0x0112  # the EXIF tag
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
-    """Decodes JPEG, PNG or WebP.
+def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
+    """Decode a JPEG, PNG or WebP file.
 
     Grey, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
     white; the EXIF orientation is applied.
@@ -50,19 +39,19 @@ def decode(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
                 raise ValueError(
                     f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
                 )
-            return _to_array(_upright(image), channels)
+            image.load()
+            _turn_upright(image)
+            return _to_array(image, channels)
     except UnidentifiedImageError as error:
         raise BrokenRecord(f'{name}: no {", ".join(FORMATS)} image ({len(data)} bytes)') from error
     except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        orientation = image.getexif().get(ORIENTATION)
-    except Exception:  # a damaged EXIF block does no harm to the pixels
-        return image
-    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+def _turn_upright(image: Image.Image) -> None:
+    # In place, the pixels are turned before the tags are written: damaged tags do no harm.
+    with contextlib.suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _to_array(image: Image.Image, channels: int) -> np.ndarray:

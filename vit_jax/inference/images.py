@@ -97,7 +97,7 @@ def eval_section(config: ConfigDict) -> ConfigDict:
 def decode(path: pathlib.Path, channels: int) -> np.ndarray:
     """A file as uint8 [H, W, channels]; raises UserError if it is no intact image."""
     try:
-        return images.decode(path.read_bytes(), name=str(path), channels=channels)
+        return images.decode_image(path.read_bytes(), name=str(path), channels=channels)
     except OSError as error:
         raise UserError(f'cannot read {str(path)!r}: {error.strerror}') from error
     except BrokenRecord as error:

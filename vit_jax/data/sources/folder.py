@@ -50,7 +50,8 @@ class Source:
             data = path.read_bytes()
         except OSError as error:
             raise BrokenRecord(f'{path}: {error.strerror}') from error
-        return {'image': images.decode(data, name=str(path)), 'label': int(self._labels[index])}
+        image = images.decode_image(data, name=str(path))
+        return {'image': image, 'label': int(self._labels[index])}
 
     def labels(self) -> np.ndarray:
         return self._labels

@@ -76,7 +76,7 @@ class Source:
         name = self.record_name(index)
         if self._pair:
             return _sentences(record, self._pair, name)
-        image = images.decode(record['image'], name=name, channels=self._channels)
+        image = images.decode_image(record['image'], name=name, channels=self._channels)
         return {'image': image, 'label': int(record['label'])}
 
     def labels(self) -> np.ndarray:
