@@ -63,5 +63,7 @@ def resolve(package: str, name: str, attribute: str) -> Any:
 
 
 def _modules(package: str) -> list[str]:
+    """The names that a config may choose from; `base` is what the others are derived from."""
     paths = importlib.import_module(package).__path__
-    return [m.name for m in pkgutil.iter_modules(paths) if not m.name.startswith('_')]
+    names = [m.name for m in pkgutil.iter_modules(paths)]
+    return [name for name in names if name != 'base' and not name.startswith('_')]

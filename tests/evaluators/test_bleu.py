@@ -30,18 +30,35 @@ def vocab():
     return vocabulary.train([*TARGETS, *WRITTEN] * 3, 60, 'bpe')
 
 
+class Source(list):
+    title = 'some text'
+
+
+class Dataset:
+    def __init__(self, texts, vocab):
+        self.source, self.vocab = Source(texts), vocab
+
+    def text(self, index):
+        return self.source[index]
+
+
 def evaluated(vocab, edges=(), targets=TARGETS, written=WRITTEN):
     """An evaluator that has seen all translations, the later ones first, in two batches."""
     evaluator = bleu.Evaluator(edges)
     texts = [{'source': s, 'target': t} for s, t in zip(SOURCES, targets, strict=True)]
-    evaluator.read(texts, vocab)
+    evaluator.open(Dataset(texts, vocab))
+    evaluator.start()
+    see(evaluator, vocab, written)
+    return evaluator
+
+
+def see(evaluator, vocab, written):
     for examples in ([3, 1], [2, 0]):
         tokens = np.zeros((2, 80), np.int32)
         for row, example in enumerate(examples):
             ids = vocab.encode(written[example])
             tokens[row, : len(ids) + 1] = [*ids, vocabulary.EOS]
         evaluator.update({'tokens': tokens}, {'index': np.array(examples)})
-    return evaluator
 
 
 def test_the_corpus_is_that_of_sacrebleu(vocab):
@@ -72,6 +89,19 @@ def test_classes_of_lengths_are_corpora_of_their_own(vocab):
         assert result[name] == pytest.approx(sacrebleu.BLEU().corpus_score(*pairs).score)
 
 
+def test_every_pass_starts_anew(vocab):
+    evaluator = evaluated(vocab, written=TARGETS)
+    assert evaluator.result()['bleu'] == pytest.approx(100)
+    evaluator.start()
+    see(evaluator, vocab, WRITTEN)
+    assert evaluator.result() == evaluated(vocab).result()
+
+
+def test_data_without_text(vocab):
+    with pytest.raises(UserError, match=r'some text is no text of which config\.data\.vocab'):
+        bleu.Evaluator().open(Dataset([{}, {}], vocab))
+
+
 @pytest.mark.parametrize('edges', [(10, 5), (0, 5), (5, 5)])
 def test_edges_grow(edges):
     with pytest.raises(UserError, match='growing numbers of words'):
@@ -80,7 +110,7 @@ def test_edges_grow(edges):
 
 def test_a_task_without_tokens(vocab):
     evaluator = bleu.Evaluator()
-    evaluator.read([{'source': 'a', 'target': 'b'}], vocab)
+    evaluator.open(Dataset([{'source': 'a', 'target': 'b'}], vocab))
     with pytest.raises(UserError, match="no 'tokens'"):
         evaluator.update({'probs': np.zeros((1, 2))}, {'index': np.zeros(1, int)})
 
@@ -88,4 +118,4 @@ def test_a_task_without_tokens(vocab):
 def test_without_sacrebleu(vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, 'sacrebleu', None)
     with pytest.raises(UserError, match=r"pip install 'vit_jax\[translate\]'"):
-        bleu.Evaluator().read([{'source': 'a', 'target': 'b'}], vocab)
+        bleu.Evaluator().open(Dataset([{'source': 'a', 'target': 'b'}], vocab))

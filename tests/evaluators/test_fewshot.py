@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.datasets import dataset
 from sklearn.linear_model import Ridge
 
 from vit_jax.errors import UserError
@@ -102,8 +103,8 @@ def test_a_class_with_too_few_examples_is_named():
     with pytest.raises(UserError, match='shots=10, but class 2 has only 3 examples'):
         evaluate(fewshot.Evaluator(shots=(1, 10)), (features[kept], label[kept]), clusters(9))
     with pytest.raises(UserError, match='shots=25 of 4 classes, but there are 99 examples'):
-        fewshot.Evaluator().check(99, 4)
-    fewshot.Evaluator().check(100, 4)
+        fewshot.Evaluator().open(dataset(99, 4), dataset(99, 4))
+    fewshot.Evaluator().open(dataset(100, 4), dataset(100, 4))
 
 
 @pytest.mark.parametrize('keywords', [{'shots': ()}, {'shots': (0,)}, {'seeds': 0}, {'l2': -1.0}])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.datasets import dataset
 from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax.errors import UserError
@@ -59,6 +60,6 @@ def test_keywords_that_cannot_be(keywords):
 
 
 def test_more_neighbours_than_examples():
-    knn.Evaluator(k=20).check(20, 10)
+    knn.Evaluator(k=20).open(dataset(20, 10), dataset(20, 10))
     with pytest.raises(UserError, match='k=20 neighbours, but there are 19 examples'):
-        knn.Evaluator(k=20).check(19, 10)
+        knn.Evaluator(k=20).open(dataset(19, 10), dataset(19, 10))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import sklearn.linear_model
+from helpers.datasets import dataset
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators import linear_probe
@@ -96,4 +97,4 @@ def test_keywords_that_cannot_be(keywords):
 @pytest.mark.parametrize(('size', 'classes'), [(100, 1), (49, 10)])
 def test_too_little_to_learn_from(size, classes):
     with pytest.raises(UserError, match=f'there are {classes} classes and {size} examples'):
-        linear_probe.Evaluator().check(size, classes)
+        linear_probe.Evaluator().open(dataset(size, classes), dataset(size, classes))

@@ -32,12 +32,19 @@ ENTRIES = {
     'probe': {'evaluator': 'linear_probe', 'c': (0.01, 1.0)},
 }
 RECORDER = """
-class Evaluator:
+from vit_jax.evaluators import base
+
+
+class Evaluator(base.Evaluator):
+    learns = True
     made = []
 
     def __init__(self, weight=1.0):
-        self.weight, self.fitted, self.seen = weight, [], []
+        self.weight = weight
         self.made.append(self)
+
+    def start(self):
+        self.fitted, self.seen = [], []
 
     def fit(self, predictions, batch):
         self.fitted.append((predictions, batch))

@@ -42,8 +42,7 @@ def evaluator_entries(words: Sequence[str], fit: str | None) -> dict[str, dict[s
     entries = {}
     for word in words:
         name, keywords = parse_call(word)
-        learns = hasattr(construct.evaluator_class(name), 'fit')
-        fitted = {'fit': fit or FIT} if learns else {}
+        fitted = {'fit': fit or FIT} if construct.evaluator_class(name).learns else {}
         entries[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return entries
 

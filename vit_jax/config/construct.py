@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config.sections import check_data, keywords
 from vit_jax.errors import UserError, resolve
+from vit_jax.evaluators import base
 
 
 def model_class(config: ConfigDict) -> Any:
@@ -21,9 +22,18 @@ def task_class(config: ConfigDict) -> Any:
     return resolve('vit_jax.tasks', config.task.name, 'Task')
 
 
-def evaluator_class(name: str) -> Any:
-    """The class that `name`, an entry's `evaluator`, stands for."""
-    return resolve('vit_jax.evaluators', name, 'Evaluator')
+def evaluator_class(name: str) -> type[base.Evaluator]:
+    """The class that `name`, an entry's `evaluator`, stands for.
+
+    Raises:
+      UserError: if there is none, or it is not derived from `base.Evaluator`.
+    """
+    found = resolve('vit_jax.evaluators', name, 'Evaluator')
+    if not (isinstance(found, type) and issubclass(found, base.Evaluator)):
+        raise UserError(
+            f'evaluator name {name!r}: its Evaluator must be derived from {base.__name__}.Evaluator'
+        )
+    return found
 
 
 def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
@@ -41,8 +51,8 @@ def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def make_evaluator(section: ConfigDict, where: str) -> Any:
-    """A new evaluator of an entry of `config.evals`; None where the task evaluates it.
+def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
+    """The evaluator of an entry of `config.evals`; None where the task evaluates it.
 
     Raises:
       UserError: no such evaluator, a key that is not known or has a value that cannot be, or
@@ -53,7 +63,7 @@ def make_evaluator(section: ConfigDict, where: str) -> Any:
         return None
     cls = evaluator_class(section.evaluator)
     own = set(inspect.signature(cls).parameters)
-    fit = ['fit'] if hasattr(cls, 'fit') else []
+    fit = ['fit'] if cls.learns else []
     check_data(section, where, ['batch_size', 'every', 'evaluator', *fit, *own])
     if fit and 'fit' not in section:
         raise UserError(f"{where}: name the split to learn from, as fit='train'")

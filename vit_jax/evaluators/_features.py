@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 
 from vit_jax.errors import UserError
-
-Arrays = dict[str, np.ndarray]
+from vit_jax.evaluators.base import Arrays, Evaluator
 
 
 class Features:
@@ -28,10 +29,15 @@ class Features:
         return np.concatenate(features).astype(np.float64), np.concatenate(labels)
 
 
-class FeatureEvaluator:
-    """Gathers the features of both splits; what a subclass adds is the `result`."""
+class FeatureEvaluator(Evaluator):
+    """Gathers the features of both splits; subclasses say what to `measure` of them."""
+
+    learns = True
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self._train, self._test = Features(), Features()
 
     def fit(self, predictions: Arrays, batch: Arrays) -> None:
@@ -39,6 +45,17 @@ class FeatureEvaluator:
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         self._test.add(predictions, batch)
+
+    def result(self) -> dict[str, float]:
+        train, test = self._train.arrays(), self._test.arrays()
+        self.start()  # features are large: they are not kept until the next pass
+        return self.measure(*train, *test)
+
+    @abc.abstractmethod
+    def measure(
+        self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
+    ) -> dict[str, float]:
+        """How well `expected` [M] is found for `x` [M D] after `features` [N D], `labels` [N]."""
 
 
 def members(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:

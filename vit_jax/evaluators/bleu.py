@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
 
-Arrays = dict[str, np.ndarray]
 
-
-class Evaluator:
+class Evaluator(base.Evaluator):
     """`bleu` and `chrf`, both in 0..100, and on request BLEU by the length of the source.
 
     The references are the target's text itself, as it is before ids are made of it. If that is in
@@ -34,15 +32,23 @@ class Evaluator:
         self.edges = tuple(edges)
         self._texts: Sequence[dict[str, str]] = ()
         self._vocab: Any = None
-        self._translations: dict[int, str] = {}
+        self.start()
 
-    def read(self, texts: Sequence[dict[str, str]], vocab: Any) -> None:
-        """Takes the text of the split, {source, target}; raises UserError without sacrebleu."""
-        self._texts, self._vocab = texts, vocab
-        targets = [text.get('target', '') for text in texts]
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the data are not text, or sacrebleu is not installed."""
+        self._vocab = dataset.vocab
+        self._texts = [dataset.text(i) for i in range(len(dataset.source))]
+        if not any(self._texts):
+            raise UserError(
+                f'{dataset.source.title} is no text of which config.data.vocab makes ids'
+            )
+        targets = [text.get('target', '') for text in self._texts]
         self._lower = all(target == target.lower() for target in targets)
         metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])
         self.signature = str(metric.get_signature())
+
+    def start(self) -> None:
+        self._translations: dict[int, str] = {}
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Raises UserError if the task predicts no `tokens`."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
+from vit_jax.evaluators.base import Dataset
 
 EPS = 1e-5
 BIAS = 100.0  # so large that the penalty hardly touches what multiplies it
@@ -37,22 +38,25 @@ class Evaluator(FeatureEvaluator):
         at_least(0, l2=l2)
         self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2
 
-    def check(self, size: int, num_classes: int) -> None:
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the fit split has too few examples for `shots` of every class."""
+        assert fit is not None
+        size, num_classes = len(fit.source), fit.info.num_classes
         if size < max(self.shots) * num_classes:
             raise UserError(
                 f'shots={max(self.shots)} of {num_classes} classes, but there are {size} examples'
             )
 
-    def result(self) -> dict[str, float]:
-        features, labels = self._train.arrays()
-        test = self._test.arrays()
+    def measure(
+        self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
+    ) -> dict[str, float]:
         self._check_classes(labels)
         accuracies: dict[str, list[float]] = {f'{k}_shot': [] for k in self.shots}
         for seed in range(self.seeds):
             chosen = members(labels, np.random.default_rng(seed))
             for k in self.shots:
                 few = np.concatenate([examples[:k] for examples in chosen])
-                accuracy = transfer(features[few], labels[few], *test, l2=self.l2)
+                accuracy = transfer(features[few], labels[few], x, expected, l2=self.l2)
                 accuracies[f'{k}_shot'].append(accuracy)
         return {name: float(np.mean(values)) for name, values in accuracies.items()}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators._features import FeatureEvaluator, at_least
+from vit_jax.evaluators.base import Dataset
 
 ROWS = 1024  # examples classified at once: bounds the memory for their similarities
 
@@ -29,14 +30,15 @@ class Evaluator(FeatureEvaluator):
             raise UserError(f'temperature={temperature}: must be positive')
         self.k, self.temperature = k, temperature
 
-    def check(self, size: int, num_classes: int) -> None:
-        del num_classes
-        if size < self.k:
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the fit split has fewer than k examples."""
+        assert fit is not None
+        if (size := len(fit.source)) < self.k:
             raise UserError(f'k={self.k} neighbours, but there are {size} examples')
 
-    def result(self) -> dict[str, float]:
-        features, labels = self._train.arrays()
-        x, expected = self._test.arrays()
+    def measure(
+        self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
+    ) -> dict[str, float]:
         predicted = classify(features, labels, x, self.k, self.temperature)
         return {'knn_accuracy': float(np.mean(predicted == expected))}
 

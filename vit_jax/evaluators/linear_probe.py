@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
+from vit_jax.evaluators.base import Dataset
 
 EPS = 1e-5
 FOLDS = 5
@@ -41,20 +42,23 @@ class Evaluator(FeatureEvaluator):
         at_least(1, max_iter=max_iter)
         self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
 
-    def check(self, size: int, num_classes: int) -> None:
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the fit split has a single class, or too few examples."""
+        assert fit is not None
+        size, num_classes = len(fit.source), fit.info.num_classes
         if num_classes < 2 or size < FOLDS * num_classes:
             raise UserError(
                 f'two classes and {FOLDS} examples of each are needed; there are {num_classes} '
                 f'classes and {size} examples'
             )
 
-    def result(self) -> dict[str, float]:
-        features, labels = self._train.arrays()
+    def measure(
+        self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
+    ) -> dict[str, float]:
         mean, std = features.mean(axis=0), features.std(axis=0) + EPS
-        x = (features - mean) / std
-        c = self._choose(x, labels) if len(self.c) > 1 else self.c[0]
-        features, expected = self._test.arrays()
-        accuracy = self._learn(x, labels, c).score((features - mean) / std, expected)
+        known = (features - mean) / std
+        c = self._choose(known, labels) if len(self.c) > 1 else self.c[0]
+        accuracy = self._learn(known, labels, c).score((x - mean) / std, expected)
         return {'linear_probe_accuracy': float(accuracy), 'linear_probe_c': c}
 
     def _choose(self, x: np.ndarray, labels: np.ndarray) -> float:

@@ -86,6 +86,18 @@ class Pass:
     batch_size: int
     options: dict[str, Any]
 
+    @property
+    def info(self) -> Any:
+        return self.source.info
+
+    @property
+    def vocab(self) -> Any:
+        return self.transforms.vocab
+
+    def text(self, index: int, /) -> dict[str, str]:
+        """The strings of an example before the transforms make ids of them; empty without."""
+        return self.source.text(index) if isinstance(self.source, Bucketed) else {}
+
     def __call__(self) -> Iterator[Batch]:
         return pipeline.eval_batches(
             self.source,
@@ -165,50 +177,26 @@ def open_evals(config: ConfigDict, layout: sharding.Layout, steps: Steps) -> dic
 def _open_eval(name: str, config: ConfigDict, layout: sharding.Layout, steps: Steps) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
     test = open_pass(section, config, layout)
-    evaluator = _make_evaluator(section, where, test)
+    evaluator = construct.make_evaluator(section, where)
     if evaluator is None:
         return Evaluation(lambda variables: _evaluate_task(steps, layout, variables, test()))
     if (predict_step := steps.predict) is None:
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
-    fit = open_pass(section, config, layout, section.fit) if 'fit' in section else None
-    if fit is not None and hasattr(evaluator, 'check'):
-        try:
-            evaluator.check(len(fit.source), fit.source.info.num_classes)
-        except UserError as e:
-            raise UserError(f'{where}, {fit.source.title}: {e}') from e
+    fit = open_pass(section, config, layout, section.fit) if evaluator.learns else None
+    try:
+        evaluator.open(test, fit)
+    except UserError as e:
+        raise UserError(f'{where}{f", {fit.source.title}" if fit else ""}: {e}') from e
 
     def run(variables: PyTree) -> dict[str, float]:
-        evaluator = _make_evaluator(section, where, test)
+        evaluator.start()
         stages = [(evaluator.fit, fit)] if fit else []
         for take, one_pass in [*stages, (evaluator.update, test)]:
             for predictions, batch in predict(predict_step, layout, variables, one_pass()):
                 take(predictions, batch)
         return evaluator.result()
 
-    return Evaluation(run, getattr(evaluator, 'signature', ''))
-
-
-def _make_evaluator(section: ConfigDict, where: str, test: Pass) -> Any:
-    """The evaluator of an entry, with the text of its data if it takes that; or None."""
-    evaluator = construct.make_evaluator(section, where)
-    if hasattr(evaluator, 'read'):
-        try:
-            evaluator.read(text_of(test.source), test.transforms.vocab)
-        except UserError as e:
-            raise UserError(f'{where}: {e}') from e
-    return evaluator
-
-
-def text_of(source: Any) -> list[dict[str, str]]:
-    """The examples of a source in buckets as they are before the transforms make ids of them.
-
-    Raises:
-      UserError: if they are no text.
-    """
-    texts = [source.text(i) for i in range(len(source))] if isinstance(source, Bucketed) else [{}]
-    if not any(texts):
-        raise UserError(f'{source.title} is no text of which config.data.vocab makes ids')
-    return texts
+    return Evaluation(run, evaluator.signature)
 
 
 def _evaluate_task(
