@@ -251,7 +251,8 @@ def test_golden_step():
     model, task = tiny_vit(depth=2, **DROPS), classify.Task(**MIXING)
     params = start(model, task, optax.identity()).params
     schedule = {'name': 'cosine', 'warmup': '2'}
-    tx, _ = optim.make(params, 10, int, **config, layer_decay=0.8, schedule=schedule)
+    order = model.layer_order()
+    tx, _ = optim.make(params, 10, int, order, **config, layer_decay=0.8, schedule=schedule)
     metrics = Training(model, task, tx).metrics
     if os.environ.get('REGENERATE_GOLDEN'):
         GOLDEN.write_text(json.dumps(metrics, indent=1) + '\n')

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,16 +40,33 @@ def resolve(package: str, name: str, attribute: str) -> Any:
 
     Args:
       package: where plain names live, for example `vit_jax.models`.
-      name: a module of that package (`vit`), or a dotted module path of the
-        user's own (`my_lab.models.foo`).
+      name: see `resolve_module`.
       attribute: what to take from the module, for example `Model`.
 
     Raises:
       UserError: if there is no such module, or it lacks the attribute.
     """
-    path = name if '.' in name else f'{package}.{name}'
     kind = f'{package.rsplit(".", 1)[-1].rstrip("s")} name'
-    if '.' not in name and name not in (known := _modules(package)):
+    module = resolve_module(package, name, kind)
+    if not hasattr(module, attribute):
+        raise UserError(f'{kind} {name!r}: module {module.__name__!r} has no {attribute!r}')
+    return getattr(module, attribute)
+
+
+def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
+    """The module that a name stands for.
+
+    Args:
+      package: where plain names live, for example `vit_jax.models`.
+      name: a module of that package (`vit`), or a dotted module path of the
+        user's own (`my_lab.models.foo`).
+      kind: what the name is, for the message: 'model name'.
+
+    Raises:
+      UserError: if there is no such module.
+    """
+    path = name if '.' in name else f'{package}.{name}'
+    if '.' not in name and name not in (known := modules(package)):
         raise UserError(nearest(kind, name, known))
     try:
         found = importlib.util.find_spec(path) is not None
@@ -56,14 +74,14 @@ def resolve(package: str, name: str, attribute: str) -> Any:
         found = False
     if not found:
         raise UserError(f'{kind} {name!r}: no module {path!r} can be imported; check PYTHONPATH')
-    module = importlib.import_module(path)
-    if not hasattr(module, attribute):
-        raise UserError(f'{kind} {name!r}: module {path!r} has no {attribute!r}')
-    return getattr(module, attribute)
+    return importlib.import_module(path)
 
 
-def _modules(package: str) -> list[str]:
-    """The names that a config may choose from; `base` is what the others are derived from."""
+def modules(package: str) -> list[str]:
+    """The names that stand for modules of a package, in alphabetical order.
+
+    `base` is what the others are derived from.
+    """
     paths = importlib.import_module(package).__path__
     names = [m.name for m in pkgutil.iter_modules(paths)]
-    return [name for name in names if name != 'base' and not name.startswith('_')]
+    return sorted(n for n in names if n != 'base' and not n.startswith('_'))

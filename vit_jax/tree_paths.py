@@ -1,13 +1,18 @@
-"""Places in a tree of arrays as text: `encoder/block_3/mlp/fc1/kernel`."""
+"""Places in a tree of arrays as text, `encoder/block_3/mlp/fc1/kernel`, and what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
+
+from vit_jax.errors import UserError
 
 PyTree = Any
+_FAULTS_NAMED = 5
 
 
 def path_name(keys: tuple[Any, ...]) -> str:
@@ -23,3 +28,60 @@ def param_paths(params: PyTree) -> dict[str, Any]:
 def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
     """The tree of f(path) for every leaf's path."""
     return jax.tree_util.tree_map_with_path(lambda keys, _: f(path_name(keys)), tree)
+
+
+def unrolled(path: str, leaf: Any) -> list[str]:
+    """The paths that a parameter has in each of its blocks.
+
+    Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] stands for
+    `encoder/block_0/norm1/scale` and so on. Any other parameter has its own path alone.
+    """
+    stacked = re.match('((?:.*/)?)blocks/', path)
+    if stacked is None:
+        return [path]
+    rest = path[stacked.end() :]
+    return [f'{stacked[1]}block_{i}/{rest}' for i in range(leaf.shape[0])]
+
+
+def require_fit(
+    have: Mapping[str, Any],
+    want: Mapping[str, Any],
+    context: str,
+    *,
+    dtypes: bool = False,
+    label: Callable[[str], str] = str,
+    first: str = '',
+    advice: str = '',
+) -> None:
+    """Compares named arrays with those that are wanted.
+
+    Args:
+      have, want: arrays by path, or anything with a shape (and a dtype).
+      context: the beginning of the message: what does not fit what.
+      dtypes: whether dtypes have to agree too.
+      label: what the message calls a path.
+      first: what the paths begin with that are named before the others.
+      advice: the end of the message.
+
+    Raises:
+      UserError: naming the arrays that are missing or unknown, or differ in shape or dtype, with
+        both; the first few of them.
+    """
+    names = sorted({*have, *want}, key=lambda name: (not name.startswith(first), name))
+    found = ((name, _fault(have.get(name), want.get(name), dtypes)) for name in names)
+    faults = [f'{label(name)} {fault}' for name, fault in found if fault]
+    if faults:
+        more = f'; and {len(faults) - _FAULTS_NAMED} more' if len(faults) > _FAULTS_NAMED else ''
+        raise UserError(f'{context}: {"; ".join(faults[:_FAULTS_NAMED])}{more}{advice}')
+
+
+def _fault(have: Any, want: Any, dtypes: bool) -> str:
+    """What is wrong with one array; empty if nothing is."""
+    if have is None:
+        return f'{tuple(want.shape)} is missing'
+    if want is None:
+        return f'{tuple(have.shape)} is unknown'
+    if tuple(have.shape) != tuple(want.shape):
+        return f'has shape {tuple(have.shape)} instead of {tuple(want.shape)}'
+    old, new = np.dtype(have.dtype), np.dtype(want.dtype)
+    return f'is {old} instead of {new}' if dtypes and old != new else ''

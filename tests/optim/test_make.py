@@ -8,10 +8,17 @@ import optax
 import pytest
 
 from vit_jax.errors import UserError
+from vit_jax.models import bit_resnet, hybrid, seq2seq, vit
 from vit_jax.optim import make as optim
-from vit_jax.tree_paths import param_paths
+from vit_jax.optim.param_groups import layer_scale
+from vit_jax.tree_paths import param_paths, unrolled
 
 STEPS = 5
+
+
+def layers(depth):
+    """What a ViT of this depth says of its order."""
+    return vit.Model(depth=depth).layer_order()
 
 
 def vit_params(depth=2, width=8, stacked=False, abstract=False):
@@ -39,9 +46,9 @@ def vit_params(depth=2, width=8, stacked=False, abstract=False):
     }
 
 
-def make(params, **config):
+def make(params, order=(), **config):
     """The optimizer for a training of 100 steps, in which durations are plain numbers."""
-    return optim.make(params, 100, int, **{'name': 'sgd', 'lr': 0.1} | config)
+    return optim.make(params, 100, int, order, **{'name': 'sgd', 'lr': 0.1} | config)
 
 
 def gradients(params, step):
@@ -60,9 +67,9 @@ def train(params, tx, steps=STEPS):
     return params, state
 
 
-def one_update(params, **config):
+def one_update(params, order=(), **config):
     """What a single step of SGD at learning rate 1 with gradients of one takes away."""
-    tx, _ = make(params, **{'lr': 1.0} | config)
+    tx, _ = make(params, order, **{'lr': 1.0} | config)
     ones = jax.tree.map(jnp.ones_like, params)
     updates, _ = tx.update(ones, tx.init(params), params)
     return {path: -np.asarray(u) for path, u in param_paths(updates).items()}
@@ -124,6 +131,7 @@ def test_every_optimizer_runs_with_every_rule(name):
     params = vit_params(depth=1)
     tx, _ = make(
         params,
+        layers(1),
         name=name,
         lr=1e-3,
         schedule={'name': 'linear', 'warmup': '1'},
@@ -193,7 +201,7 @@ def test_lr_multipliers_are_exact_and_the_first_match_counts():
 
 def test_layer_decay_of_a_fine_tuned_mae():
     """Layers 0 to 13 of ViT-B at 0.65^(13 - layer)."""
-    taken = one_update(vit_params(depth=12), layer_decay=0.65)
+    taken = one_update(vit_params(depth=12), layers(12), layer_decay=0.65)
     for path, value in taken.items():
         if path.startswith('encoder/block_'):
             layer = int(re.findall(r'\d+', path)[0]) + 1
@@ -207,8 +215,8 @@ def test_layer_decay_of_a_fine_tuned_mae():
 
 
 def test_layer_decay_of_stacked_blocks_is_that_of_separate_ones():
-    separate = one_update(vit_params(depth=3), layer_decay=0.5)
-    stacked = one_update(vit_params(depth=3, stacked=True), layer_decay=0.5)
+    separate = one_update(vit_params(depth=3), layers(3), layer_decay=0.7)
+    stacked = one_update(vit_params(depth=3, stacked=True), layers(3), layer_decay=0.7)
     for path, value in stacked.items():
         if '/blocks/' not in path:
             np.testing.assert_array_equal(value, separate[path], err_msg=path)
@@ -218,7 +226,7 @@ def test_layer_decay_of_stacked_blocks_is_that_of_separate_ones():
 
 
 def test_layer_decay_times_lr_multiplier():
-    taken = one_update(vit_params(depth=2), layer_decay=0.5, lr_mults=(('block_0', 3.0),))
+    taken = one_update(vit_params(), layers(2), layer_decay=0.5, lr_mults=(('block_0', 3.0),))
     np.testing.assert_array_equal(taken['encoder/block_0/norm1/bias'], 3 * 0.25)
 
 
@@ -270,8 +278,8 @@ def test_dtypes_by_name():
 def test_shapes_suffice_to_make_it():
     config = {'name': 'adamw', 'layer_decay': 0.7, 'freeze': ('cls',), 'weight_decay': 0.1}
     params = vit_params()
-    concrete, _ = train(params, make(params, **config)[0])
-    abstract, _ = train(params, make(vit_params(abstract=True), **config)[0])
+    concrete, _ = train(params, make(params, layers(2), **config)[0])
+    abstract, _ = train(params, make(vit_params(abstract=True), layers(2), **config)[0])
     assert_same(concrete, param_paths(abstract), atol=0)
 
 
@@ -296,7 +304,9 @@ def test_strength_and_length_do_not_change_the_structure_of_the_state():
     """So that a run may be continued with another weight decay, clipping or schedule."""
     params = vit_params()
     one, _ = make(params, name='adamw')
-    other, _ = make(params, name='adamw', weight_decay=0.1, clip_norm=1.0, layer_decay=0.5)
+    other, _ = make(
+        params, layers(2), name='adamw', weight_decay=0.1, clip_norm=1.0, layer_decay=0.5
+    )
     assert jax.tree.structure(one.init(params)) == jax.tree.structure(other.init(params))
 
 
@@ -349,9 +359,44 @@ def test_mistakes_are_named(config, message):
         make(vit_params(), **config)
 
 
-def test_layer_decay_needs_one_stack_of_blocks():
-    params = vit_params()
-    with pytest.raises(UserError, match='found none'):
-        make({'head': params['head']}, layer_decay=0.7)
-    with pytest.raises(UserError, match="found 'a/', 'b/'"):
-        make({'a': params['encoder'], 'b': params['encoder']}, layer_decay=0.7)
+def test_layer_decay_needs_the_order_of_the_layers():
+    with pytest.raises(UserError, match=r'does not tell the order of its layers.*lr_mults'):
+        make(vit_params(), layer_decay=0.7)
+
+
+IMAGE = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+SMALL = dict(width=32, depth=2, mlp_dim=8, num_heads=2)
+ORDERED = {
+    'vit': (vit.Model(patch_size=32, num_classes=3, pool='map', **SMALL), [IMAGE], 3),
+    'scanned vit': (vit.Model(patch_size=32, scan=True, **SMALL), [IMAGE], 3),
+    'hybrid': (hybrid.Model(layers=(1, 2), num_classes=3, **SMALL), [IMAGE], 1 + 3 + 3),
+    'root alone': (hybrid.Model(layers=(), **SMALL), [IMAGE], 1 + 3),
+    'bit_resnet': (bit_resnet.Model(layers=(2, 1), num_classes=3), [IMAGE], 1 + 3),
+    'seq2seq': (seq2seq.Model(11, norm='pre', **SMALL), [TOKENS, TOKENS], 1 + 4),
+    'untied seq2seq': (seq2seq.Model(11, tied=False, **SMALL), [TOKENS, TOKENS], 1 + 4),
+}
+
+
+@pytest.mark.parametrize('name', ORDERED)
+def test_every_layer_of_a_model_that_tells_its_order_has_parameters_of_its_own(name):
+    model, inputs, count = ORDERED[name]
+    order = model.layer_order()
+    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
+    paths = [p for path, leaf in param_paths(params).items() for p in unrolled(path, leaf)]
+    assert len(order) == count
+    for pattern in order:
+        assert any(re.search(pattern, path) for path in paths), pattern
+    assert all(sum(bool(re.search(p, path)) for p in order) <= 1 for path in paths)
+    last = {path for path in paths if not any(re.search(p, path) for p in order)}
+    parts = '(encoder/norm|decoder/norm|norm|map_head|head|embed/output)'
+    assert all(re.match(f'^{parts}(/|$)', path) for path in last), last
+
+
+def test_layers_of_a_hybrid_learn_the_faster_the_nearer_they_are_to_the_head():
+    model = ORDERED['hybrid'][0]
+    params = jax.eval_shape(model.init, jax.random.key(0), IMAGE)['params']
+    scale = layer_scale(params, 0.5, model.layer_order())
+    paths = ('resnet/root/conv/kernel', 'resnet/stage_0/block_0/conv1/kernel', 'pos_embed')
+    paths += ('encoder/block_1/norm1/scale', 'head/bias')
+    assert [scale(path) for path in paths] == [0.5**7, 0.5**6, 0.5**3, 0.5, 1.0]

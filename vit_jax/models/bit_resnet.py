@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.vit import DTYPES
-from vit_jax.nn.resnet import Stage, check_layers
+from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
 
 # name: blocks of each stage (He et al., 2015, arXiv:1512.03385, table 1), width factor
@@ -93,6 +93,10 @@ class Model(nn.Module):
             head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=init, name='head')
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on: the root, then each block."""
+        return '^root/', *block_order('', self.layers)
 
 
 class Root(nn.Module):

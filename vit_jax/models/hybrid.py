@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import vit
 from vit_jax.nn.patches import PatchEmbed
-from vit_jax.nn.resnet import Stage, check_layers
+from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
 
 # name: blocks of each ResNet stage, ViT of width and depth, patch size on the feature map. The
@@ -69,6 +69,12 @@ class Model(vit.Model):
     def stride(self) -> int:
         """Side of the square of pixels that one token stands for."""
         return 4 * 2 ** max(len(self.layers) - 1, 0) * self.patch_size
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on: the ResNet's root and blocks come
+        before the embeddings and blocks of the ViT.
+        """
+        return '^resnet/root/', *block_order('resnet/', self.layers), *super().layer_order()
 
     def _patches(self, images: Array, dtype: Any) -> Array:
         """[B N D]: one token for each patch of the feature map, row by row."""

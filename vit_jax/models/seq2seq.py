@@ -136,6 +136,19 @@ class Model(nn.Module):
         memory = self.encode(source, train)
         return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
 
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters: embeddings, the encoder's blocks, the decoder's.
+
+        The encoder's final norm goes with its last block.
+        """
+        last = self.depth - 1
+        return (
+            '^embed/(shared|source|target)$',
+            *(f'^encoder/block_{i}/' for i in range(last)),
+            f'^encoder/(block_{last}|norm)/',
+            *(f'^decoder/block_{i}/' for i in range(self.depth)),
+        )
+
     def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
         """What the decoder needs of the source."""
         mask = padding_mask(source)

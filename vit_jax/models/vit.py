@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models import _resize
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
 from vit_jax.nn.patches import PatchEmbed, patch_grid
@@ -156,6 +157,48 @@ class Model(nn.Module):
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.stride)
         return collect(intermediates, 'encoder', grid, grid)
+
+    # From the representation on; the last has an output for each class.
+    head_layers = ('pre_logits', 'head')
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images, and patches, of another size.
+
+        Args:
+          params: nested arrays of a ViT whose patches may be others; some may be absent.
+          old_size: height and width in pixels of the images that they were made for; if None
+            their patches form a square.
+          new_size: of the images to come.
+          method: how the position embedding is resized, 'bilinear' or 'bicubic'.
+
+        Returns:
+          The parameters, and what was changed, as notes for people.
+
+        Raises:
+          UserError: if the images cannot be cut into patches, or the old patches form no square.
+        """
+        notes: list[str] = []
+        patch = _resize.patch_size(params) or self.patch_size
+        if self.posemb == 'learn' and 'pos_embed' in params:
+            stride = self.stride // self.patch_size * patch
+            old = old_size and (old_size[0] // stride, old_size[1] // stride)
+            new, prefix = patch_grid(*new_size, self.stride), int(self.pool == 'cls')
+            params, notes = _resize.positions(params, old, new, prefix, method)
+        if patch != self.patch_size:
+            params, note = _resize.patches(params, self.patch_size)
+            notes += note
+        return params, notes
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
+        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
+        return '^(patch_embed|cls_token|pos_embed)(/|$)', *blocks
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""

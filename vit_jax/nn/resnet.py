@@ -1,4 +1,4 @@
-"""What residual networks share: stages of blocks, and the check of their depths."""
+"""What residual networks share: stages of blocks, their order, and the check of their depths."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,6 +26,13 @@ class Stage(nn.Module):
         for j in range(self.depth):
             x = self.block(stride=self.stride if j == 0 else 1, name=f'block_{j}')(x)
         return x
+
+
+def block_order(parent: str, layers: Sequence[int]) -> tuple[str, ...]:
+    """A pattern of each block's parameters below `parent`, which ends in '/' or is empty."""
+    return tuple(
+        f'^{parent}stage_{i}/block_{j}/' for i, depth in enumerate(layers) for j in range(depth)
+    )
 
 
 def check_layers(layers: Sequence[int]) -> None:

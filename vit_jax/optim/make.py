@@ -38,6 +38,8 @@ def make(
     params: PyTree,
     total_steps: int,
     to_steps: Callable[[str], int],
+    layers: Sequence[str] = (),
+    /,
     *,
     name: str,
     lr: float,
@@ -67,6 +69,7 @@ def make(
       params: the parameters, or their shapes.
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
+      layers: see `param_groups.layer_order`; `layer_decay` needs them.
       name: an optimizer of Optax that takes a learning rate.
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.
@@ -77,7 +80,7 @@ def make(
       lr_mults: pairs of a pattern and a multiplier of the learning rate.
       freeze: patterns of the parameters that stay as they are. They have no
         optimizer state, and their gradients do not count for `clip_norm`.
-      layer_decay: see `layer_scale`.
+      layer_decay: see `param_groups.layer_scale`.
       clip_norm: global norm above which the gradients are scaled down to it.
       **kwargs: keywords of the optimizer; dtypes may be strings.
 
@@ -102,7 +105,7 @@ def make(
         scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
         optax.identity()
         if layer_decay is None
-        else scale_by_path(layer_scale(params, layer_decay)),
+        else scale_by_path(layer_scale(params, layer_decay, layers)),
     )
     return frozen(tx, freeze), learning_rate
 

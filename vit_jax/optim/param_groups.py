@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError
-from vit_jax.tree_paths import map_paths, param_paths, path_name
+from vit_jax.tree_paths import map_paths, param_paths, path_name, unrolled
 
 PyTree = Any
 Rules = Sequence[tuple[str, float]]
@@ -38,54 +38,44 @@ def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
 
 
-def layer_scale(params: PyTree, decay: float) -> Callable[[str], Scale]:
+def layer_order(model: Any) -> tuple[str, ...]:
+    """Patterns of the layers' paths from the input on; empty if the model does not tell."""
+    return model.layer_order() if hasattr(model, 'layer_order') else ()
+
+
+def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable[[str], Scale]:
     """Layer-wise decay of the learning rate for fine-tuning (Bao et al. 2022, BEiT).
 
-    With n blocks, the patch, class and position embeddings are layer 0, block i is
-    layer i + 1, and all that follows is layer n + 1; layer k learns at
-    decay^(n + 1 - k) times the learning rate, as in He et al. 2022, MAE. Blocks
-    are named `block_0`, `block_1`, ... or stacked on axis 0 of `blocks`.
+    With n layers named and all the rest as layer n, layer k learns at decay^(n - k) times the
+    learning rate, as in He et al. 2022, MAE. Scanned blocks, stacked on axis 0 of `blocks`, decay
+    row by row.
+
+    Args:
+      params: the parameters, or their shapes.
+      decay: by which a layer learns more slowly than the next.
+      layers: a pattern of each layer's paths, from the input on; those that match none form
+        the last layer.
 
     Raises:
-      UserError: if `decay` is not in (0, 1], or `params` hold no single stack of blocks.
+      UserError: if `decay` is not in (0, 1], or there are no layers.
     """
     check_number('layer_decay', decay, lambda x: 0 < x <= 1, 'in (0, 1]')
-    depth = _depth(params)
+    if not layers:
+        raise UserError(
+            'config.optim.layer_decay: this model does not tell the order of its layers (it has no '
+            'layer_order); use config.optim.lr_mults instead'
+        )
+    leaves = param_paths(params)
+
+    def of_path(path: str) -> float:
+        layer = next((i for i, p in enumerate(layers) if re.search(p, path)), len(layers))
+        return decay ** (len(layers) - layer)
 
     def scale(path: str) -> Scale:
-        if re.search(r'(^|/)(patch_embed|cls_token|pos_embed)(/|$)', path):
-            return decay ** (depth + 1)
-        if block := _BLOCK.match(path):
-            return decay ** (depth - int(block['index']))
-        if _STACK.match(path):
-            return decay ** jnp.arange(depth, 0, -1, dtype=jnp.float32)
-        return 1.0
+        blocks = unrolled(path, leaves[path])
+        return of_path(path) if blocks == [path] else jnp.asarray([of_path(b) for b in blocks])
 
     return scale
-
-
-_BLOCK = re.compile(r'(?P<stack>(.*/)?)block_(?P<index>\d+)/')
-_STACK = re.compile(r'(?P<stack>(.*/)?)blocks/')
-
-
-def _depth(params: PyTree) -> int:
-    """Number of blocks in the one stack that `params` hold."""
-    depths: dict[str, int] = {}
-    for path, leaf in param_paths(params).items():
-        if block := _BLOCK.match(path):
-            stack, depth = block['stack'], int(block['index']) + 1
-        elif block := _STACK.match(path):
-            stack, depth = block['stack'], leaf.shape[0]
-        else:
-            continue
-        depths[stack] = max(depth, depths.get(stack, 0))
-    if len(depths) != 1:
-        found = ', '.join(map(repr, depths)) or 'none'
-        raise UserError(
-            f'config.optim.layer_decay: the model must have one stack of blocks (block_0, ...), '
-            f'found {found}; use lr_mults instead'
-        )
-    return next(iter(depths.values()))
 
 
 def frozen(

@@ -16,6 +16,7 @@ from vit_jax.config import construct, durations, fill, sections
 from vit_jax.data import specs
 from vit_jax.interop import adapt
 from vit_jax.optim import make as optim
+from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.trainer import evaluate as evaluate_lib
 
@@ -72,6 +73,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
         jax.eval_shape(init_variables)['params'],
         run.total_steps,
         run.steps,
+        param_groups.layer_order(model),
         **config.optim.to_dict(),
     )
 

@@ -1,0 +1,74 @@
+"""Parameters that depend on the size of the images or of the patches, made for another size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.ops import resize
+
+Params = dict[str, Any]
+Grid = tuple[int, int]  # rows and columns of patches
+
+
+def positions(
+    params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
+) -> tuple[Params, list[str]]:
+    """`params` with a `pos_embed` for another grid of patches, even one of as many patches.
+
+    Args:
+      params: the tree that holds `pos_embed` [1 N D].
+      old_grid: that `pos_embed` was made for; if None it is taken to be a square.
+      new_grid: to make it for.
+      prefix: rows of `pos_embed` before those of the patches.
+      method: 'bilinear' or 'bicubic'; see `ops.resize.position_embedding`.
+
+    Returns:
+      The parameters, and what was changed, as notes for people. A `pos_embed` of another model,
+      with rows that are no grid of this kind, stays as it is.
+
+    Raises:
+      UserError: if the rows form no square where one is assumed.
+    """
+    table = params['pos_embed']
+    rows = table.shape[1] - prefix
+    old_grid = old_grid or _square(rows)
+    if old_grid is None and rows != math.prod(new_grid):
+        raise UserError(
+            f'pos_embed has rows for {rows} patches, which form no square, and '
+            f'cannot be resized to {new_grid[0]} x {new_grid[1]}'
+        )
+    if old_grid in (None, new_grid) or rows != math.prod(old_grid):
+        return params, []
+    table = resize.position_embedding(table, old_grid, new_grid, method, prefix)
+    sizes = (f'{height} x {width}' for height, width in (old_grid, new_grid))
+    note = f'pos_embed: {" patches resized to ".join(sizes)} ({method})'
+    return params | {'pos_embed': table}, [note]
+
+
+def patch_size(params: Params) -> int | None:
+    """The side of the patches that `patch_embed` embeds; None where there is no such kernel."""
+    kernel = params.get('patch_embed', {}).get('kernel')
+    return None if kernel is None or kernel.ndim != 4 else kernel.shape[0]
+
+
+def patches(params: Params, patch_size: int) -> tuple[Params, list[str]]:
+    """`params` with a kernel of `patch_embed` for patches of another size.
+
+    By the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.
+
+    Returns:
+      The parameters, and what was changed, as notes for people.
+    """
+    kernel, size = params['patch_embed']['kernel'], (patch_size, patch_size)
+    if kernel.shape[:2] == size:
+        return params, []
+    new = params['patch_embed'] | {'kernel': resize.pinv_patch_kernel(kernel, size)}
+    sizes = (f'{height} x {width}' for height, width in (kernel.shape[:2], size))
+    return params | {'patch_embed': new}, [f'patch_embed: {" resized to ".join(sizes)}']
+
+
+def _square(patches: int) -> Grid | None:
+    side = math.isqrt(max(patches, 0))
+    return (side, side) if side * side == patches else None
