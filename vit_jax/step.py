@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Int
 
 from vit_jax.nn import stochastic
+from vit_jax.ops import terms
 
 PyTree = Any
 Batch = dict[str, Any]
@@ -69,10 +70,15 @@ def init_state(
     )
 
 
-def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """One key a name: `fold_in(fold_in(base, step), position of the name)`."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+def stream_keys(key: jax.Array, names: tuple[str, ...]) -> dict[str, jax.Array]:
+    """One key a name, `fold_in(key, position of the name)`."""
     return {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
+
+
+def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]:
+    """The keys of one step: `stream_keys` of `fold_in(base key, step)`."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    return stream_keys(key, names)
 
 
 def make_train_step(
@@ -85,24 +91,26 @@ def make_train_step(
     max_skips: int = 0,
     axis_name: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The pure update: augment, differentiate, average over devices, apply.
+    """The pure update: augment, differentiate, add up over devices, apply.
+
+    The loss is the weighted sum of its terms' means over the whole global batch: each term of
+    `task.loss` has its own count, of all microbatches on all devices, however unevenly they share
+    what it counts. Hence the gradients of microbatches and devices are added up.
 
     Args:
-      accum_steps: microbatches whose mean gradient is that of the whole batch.
+      accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       max_skips: above 0, where a metric is not finite only `step` changes; how many such steps
         there may be in a row is for whoever reads the metrics to count, as `Meter` does.
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
 
-    A task whose loss is a mean over something else than examples says by `count(batch)` over how
-    many, and the loss of the whole batch is the mean over all of them: microbatches and devices
-    count by their share.
-
     Returns:
-      A function (state, batch) -> (state, {name: scalar}).
+      A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
+      their weighted total, and the norms of gradient, update and parameters.
     """
 
-    def loss_fn(params, collections, batch, positions, rngs, usual):
+    def forward(params, collections, examples, rngs):
+        batch, positions = examples
         with stochastic.example_positions(positions):
             outputs, collections = model.apply(
                 {'params': params, **collections},
@@ -111,11 +119,13 @@ def make_train_step(
                 rngs=rngs,
                 mutable=list(collections),
             )
-        loss, metrics = task.loss(outputs, batch)
-        if usual is not None:
-            share = task.count(batch) / usual
-            loss, metrics = jax.tree.map(lambda x: x * share, (loss, metrics))
-        return loss, ({'loss': loss, **metrics}, collections)
+        return task.loss(outputs, batch), collections
+
+    def loss_fn(params, collections, examples, rngs, counts):
+        found, collections = forward(params, collections, examples, rngs)
+        means = terms.means(found, counts)
+        loss = terms.total(found, means)
+        return loss, ({**means, 'loss': loss}, collections)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -124,19 +134,24 @@ def make_train_step(
         if hasattr(task, 'augment'):
             with stochastic.example_positions(positions):
                 batch = task.augment(augment_key, batch)
-        usual = usual_count(task, batch, accum_steps, axis_name)
 
-        def microbatch(collections, batch_and_positions):
+        def count(examples):
+            found, _ = forward(state.params, state.collections, examples, keys)
+            return terms.counts(found)
+
+        def microbatch(collections, examples):
             grads, (metrics, collections) = jax.grad(loss_fn, has_aux=True)(
-                state.params, collections, *batch_and_positions, keys, usual
+                state.params, collections, examples, keys, counts
             )
             return collections, (grads, metrics)
 
-        collections, (grads, metrics) = accumulate(
-            microbatch, dict(state.collections), (batch, positions), accum_steps
-        )
+        examples = (batch, positions)
+        counts = global_counts(count, examples, accum_steps, axis_name)
+        collections, sums = accumulate(microbatch, state.collections, examples, accum_steps)
         if axis_name is not None:
-            grads, metrics, collections = jax.lax.pmean((grads, metrics, collections), axis_name)
+            sums = jax.lax.psum(sums, axis_name)
+            collections = jax.lax.pmean(collections, axis_name)
+        grads, metrics = sums
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
@@ -161,14 +176,19 @@ def make_train_step(
     return train_step
 
 
-def usual_count(
-    task: Any, batch: Batch, accum_steps: int, axis_name: str | None
-) -> jax.Array | None:
-    """The mean of `task.count` over microbatches and devices; None where all count the same."""
-    if not hasattr(task, 'count') or (accum_steps == 1 and axis_name is None):
+def global_counts(
+    count: Callable, examples: PyTree, accum_steps: int, axis_name: str | None
+) -> dict[str, jax.Array] | None:
+    """The counts of the whole global batch; None where a microbatch is all of it.
+
+    Nothing else is kept of the loss, so that the compiler leaves out the forward pass wherever
+    the counts depend on the batch alone.
+    """
+    if accum_steps == 1 and axis_name is None:
         return None
-    count = task.count(batch) / accum_steps
-    return count if axis_name is None else jax.lax.pmean(count, axis_name)
+    each = jax.lax.map(count, split(examples, accum_steps))
+    counts = jax.tree.map(lambda x: x.sum(0), each)
+    return counts if axis_name is None else jax.lax.psum(counts, axis_name)
 
 
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
@@ -179,61 +199,92 @@ def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
 
 
 def accumulate(fn: Callable, carry: PyTree, examples: PyTree, steps: int) -> tuple[PyTree, PyTree]:
-    """`fn(carry, examples) -> (carry, out)` over `steps` microbatches, and the mean of `out`.
-
-    Microbatch j holds examples j, j + steps, ...: every device keeps its own rows.
-    """
+    """`fn(carry, examples) -> (carry, out)` over `steps` microbatches, and the sum of `out`."""
     if steps == 1:
         return fn(carry, examples)
-
-    def split(x):
-        return x.reshape(x.shape[0] // steps, steps, *x.shape[1:]).swapaxes(0, 1)
 
     def body(carry, microbatch):
         inner, total = carry
         inner, out = fn(inner, microbatch)
         return (inner, jax.tree.map(jnp.add, total, out)), None
 
-    examples = jax.tree.map(split, examples)
-    shape = jax.eval_shape(fn, carry, jax.tree.map(lambda x: x[0], examples))[1]
+    microbatches = split(examples, steps)
+    shape = jax.eval_shape(fn, carry, jax.tree.map(lambda x: x[0], microbatches))[1]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-    (carry, total), _ = jax.lax.scan(body, (carry, zeros), examples)
-    return carry, jax.tree.map(lambda x: x / steps, total)
+    (carry, total), _ = jax.lax.scan(body, (carry, zeros), microbatches)
+    return carry, total
 
 
-def bind(model: Any, variables: dict[str, PyTree]) -> Callable[..., Any]:
-    """The call of a model that is not training, and by `method=NAME` its other methods."""
+def split(examples: PyTree, steps: int) -> PyTree:
+    """Microbatches along a new axis 0; the j-th holds examples j, j + steps, ...
+
+    So every device keeps its own rows.
+    """
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // steps, steps, *x.shape[1:]).swapaxes(0, 1), examples
+    )
+
+
+def bind(
+    model: Any,
+    task: Any,
+    variables: dict[str, PyTree],
+    batch: Batch,
+    *,
+    seed: int = 0,
+    axis_name: str | None = None,
+) -> Callable[..., Any]:
+    """The call of a model that is not training, and by `method=NAME` its other methods.
+
+    What the model draws for an example is a function of `seed` and the example's `index`; in a
+    batch without that, of its position in the global batch.
+    """
+    keys = stream_keys(jax.random.key(seed), task.rngs)
+    positions = batch['index'] if 'index' in batch else global_positions(batch, axis_name)
 
     def apply(*inputs: Any, method: str | None = None) -> Any:
         options = {'train': False} if method is None else {'method': method}
-        return model.apply(variables, *inputs, **options)
+        with stochastic.example_positions(positions):
+            return model.apply(variables, *inputs, rngs=keys, **options)
 
     return apply
 
 
 def make_eval_step(
-    model: Any, task: Any, *, axis_name: str | None = None
+    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
-    """A function (variables, batch) -> {name: (sum, count)} over the whole global batch."""
+    """A function (variables, batch) -> {name: (sum, count)} over the whole global batch.
+
+    Args:
+      seed: of what the model draws, see `bind`.
+      axis_name: as in `make_train_step`.
+    """
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
-        sums = task.evaluate(bind(model, variables), batch)
+        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        sums = task.evaluate(apply, batch)
         return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
     return eval_step
 
 
 def make_predict_step(
-    model: Any, task: Any, *, axis_name: str | None = None
+    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
-    """A function (variables, batch) -> (predictions, the batch less its images).
+    """A function (variables, batch) -> (predictions, the batch's arrays of at most two dimensions).
 
-    Both have all rows of the global batch, so that every process sees what all predicted.
+    Both have all rows of the global batch, so that every process sees what all predicted. Larger
+    arrays, such as images, stay on the devices: the source has them, by `index`.
+
+    Args:
+      seed: of what the model draws, see `bind`.
+      axis_name: as in `make_train_step`.
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
-        rest = {name: x for name, x in batch.items() if name != 'image'}
-        rows = task.predict(bind(model, variables), batch), rest
+        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        small = {name: x for name, x in batch.items() if jnp.ndim(x) <= 2}
+        rows = task.predict(apply, batch), small
         return rows if axis_name is None else jax.lax.all_gather(rows, axis_name, tiled=True)
 
     return predict_step

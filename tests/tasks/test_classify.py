@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
+from vit_jax.ops import terms
 from vit_jax.tasks.classify import Task
 
 CLASSES = 5
@@ -46,17 +47,17 @@ def test_bytes_become_the_value_range():
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 def test_softmax_loss_and_label_smoothing(smoothing):
     batch, logits = make_batch(), make_logits()
-    loss, metrics = Task(label_smoothing=smoothing).loss({'logits': logits}, batch)
+    means = terms.means(Task(label_smoothing=smoothing).loss({'logits': logits}, batch))
     logp = log_softmax(logits)
     on_label = logp[np.arange(6), batch['label']]
     expected = -((1 - smoothing) * on_label + smoothing * logp.mean(-1))
-    assert float(loss) == pytest.approx(expected.mean(), rel=1e-6)
-    assert float(metrics['accuracy']) == float((logits.argmax(-1) == batch['label']).mean())
+    assert float(means['loss']) == pytest.approx(expected.mean(), rel=1e-6)
+    assert float(means['accuracy']) == float((logits.argmax(-1) == batch['label']).mean())
 
 
 def test_sigmoid_loss_sums_one_against_all():
     batch, logits = make_batch(), make_logits()
-    loss, _ = Task(loss_name='sigmoid').loss({'logits': logits}, batch)
+    loss = terms.means(Task(loss_name='sigmoid').loss({'logits': logits}, batch))['loss']
     p = sigmoid(logits)
     target = np.eye(CLASSES)[batch['label']]
     expected = -(target * np.log(p) + (1 - target) * np.log(1 - p)).sum(-1).mean()
@@ -69,7 +70,7 @@ def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
     task = Task(loss_name=loss_name, label_smoothing=0.1, **{mix: 1.0})
     logits, batch = make_logits(), make_batch()
     mixed = task.augment(jax.random.key(3), batch)
-    loss, _ = task.loss({'logits': logits}, mixed)
+    loss = terms.means(task.loss({'logits': logits}, mixed))['loss']
 
     weight = np.asarray(mixed['label_weight'])[:, None]
     hot = np.eye(CLASSES)[batch['label']] * 0.9 + 0.1 / CLASSES
@@ -149,9 +150,17 @@ def test_with_both_a_fair_coin_picks_one():
 def test_without_mixing_the_batch_is_untouched():
     batch = make_batch(size=3)
     assert Task().augment(jax.random.key(0), batch) is batch
-    assert not Task().pairs
-    assert Task(mixup=0.1).pairs
-    assert Task(cutmix=0.1).pairs
+    assert [Task(**mix).multiple for mix in ({}, {'mixup': 0.1}, {'cutmix': 0.1})] == [1, 2, 2]
+
+
+def test_rows_of_padding_count_nowhere():
+    batch, logits = make_batch(), make_logits()
+    whole = Task().loss({'logits': logits[:4]}, {k: x[:4] for k, x in batch.items()})
+    padded = batch | {'mask': jnp.array([1.0, 1, 1, 1, 0, 0])}
+    masked = Task().loss({'logits': logits}, padded)
+    assert terms.counts(masked) == {'loss': 4.0, 'accuracy': 4.0}
+    np.testing.assert_allclose(masked['loss'].sum, whole['loss'].sum, rtol=1e-6)
+    assert masked['accuracy'].sum == whole['accuracy'].sum
 
 
 def test_evaluation_leaves_padding_and_smoothing_out():

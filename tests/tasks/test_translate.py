@@ -12,6 +12,7 @@ import pytest
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
+from vit_jax.ops import terms
 from vit_jax.ops.decoding import BOS, EOS, PAD
 from vit_jax.tasks.translate import Task, shifted_right, smoothed_loss
 
@@ -72,10 +73,10 @@ def test_smoothing_spreads_eps_over_the_other_tokens(smoothing):
     expected = -(wanted * log_probs(make_logits())).sum(-1)
     found = smoothed_loss(make_logits(), jnp.asarray(TARGET), smoothing)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    loss, metrics = Task(smoothing).loss({'logits': make_logits()}, as_arrays(BATCH))
-    assert float(loss) == pytest.approx(expected[REAL].mean(), rel=1e-5)
+    means = terms.means(Task(smoothing).loss({'logits': make_logits()}, as_arrays(BATCH)))
+    assert float(means['loss']) == pytest.approx(expected[REAL].mean(), rel=1e-5)
     at_target = np.take_along_axis(log_probs(make_logits()), TARGET[..., None], -1)[..., 0]
-    assert float(metrics['nll']) == pytest.approx(-at_target[REAL].mean(), rel=1e-5)
+    assert float(means['nll']) == pytest.approx(-at_target[REAL].mean(), rel=1e-5)
 
 
 def test_large_logits_stay_exact():
@@ -109,7 +110,7 @@ def test_rows_of_padding_count_nowhere(name):
     def grads(batch):
         def loss(variables):
             outputs = MODELS[name].apply(variables, *Task().inputs(batch), train=False)
-            return Task().loss(outputs, batch)[0]
+            return terms.means(Task().loss(outputs, batch))['loss']
 
         return jax.jit(jax.value_and_grad(loss))(variables_of(name))
 
@@ -155,7 +156,7 @@ def test_microbatches_and_devices_count_by_their_tokens():
 @pytest.mark.parametrize('name', MODELS)
 def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     task = Task(search='greedy', extra_len=0)
-    apply = step_lib.bind(MODELS[name], variables_of(name))
+    apply = step_lib.bind(MODELS[name], task, variables_of(name), as_arrays(BATCH))
     tokens = np.asarray(task.predict(apply, as_arrays(BATCH))['tokens'])
     assert tokens.shape == SOURCE.shape and not tokens[3].any()
     target = np.where(np.arange(4)[:, None] == 1, TARGET, 0)[:, :4]
@@ -169,7 +170,7 @@ def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
 
 
 def test_beams_of_the_config_are_searched():
-    apply = step_lib.bind(MODELS['post'], variables_of('post'))
+    apply = step_lib.bind(MODELS['post'], Task(), variables_of('post'), as_arrays(BATCH))
     wide, narrow = (
         Task(beams=beams, alpha=0.0).predict(apply, as_arrays(BATCH)) for beams in (6, 1)
     )

@@ -221,7 +221,7 @@ def test_layouts_that_cannot_be(options, message):
     [
         (12, {}, 'must be a multiple of 8'),
         (24, {'accum_steps': 2}, r'must be a multiple of 16 \(8 devices x 2'),
-        (8, {'pairs': True}, 'an even number of examples'),
+        (24, {'multiple': 2, 'reason': 'of twins'}, '16, 2 examples for each.*of twins'),
     ],
 )
 def test_batches_that_do_not_fit(batch_size, options, message):

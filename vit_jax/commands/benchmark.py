@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
         layout,
         rows,
         accum_steps=step['accum_steps'],
-        pairs=getattr(task, 'pairs', False),
+        multiple=getattr(task, 'multiple', 1),
+        reason=getattr(task, 'multiple_reason', ''),
     )
 
     def tx(params: Any) -> Any:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         given['transforms'] = inference_lib.crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
-    steps = evaluate.compile_steps(run.model, run.task, layout)
+    steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
     evals = evaluate.open_evals(run.config, layout, steps)
     variables = layout.create(lambda loaded: loaded, run.variables)
     results = {f'{name}/{k}': v for name, one in evals.items() for k, v in one(variables).items()}

@@ -230,15 +230,18 @@ def check_batch(
     *,
     rows: int | None = None,
     accum_steps: int = 1,
-    pairs: bool = False,
+    multiple: int = 1,
+    reason: str = '',
 ) -> None:
-    """Raises UserError unless every device gets whole microbatches (and whole pairs).
+    """Raises UserError unless every device gets whole microbatches, and a multiple of some number.
 
     Args:
       layout: of the devices.
       batch_size: of the config.
       rows: of a batch, where `batch_size` counts tokens.
-      accum_steps, pairs: of the step and the task.
+      accum_steps: of the step.
+      multiple: of what the rows of a device have to be one, for the task.
+      reason: why, in a few words.
     """
     what = '' if rows is None else f': its {rows} rows in a bucket'
     rows = batch_size if rows is None else rows
@@ -248,10 +251,12 @@ def check_batch(
             f'config.batch_size={batch_size}{what} must be a multiple of {unit} '
             f'({layout.num_shards} devices x {accum_steps} accumulation steps)'
         )
-    if pairs and (rows // layout.num_shards) % 2:
+    if (rows // layout.num_shards) % multiple:
+        because = f': {reason}' if reason else ''
         raise UserError(
-            f'config.batch_size={batch_size}: mixup and cutmix mix pairs, so that each of the '
-            f'{layout.num_shards} devices needs an even number of examples'
+            f'config.batch_size={batch_size}{what} must be a multiple of '
+            f'{layout.num_shards * multiple}, {multiple} examples for each of the '
+            f'{layout.num_shards} devices{because}'
         )
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.ops import pixels
+from vit_jax.ops.terms import Term
 
 Batch = dict[str, Any]
 
@@ -37,6 +38,7 @@ class Task:
     value_range: tuple[float, float] = (-1.0, 1.0)
 
     rngs = ('dropout',)
+    multiple_reason = 'mixup and cutmix mix pairs'
 
     def __post_init__(self) -> None:
         if self.loss_name not in LOSSES:
@@ -50,16 +52,16 @@ class Task:
                 raise UserError(f'config.task.{key}={getattr(self, key)}: must not be negative')
 
     @property
-    def pairs(self) -> bool:
-        """Whether `augment` mixes pairs, so that every device needs an even batch."""
-        return self.mixup > 0 or self.cutmix > 0
+    def multiple(self) -> int:
+        """Of what the rows of a device must be a multiple: 2 where `augment` mixes pairs."""
+        return 2 if self.mixup > 0 or self.cutmix > 0 else 1
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
         return (pixels.to_range(batch['image'], self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
         """Mixes every example with its neighbour; the label becomes two weighted ones."""
-        if not self.pairs:
+        if self.multiple == 1:
             return batch
         coin, lam_key, box_key = jax.random.split(key, 3)
         (image,) = self.inputs(batch)
@@ -74,13 +76,19 @@ class Task:
         weight = jnp.full(other.shape, weight)
         return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
 
-    def loss(self, outputs: dict, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Means over the examples: `loss`, and `accuracy` as a mere metric."""
         logits, label = outputs['logits'], batch['label']
         losses = self._losses(logits, label)
         if 'label_other' in batch:
             weight = batch['label_weight']
             losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
-        return losses.mean(), {'accuracy': is_correct(logits, label).mean()}
+        mask = batch.get('mask', jnp.ones_like(losses))
+        correct, count = is_correct(logits, label), mask.sum()
+        return {
+            'loss': Term((losses * mask).sum(), count),
+            'accuracy': Term((correct * mask).sum(), count, weight=0.0),
+        }
 
     def _losses(self, logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
         target = jax.nn.one_hot(label, logits.shape[-1])

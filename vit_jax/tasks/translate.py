@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops.decoding import BOS, PAD
 from vit_jax.ops.search import Search, decode
+from vit_jax.ops.terms import Term
 
 Batch = dict[str, Any]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -59,17 +60,16 @@ class Task:
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:
         return batch['source'], shifted_right(batch['target'])
 
-    def count(self, batch: Batch) -> Int[Array, '']:
-        """Tokens of the target, which the loss is a mean over."""
-        return (batch['target'] != PAD).sum()
-
-    def loss(self, outputs: dict, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The smoothed loss, a mean over the tokens of the batch; without smoothing it is `nll`."""
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Means over the target's tokens: the smoothed `loss`, and metrics that are unsmoothed."""
         logits, target = outputs['logits'], batch['target']
-        count = jnp.maximum(self.count(batch), 1)
-        sums = token_sums(logits, target)
-        loss = jnp.sum(smoothed_loss(logits, target, self.label_smoothing) * (target != PAD))
-        return loss / count, {name: total / count for name, total in sums.items()}
+        real = target != PAD
+        losses, count = smoothed_loss(logits, target, self.label_smoothing), real.sum()
+        metrics = token_sums(logits, target)
+        return {
+            'loss': Term(jnp.sum(losses * real), count),
+            **{name: Term(total, count, weight=0.0) for name, total in metrics.items()},
+        }
 
     def evaluate(self, apply: Callable, batch: Batch) -> Sums:
         """Sums and counts: `loss` without smoothing, in nats a token, and shares that are right.
@@ -78,7 +78,7 @@ class Task:
         then, greedy decoding would write the target.
         """
         logits, target = apply(*self.inputs(batch))['logits'], batch['target']
-        sums, count = token_sums(logits, target), self.count(batch)
+        sums, count = token_sums(logits, target), (target != PAD).sum()
         right = jnp.all((logits.argmax(-1) == target) | (target == PAD), axis=-1)
         return {
             'loss': (sums['nll'], count),

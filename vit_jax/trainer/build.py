@@ -57,10 +57,14 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
     model, task = construct.model_and_task(config)
     layout = sharding.make_layout(**sections.fields(config, 'parallel'), devices=devices)
     step, every = (sections.fields(config, name) for name in ('step', 'every'))
-    pairs = getattr(task, 'pairs', False)
     for rows in epoch.rows:
         sharding.check_batch(
-            layout, config.batch_size, rows=rows, accum_steps=step['accum_steps'], pairs=pairs
+            layout,
+            config.batch_size,
+            rows=rows,
+            accum_steps=step['accum_steps'],
+            multiple=getattr(task, 'multiple', 1),
+            reason=getattr(task, 'multiple_reason', ''),
         )
     run = durations.of_run(config, epoch.batch_size, epoch.examples)
     spec = specs.element_spec(source, transforms)
@@ -83,7 +87,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Pa
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(model, task, tx, axis_name=layout.axis_name, **step)
-    eval_steps = evaluate_lib.compile_steps(model, task, layout)
+    eval_steps = evaluate_lib.compile_steps(model, task, layout, config.seed)
     return Parts(
         config=config,
         source=source,

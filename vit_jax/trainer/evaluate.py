@@ -137,11 +137,11 @@ class Steps:
     derive: Callable[[dict[str, float]], dict[str, float]]
 
 
-def compile_steps(model: Any, task: Any, layout: sharding.Layout) -> Steps:
-    """Nothing is compiled before the first call of a step."""
-    axis = layout.axis_name
-    eval_step = step_lib.make_eval_step(model, task, axis_name=axis)
-    predict_step = step_lib.make_predict_step(model, task, axis_name=axis)
+def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0) -> Steps:
+    """Nothing is compiled before the first call of a step; `seed` is of what a model draws."""
+    options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
+    eval_step = step_lib.make_eval_step(model, task, **options)
+    predict_step = step_lib.make_predict_step(model, task, **options)
     return Steps(
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,

@@ -1,0 +1,58 @@
+"""The terms of a loss: sums over examples, tokens, boxes or patches, and what they are divided by.
+
+A loss may have several normalisers, and a part of the batch may have few or none of what one of
+them counts. So a term is a sum and a count, and only the counts of the whole global batch divide.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+
+class Term(NamedTuple):
+    """One term of a loss over the rows of a batch; its mean is `sum / count`.
+
+    Attributes:
+      sum: the sum over what is counted.
+      count: how much there is of it, a whole number or a sum of weights. No gradient flows into it.
+      weight: of the mean in the loss; 0 for a metric that is no part of it.
+    """
+
+    sum: Num[Array, '']
+    count: Num[Array, ''] | int  # type: ignore[assignment]  # tuples have a method of this name
+    weight: float = 1.0
+
+
+Scalars = dict[str, Float[Array, '']]
+
+
+def counts(terms: dict[str, Term]) -> Scalars:
+    """The counts alone, float32."""
+    return {
+        name: jax.lax.stop_gradient(jnp.asarray(term.count, jnp.float32))
+        for name, term in terms.items()
+    }
+
+
+def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
+    """`sum / count` of every term, 0 where the count is 0; float32.
+
+    Args:
+      terms: of a batch or of a part of it.
+      over: the counts of the whole, if the terms are of a part: its share in the means.
+    """
+    over = counts(terms) if over is None else over
+    return {
+        name: jnp.where(over[name] == 0, 0, term.sum / jnp.where(over[name] == 0, 1, over[name]))
+        for name, term in terms.items()
+    }
+
+
+def total(terms: dict[str, Term], of: Scalars) -> Float[Array, '']:
+    """The loss: the means `of` the terms, weighted. A term of weight 0 cannot make it NaN."""
+    weighted = (term.weight * of[name] for name, term in terms.items() if term.weight)
+    return sum(weighted, start=jnp.zeros((), jnp.float32))
