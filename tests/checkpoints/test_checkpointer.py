@@ -24,6 +24,7 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables
 from vit_jax.errors import UserError
+from vit_jax.storage import step_folder
 
 
 @flax.struct.dataclass
@@ -263,7 +264,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(directory):
         restore_latest(directory)
     with pytest.raises(UserError, match=r'step 16: .*; step 8: '):
         load_variables(directory)
-    assert manifest.steps(directory) == [8, 16]
+    assert step_folder.finished(directory) == [8, 16]
 
 
 # --- what was never finished ---
@@ -363,7 +364,7 @@ def test_another_dtype_needs_consent(directory):
 
 def test_a_checkpoint_that_does_not_fit_is_not_set_aside(directory):
     refusal(directory, make_state(width=6))
-    assert manifest.steps(directory) == [8, 16]
+    assert step_folder.finished(directory) == [8, 16]
 
 
 # --- a disk that refuses ---
@@ -439,7 +440,7 @@ def test_a_full_disk_keeps_the_finished_steps_and_the_rerun_goes_on(small_disk):
     with Checkpointer(small_disk / 'checkpoints', keep_last=3) as checkpointer:
         assert checkpointer.restore_latest(target)[0] == 2
         checkpointer.save(3, noise(3), {})
-    assert manifest.steps(small_disk / 'checkpoints') == [2, 3]
+    assert step_folder.finished(small_disk / 'checkpoints') == [2, 3]
 
 
 def test_a_directory_that_cannot_be_made_is_reported_at_once(tmp_path):

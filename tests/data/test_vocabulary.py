@@ -108,7 +108,7 @@ def test_mistakes(size, kind, message):
 
 def test_a_run_keeps_to_its_vocabulary(vocab, tmp_path):
     vocabulary.require_same(vocab, tmp_path)
-    (tmp_path / vocabulary.FILE).write_bytes(vocab.model)
+    (tmp_path / 'vocab.model').write_bytes(vocab.model)
     vocabulary.require_same(vocab, tmp_path)
     for other in (vocabulary.Vocabulary(b'other'), None):
         with pytest.raises(UserError, match=r'another vocabulary than config\.data\.vocab'):

@@ -19,8 +19,8 @@ from vit_jax.storage import paths as storage
 
 HOLD = """
 import sys, time
-from vit_jax import workdir
-with workdir.lock(sys.argv[1]):
+from vit_jax.storage import lock
+with lock.lock(sys.argv[1]):
     print('held', flush=True)
     time.sleep(60)
 """

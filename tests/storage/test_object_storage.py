@@ -23,7 +23,7 @@ from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.runtime import sharding
-from vit_jax.storage import lease
+from vit_jax.storage import lease, run_folder
 from vit_jax.storage import lock as workdir
 from vit_jax.storage import paths as storage
 from vit_jax.trainer import build
@@ -114,7 +114,7 @@ def kill_at_step(step: int, folder) -> None:
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = storage.path(f'{bucket}/killed')
     kill_at_step(14, folder)
-    left = manifest.steps(folder / 'checkpoints')
+    left = run_folder.steps(folder)
     assert 8 in left and TOTAL not in left
     assert storage.read_text(folder / 'lock')
 
@@ -173,7 +173,7 @@ def test_a_damaged_step_is_passed_over(copied, local, caplog):
 def test_a_step_without_its_mark_was_never_finished(copied):
     checkpoints = copied / 'checkpoints'
     (checkpoints / '24' / 'commit_success.txt').unlink()
-    assert manifest.steps(checkpoints) == [20]
+    assert run_folder.steps(copied) == [20]
     manifest.clear_newer(checkpoints, 20)
     assert not any(name.startswith('24/') for name in storage.files(checkpoints))
 

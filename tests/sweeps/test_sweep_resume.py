@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.checkpoints import manifest
+from vit_jax.storage import run_folder
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, grid
 
@@ -28,7 +28,7 @@ FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '4', 'every.eval': '20'}
 
 def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> None:
     deadline = time.monotonic() + 200
-    while max(manifest.steps(folder / 'checkpoints'), default=0) < 8:
+    while max(run_folder.steps(folder), default=0) < 8:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -17,9 +17,9 @@ from helpers.studies import METRIC, make
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
 from vit_jax.runtime.preemption import Preemption
+from vit_jax.storage import run_folder
 from vit_jax.sweeps import claims, report, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
 from vit_jax.trainer import train
@@ -97,7 +97,7 @@ def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, 
 
 def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypatch):
     made = make(tmp_path, points=grid({'seed': [0]}), retries=0)
-    monkeypatch.setattr(manifest, 'steps', lambda root: saved)
+    monkeypatch.setattr(run_folder, 'steps', lambda folder: saved)
     saved: list[int] = []
 
     def killed(config, folder, report, **_):

@@ -10,8 +10,8 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
+from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import train
-from vit_jax.viz.curves import read_metrics
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +52,7 @@ def without_times(folder):
     timed = ('sec', 'mfu', 'waiting', 'memory')
     return [
         {k: v for k, v in line.items() if not any(word in k for word in timed)}
-        for line in read_metrics(folder / 'metrics.jsonl')
+        for line in read_metrics(folder)
     ]
 
 

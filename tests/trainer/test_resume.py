@@ -18,10 +18,10 @@ import pytest
 from helpers.digests import tree_digest
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.storage import lock as workdir
+from vit_jax.storage import run_folder
 from vit_jax.trainer import build, meter, train
 
 TOTAL = 30
@@ -77,7 +77,7 @@ def last_step(folder: pathlib.Path) -> int:
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-    return manifest.steps(folder / 'checkpoints')
+    return run_folder.steps(folder)
 
 
 def has_saved_beyond(folder: pathlib.Path, step: int) -> bool:

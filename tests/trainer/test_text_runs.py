@@ -19,8 +19,8 @@ from vit_jax.config import load as config_lib
 from vit_jax.data import buckets, vocabulary
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
+from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import build, evaluate, train
-from vit_jax.viz.curves import read_metrics
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """
@@ -127,7 +127,7 @@ def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> Non
     config = inference_lib.read_config(whole)
     assert config.model.vocab_size == 14
     steps = plan_of(config).steps
-    lines = [m for m in read_metrics(whole / 'metrics.jsonl') if 'train/loss' in m]
+    lines = [m for m in read_metrics(whole) if 'train/loss' in m]
     assert lines[-1]['step'] == steps
     for line in lines:
         assert 'train/images_per_sec' not in line
@@ -246,7 +246,7 @@ def translated(tmp_path: pathlib.Path, text: dict[str, object]) -> pathlib.Path:
 
 
 def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) -> None:
-    lines = read_metrics(translated / 'metrics.jsonl')
+    lines = read_metrics(translated)
     steps = {
         name: [line['step'] for line in lines if f'{name}/{metric}' in line]
         for name, metric in (('val', 'loss'), ('bleu', 'bleu'), ('last', 'loss'))

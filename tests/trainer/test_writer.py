@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer.meter import Diverged, Meter
 from vit_jax.trainer.train import due
 from vit_jax.trainer.writer import Writer, clock
-from vit_jax.viz.curves import read_metrics
 
 TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
 
@@ -28,7 +28,7 @@ def write(folder: pathlib.Path, start: int, steps: list[int]) -> None:
 def test_a_resumed_run_has_every_step_once(tmp_path: pathlib.Path) -> None:
     write(tmp_path, 0, [1, 2, 3, 4])
     write(tmp_path, 2, [3, 4, 5])
-    assert [line['step'] for line in read_metrics(tmp_path / 'metrics.jsonl')] == [1, 2, 3, 4, 5]
+    assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_line_cut_off_by_a_crash_is_dropped(tmp_path: pathlib.Path) -> None:

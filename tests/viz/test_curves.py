@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
+from vit_jax.storage.run_folder import read_series
 from vit_jax.viz import curves, figures
 
 
@@ -30,7 +31,7 @@ def test_series_survive_a_crash_and_a_resumed_run(tmp_path):
         '{"step": 30, "train/lo',
     ]
     write(tmp_path, lines)
-    series = curves.read_series(tmp_path / 'metrics.jsonl')
+    series = read_series(tmp_path)
     assert set(series) == {'train/loss', 'test/accuracy'}
     steps, values = series['train/loss']
     np.testing.assert_array_equal(steps, [10, 20])
@@ -71,7 +72,7 @@ def test_curves_png(tmp_path, steps, every):
 
 def test_lines_carry_their_data_and_last_value(tmp_path):
     write(tmp_path, run_lines())
-    series = curves.read_series(tmp_path / 'metrics.jsonl')
+    series = read_series(tmp_path)
     figure = curves.draw(series, curves.panels(series), 'a run')
     loss, accuracy, lr, rate = figure.axes
     titles = [title for name, title in curves.TITLES.items() if name != 'tokens_per_sec']
@@ -87,7 +88,7 @@ def test_a_diverged_evaluation_is_drawn_with_a_gap(tmp_path):
     lines = [{'step': s, 'test/loss': float('nan') if s == 50 else 1.0} for s in range(1, 101)]
     write(tmp_path, lines)
     assert curves.plot_curves(tmp_path) is not None
-    series = curves.read_series(tmp_path / 'metrics.jsonl')
+    series = read_series(tmp_path)
     (line,) = curves.draw(series, {'loss': ['test/loss']}, '').axes[0].get_lines()
     assert np.isnan(line.get_ydata()).sum() == 1
 

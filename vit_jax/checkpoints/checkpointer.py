@@ -1,6 +1,6 @@
 """Checkpoints: saved by Orbax in the background, complete or absent, verified when read.
 
-A step is a directory `checkpoints/STEP` of Orbax items (`checkpoint_format`).
+A step is a directory `checkpoints/STEP` of Orbax items (`format`).
 `manifest.json` is written when everything else is, and what Orbax then does to commit the step
 covers it too: a directory without it was never finished.
 """
@@ -21,7 +21,7 @@ from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest, staging
 from vit_jax.errors import UserError
 from vit_jax.runtime.processes import on_process_0
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths, step_folder
 
 PyTree = Any
 
@@ -44,7 +44,7 @@ class Checkpointer:
                 f'{keep_every}'
             )
         logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
-        self.directory = storage.absolute(directory)
+        self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)
         self._keep = keep_last, keep_every
         self._saving: int | None = None
@@ -65,7 +65,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The finished steps in ascending order; their files are not verified."""
-        return manifest.steps(self.directory)
+        return step_folder.finished(self.directory)
 
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
         """Starts writing a step; returns once the arrays are copied from the devices.
@@ -153,11 +153,11 @@ class Checkpointer:
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
         reason = _disk_trouble(error)
-        if reason is None and storage.is_remote(self.directory):
-            reason = storage.why(error)
+        if reason is None and paths.is_remote(self.directory):
+            reason = paths.why(error)
         if step is None or reason is None:
             raise error
-        with storage.reaching(self.directory):
+        with paths.reaching(self.directory):
             if jax.process_index() == 0:
                 manifest.discard(self.directory, step)
             finished = self.steps() or 'none'
@@ -190,7 +190,7 @@ def restore(
     Raises:
       UserError: if there is no such step, it is damaged, or does not fit `target`.
     """
-    directory = storage.absolute(directory)
+    directory = paths.absolute(directory)
     on_process_0(lambda: _require_intact(directory, step))
     return _read(directory, step, target, cast)
 
@@ -219,7 +219,7 @@ def load_variables(
     Raises:
       UserError: if there is no such step, or it is damaged.
     """
-    directory, items = storage.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
+    directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
     if step is None:
         step, damaged = manifest.newest_intact(directory, items)
         if step is None:
@@ -241,10 +241,11 @@ def load_mean(
     Raises:
       UserError: as `load_variables`, or if fewer steps have been kept.
     """
+    directory = paths.absolute(directory)
     step, variables, meta = load_variables(directory, step)
     if count == 1:
         return step, variables, meta
-    steps = [kept for kept in manifest.steps(Path(directory)) if kept <= step][-count:]
+    steps = [kept for kept in step_folder.finished(directory) if kept <= step][-count:]
     if not 1 <= count <= len(steps):
         raise UserError(
             f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '
@@ -260,14 +261,14 @@ def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> 
     try:
         manifest.verify(directory / str(step), items)
         return step
-    except (manifest.Unfinished, manifest.Damaged) as fault:
-        finished = manifest.steps(directory) or 'none'
+    except (step_folder.Unfinished, step_folder.Damaged) as fault:
+        finished = step_folder.finished(directory) or 'none'
         raise UserError(
             f'checkpoint {directory}/{step}: {fault} (finished steps: {finished})'
         ) from fault
 
 
-def _damage(directory: Path, damaged: dict[int, manifest.Damaged]) -> UserError:
+def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserError:
     if not damaged:
         return UserError(f'no finished checkpoint in {directory}')
     listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())

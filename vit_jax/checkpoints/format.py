@@ -14,12 +14,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax.errors import UserError
+from vit_jax.storage.step_folder import META, TRAINING, VARIABLES
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
 Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
 
-VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
 ITEMS_OF_INFERENCE = (VARIABLES, META)
 _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
 _FAULTS_NAMED = 5

@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds: which steps are finished, and whether they are intact.
+"""The manifests of saved steps: written before the commit, compared when read, and what is kept.
 
 The manifest of a step lists the sha256 of every file. Plain files only: no JAX, no Orbax.
 """
@@ -11,24 +11,15 @@ import json
 import logging
 from pathlib import Path
 
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths, step_folder
+from vit_jax.storage.step_folder import Damaged, Unfinished
 
-FILE = 'manifest.json'
 REJECTED = 'rejected'
 
-# Names that Orbax gives.
+# What Orbax appends to the name of a step that it is writing.
 _UNFINISHED = '.orbax-checkpoint-tmp'
-_COMMITTED = 'commit_success.txt'
 
 _log = logging.getLogger(__name__)
-
-
-class Unfinished(Exception):
-    """A step that was never completed."""
-
-
-class Damaged(Exception):
-    """A step that is not what was written; the message names the file and the fault."""
 
 
 def write(root: Path, step: int) -> None:
@@ -40,10 +31,10 @@ def write(root: Path, step: int) -> None:
     are not listed.
     """
     directory = written(root, step)
-    names = [name for name in storage.files(directory) if '/' in name]
+    names = [name for name in paths.files(directory) if '/' in name]
     files = {name: _fingerprint(directory / name) for name in names}
     content = json.dumps({'step': step, 'files': files}, indent=1)
-    storage.write_atomic(directory / FILE, content.encode())
+    paths.write_atomic(directory / step_folder.MANIFEST, content.encode())
 
 
 def written(root: Path, step: int) -> Path:
@@ -53,7 +44,7 @@ def written(root: Path, step: int) -> Path:
 
 def commit(directory: Path) -> None:
     """Marks a step that was copied as finished, as Orbax does."""
-    storage.write_atomic(directory / _COMMITTED, b'')
+    paths.write_atomic(directory / step_folder.COMMITTED, b'')
 
 
 def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
@@ -67,20 +58,15 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
       Unfinished: if there is no manifest or no mark of Orbax's commit.
       Damaged: at the first file that is missing or differs.
     """
-    for name, entry in _read(directory).items():
+    for name, entry in step_folder.read_manifest(directory).items():
         if not items or name.split('/')[0] in items:
             _verify_file(directory / name, name, entry)
-
-
-def steps(root: Path) -> list[int]:
-    """The finished steps in ascending order; their files are not read."""
-    return [step for step in _numbered(root) if _is_sound(root / str(step))]
 
 
 def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, dict[int, Damaged]]:
     """The newest step whose `items` are intact, and the damaged ones that are newer."""
     damaged: dict[int, Damaged] = {}
-    for step in reversed(_numbered(root)):
+    for step in reversed(step_folder.numbered(root)):
         try:
             verify(root / str(step), items)
             return step, damaged
@@ -94,25 +80,25 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
 
 def prune(root: Path, keep_last: int, keep_every: int) -> None:
     """Deletes finished steps but the newest `keep_last` and the multiples of `keep_every`."""
-    for step in steps(root)[:-keep_last]:
+    for step in step_folder.finished(root)[:-keep_last]:
         if not keep_every or step % keep_every:
             _delete(root / str(step))
 
 
 def _delete(directory: Path) -> None:
     """A kill in the middle of the deletion leaves nothing that looks like a finished step."""
-    if storage.is_remote(directory):
-        (directory / _COMMITTED).unlink(missing_ok=True)
+    if paths.is_remote(directory):
+        (directory / step_folder.COMMITTED).unlink(missing_ok=True)
     else:
         directory = directory.rename(f'{directory}{_UNFINISHED}-deleted')
-    storage.remove(directory)
+    paths.remove(directory)
 
 
 def discard(root: Path, step: int) -> None:
     """Removes what a failed save has written; other processes may still be writing."""
     for path in root.glob(f'{step}{_UNFINISHED}*'):
         with contextlib.suppress(OSError):
-            storage.remove(path)
+            paths.remove(path)
 
 
 def clear_newer(root: Path, step: int | None) -> None:
@@ -122,12 +108,12 @@ def clear_newer(root: Path, step: int | None) -> None:
     """
     for path in root.glob(f'*{_UNFINISHED}*'):
         _log.warning('removing %s, left by a run that was killed while saving', path)
-        storage.remove(path)
-    for newer in (n for n in _numbered(root) if step is None or n > step):
+        paths.remove(path)
+    for newer in (n for n in step_folder.numbered(root) if step is None or n > step):
         path = root / str(newer)
-        if not _finished(path):
+        if not step_folder.is_finished(path):
             _log.warning('removing the unfinished checkpoint %s', path)
-            storage.remove(path)
+            paths.remove(path)
         else:
             _set_aside(path)
 
@@ -136,45 +122,13 @@ def _set_aside(path: Path) -> None:
     place = path.parent / REJECTED / path.name
     _log.warning('moving %s to %s', path, place)
     if place.is_dir():
-        storage.remove(place)
-    if storage.is_remote(path):
-        storage.copy(path, place)
+        paths.remove(place)
+    if paths.is_remote(path):
+        paths.copy(path, place)
         _delete(path)
     else:
         place.parent.mkdir(exist_ok=True)
         path.rename(place)
-
-
-def _numbered(root: Path) -> list[int]:
-    paths = root.iterdir() if root.is_dir() else ()
-    numbered = (p for p in paths if p.name.isdecimal() and p.name == str(int(p.name)))
-    return sorted(int(p.name) for p in numbered if p.is_dir())
-
-
-def _finished(directory: Path) -> bool:
-    return all((directory / name).is_file() for name in (FILE, _COMMITTED))
-
-
-def _is_sound(directory: Path) -> bool:
-    try:
-        _read(directory)
-    except (Unfinished, Damaged):
-        return False
-    return True
-
-
-def _read(directory: Path) -> dict[str, str]:
-    """The manifest's files: name -> fingerprint."""
-    if not _finished(directory):
-        raise Unfinished(f'no {FILE} or no {_COMMITTED}: the save was never finished')
-    try:
-        content = json.loads((directory / FILE).read_bytes())
-        step, files = content['step'], dict(content['files'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f'{FILE} is unreadable ({error})') from error
-    if str(step) != directory.name:
-        raise Damaged(f'{FILE} says step {step}: a copied or renamed directory')
-    return files
 
 
 def _verify_file(path: Path, name: str, entry: str) -> None:

@@ -16,7 +16,7 @@ import jax
 
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths
 
 
 class Staging:
@@ -29,7 +29,7 @@ class Staging:
     def __init__(self, directory: Path):
         self.folder, self._directory = directory, directory
         self._local: tempfile.TemporaryDirectory[str] | None = None
-        if storage.orbax_writes(directory):
+        if paths.orbax_writes(directory):
             return
         if jax.process_count() > 1:
             raise UserError(
@@ -42,7 +42,7 @@ class Staging:
         """Copies a step that is written but not yet committed; the mark of a commit comes last."""
         if self._local is None:
             return
-        storage.copy(manifest.written(self.folder, step), self._directory / str(step))
+        paths.copy(manifest.written(self.folder, step), self._directory / str(step))
         manifest.commit(self._directory / str(step))
 
     def clear(self) -> None:
@@ -59,9 +59,9 @@ class Staging:
 @contextlib.contextmanager
 def here(directory: Path) -> Iterator[Path]:
     """The step's directory, or a local copy of it where Orbax cannot read it."""
-    if storage.orbax_writes(directory):
+    if paths.orbax_writes(directory):
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
-        storage.copy(directory, copy := Path(local) / directory.name)
+        paths.copy(directory, copy := Path(local) / directory.name)
         yield copy

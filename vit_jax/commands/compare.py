@@ -54,13 +54,12 @@ def row(folder: str, course: Course, metrics: Sequence[str]) -> Row:
     """What a run cost, how fast it was, and the last value of each metric."""
     import numpy as np
 
-    from vit_jax.scaling import runs
-    from vit_jax.storage import paths as storage
+    from vit_jax.storage import paths, run_folder
 
     rate = {f'{unit}/s': value for unit, value in [course.rate() or ('images', None)]}
     return {
         'run': course.name,
-        'parameters': runs.read_run(storage.path(folder), lambda meta: None)['parameters'],
+        'parameters': run_folder.count_parameters(paths.path(folder)),
         'steps': course.steps,
         'minutes': course.minutes(np.array([course.steps])).item(),
         **rate,

@@ -65,11 +65,11 @@ def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, i
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
         from vit_jax.inference import load as inference_lib
-        from vit_jax.storage import paths as storage
+        from vit_jax.storage import paths, run_folder
 
         assert workdir is not None
         inference_lib.read_config(workdir)
-        return storage.path(workdir) / 'checkpoints', None
+        return paths.path(workdir) / run_folder.CHECKPOINTS, None
     from vit_jax.interop import load
 
     return load.locate(checkpoint)

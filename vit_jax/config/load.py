@@ -94,7 +94,12 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(text: str) -> ConfigDict:
     """A config stored by `to_json`: data only, nothing is executed."""
-    return ConfigDict(_tuples(json.loads(text)))
+    return from_dict(json.loads(text))
+
+
+def from_dict(stored: dict[str, Any]) -> ConfigDict:
+    """As `from_json`, of what is parsed already."""
+    return ConfigDict(_tuples(stored))
 
 
 def _tuples(value: Any) -> Any:

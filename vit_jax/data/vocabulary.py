@@ -18,10 +18,10 @@ import numpy as np
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths as storage
+from vit_jax.storage import run_folder
 
 PAD, BOS, EOS, UNK = range(4)
 KINDS = ('unigram', 'bpe')
-FILE = 'vocab.model'
 
 
 class Codec(Protocol):
@@ -119,7 +119,7 @@ def load(path: str | pathlib.Path) -> Vocabulary:
 
 def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
     """Raises UserError if the run in `folder` keeps another vocabulary than `vocab`."""
-    kept = folder / FILE
+    kept = folder / run_folder.VOCAB
     if kept.is_file() and (vocab is None or kept.read_bytes() != vocab.model):
         raise UserError(
             f'{kept} is another vocabulary than config.data.vocab: set it to {kept}, or choose '

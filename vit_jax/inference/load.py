@@ -11,11 +11,11 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import construct
 from vit_jax.config import load as config_lib
-from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
 from vit_jax.interop import load as load_lib
 from vit_jax.interop.files import Foreign
 from vit_jax.storage import paths as storage
+from vit_jax.storage import run_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,13 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     Raises:
       UserError: if the folder holds no run.
     """
-    path = storage.path(workdir) / 'config.json'
-    if (text := storage.read_text(path)) is None:
-        raise UserError(f'--workdir {str(workdir)!r} holds no run: there is no {path.name} in it')
-    config = config_lib.from_json(text)
-    kept = path.with_name(vocabulary.FILE)
+    folder = storage.path(workdir)
+    if (stored := run_folder.read_config(folder)) is None:
+        raise UserError(
+            f'--workdir {str(workdir)!r} holds no run: there is no {run_folder.CONFIG} in it'
+        )
+    config = config_lib.from_dict(stored)
+    kept = folder / run_folder.VOCAB
     for section in (config.data, *config.evals.values()):
         if 'vocab' in section and kept.is_file():
             section.vocab = str(kept)
@@ -82,7 +84,9 @@ def load_run(
     workdir = storage.absolute(workdir)
     config = read_config(workdir)
     model, task = construct.model_and_task(config)
-    found, variables, meta = checkpoint_lib.load_mean(workdir / 'checkpoints', step, average)
+    found, variables, meta = checkpoint_lib.load_mean(
+        workdir / run_folder.CHECKPOINTS, step, average
+    )
     if image_size is not None:
         trained_on = meta.get('input_size')
         variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)

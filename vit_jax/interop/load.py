@@ -19,13 +19,13 @@ from flax import traverse_util
 
 from vit_jax import interop
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.checkpoints import manifest
 from vit_jax.config import sections
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
 from vit_jax.interop.files import Foreign
 from vit_jax.nn.patches import patch_grid
 from vit_jax.storage import paths as storage
+from vit_jax.storage import run_folder, step_folder
 
 PyTree = Any
 Size = tuple[int, int]  # height and width in pixels
@@ -91,12 +91,14 @@ def read(path: str | os.PathLike[str]) -> Foreign:
 def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
     """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's."""
     path = storage.path(path)
-    if (path / 'checkpoints').is_dir():
-        return path / 'checkpoints', None
+    if (path / run_folder.CHECKPOINTS).is_dir():
+        return path / run_folder.CHECKPOINTS, None
     folder = path.parent
-    if path.name.isdecimal() and (folder.name == 'checkpoints' or manifest.steps(folder)):
+    if path.name.isdecimal() and (
+        folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
+    ):
         return folder, int(path.name)
-    return (path, None) if manifest.steps(path) else None
+    return (path, None) if step_folder.finished(path) else None
 
 
 def fit(

@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
 from vit_jax.profiling import flops
-from vit_jax.storage import paths as storage
-from vit_jax.viz.curves import Series, read_series
+from vit_jax.storage import paths, run_folder, step_folder
+from vit_jax.storage.run_folder import Series
 
 Cell = str | int | float | None
 FlopsOf = Callable[[dict[str, Any]], float | None]
 
 
-def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
+def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
     """A row for every run.
 
     Cells of what a run does not tell are None. Besides the columns of `read_run` there
@@ -35,10 +34,10 @@ def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[di
     Raises:
       UserError: a folder that does not exist or holds no run.
     """
-    found = [run for folder in folders for run in find_runs(folder)]
-    paths = list(dict.fromkeys(found))
-    rows = [read_run(path, flops_of) for path in paths]
-    configs = [_flat(json.loads((path / 'config.json').read_text())) for path in paths]
+    found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
+    different = list(dict.fromkeys(found))
+    rows = [read_run(run, flops_of) for run in different]
+    configs = [_flat(run_folder.read_config(run) or {}) for run in different]
     every = list(dict.fromkeys(key for config in configs for key in config))
     differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
     for row, config in zip(rows, configs, strict=True):
@@ -46,20 +45,7 @@ def collect(folders: Sequence[str | storage.Path], flops_of: FlopsOf) -> list[di
     return rows
 
 
-def find_runs(folder: str | storage.Path) -> list[storage.Path]:
-    """The run folders in `folder`, or itself.
-
-    Raises:
-      UserError: if there is none.
-    """
-    root = storage.path(folder)
-    configs = [root / name for name in storage.files(root) if name.split('/')[-1] == 'config.json']
-    if not configs:
-        raise UserError(f'{str(folder)!r} holds no run: there is no config.json in it')
-    return [path.parent for path in configs]
-
-
-def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
+def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     """One run, finished or not.
 
     Returns:
@@ -73,57 +59,32 @@ def read_run(folder: storage.Path, flops_of: FlopsOf) -> dict[str, Cell]:
       UserError: if config.json is damaged.
     """
     try:
-        config = json.loads((folder / 'config.json').read_text())
+        config = run_folder.read_config(folder) or {}
         batch_size = int(config['batch_size'])
         model = str(config['model']['name'])
         buckets = bool(config.get('data', {}).get('buckets'))
     except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f'{folder / "config.json"} is no config of a run ({e!r})') from e
-    series = read_series(folder / 'metrics.jsonl')
-    saved = manifest.steps(folder / 'checkpoints')
-    meta = _meta(folder / 'checkpoints', saved)
+        raise UserError(f'{folder / run_folder.CONFIG} is no config of a run ({e!r})') from e
+    series, saved = run_folder.read_series(folder), run_folder.newest(folder)
+    meta = step_folder.read_meta(saved) if saved else {}
     logged = [int(steps[-1]) for steps, _ in series.values()]
-    steps = max([*logged, *saved[-1:]], default=0)
+    steps = max([*logged, int(saved.name) if saved else 0])
     per_step = flops_of(meta) if meta else None
     hardware = meta.get('hardware')
     return {
         'run': str(folder),
         'model': model,
         'hardware': hardware,
-        'finished': int((folder / 'result.json').is_file()),
+        'finished': int(run_folder.read_result(folder) is not None),
         'steps': steps,
         'batch_size': batch_size,
-        'parameters': _parameters(folder / 'checkpoints', saved),
+        'parameters': step_folder.count_parameters(saved) if saved else None,
         **(_counted(series) if buckets else {'examples_seen': steps * batch_size}),
         'data_size': meta.get('num_examples'),
         'flops': None if per_step is None else round(per_step * steps),
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
         **{name: _finite(values[-1]) for name, (_, values) in series.items()},
     }
-
-
-def _meta(root: storage.Path, saved: Sequence[int]) -> dict[str, Any]:
-    """What the newest checkpoint says of its run; {} if there is none."""
-    if not saved:
-        return {}
-    path = root / str(saved[-1]) / 'meta' / 'metadata'
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def _parameters(root: storage.Path, saved: Sequence[int]) -> int | None:
-    """How many numbers the arrays under `params` hold, as Orbax lists their shapes."""
-    if not saved:
-        return None
-    path = root / str(saved[-1]) / 'variables' / '_METADATA'
-    if not path.is_file():
-        return None
-    entries = json.loads(path.read_text())['tree_metadata'].values()
-    shapes = [
-        entry['value_metadata']['write_shape']
-        for entry in entries
-        if entry['key_metadata'][0]['key'] == 'params'
-    ]
-    return sum(math.prod(shape) for shape in shapes)
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from vit_jax.checkpoints import manifest
-from vit_jax.storage import lock as workdir
+from vit_jax.storage import lock, run_folder
 from vit_jax.sweeps.study import Study, run_number
 
 
@@ -25,8 +24,8 @@ def claimed(study: Study) -> Iterator[Trial | None]:
         for frozen in study.trials(state):
             with contextlib.ExitStack() as held:
                 try:
-                    held.enter_context(workdir.hold(study.claim_folder(frozen.number)))
-                except workdir.InUse:
+                    held.enter_context(lock.hold(study.claim_folder(frozen.number)))
+                except lock.InUse:
                     continue
                 if (trial := take(study, frozen)) is not None:
                     yield trial
@@ -57,7 +56,7 @@ def count_attempt(study: Study, trial: Trial) -> bool:
     Only those count that end neither in order nor with anything new saved, so that a long run
     on machines that come and go is not given up, but one that kills its workers is.
     """
-    saved = max(manifest.steps(study.run_folder(run_number(trial)) / 'checkpoints'), default=0)
+    saved = max(run_folder.steps(study.run_folder(run_number(trial))), default=0)
     before = trial.user_attrs.get('attempt') or {'after': saved, 'count': 0}
     count = before['count'] + 1 if before['after'] == saved else 1
     if count > 1 + study.sweep.retries:

@@ -14,19 +14,16 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import load as load_lib
 from vit_jax.runtime import processes, sharding
 from vit_jax.storage import paths as storage
+from vit_jax.storage import run_folder
 from vit_jax.trainer import build
 from vit_jax.trainer.build import Parts
-from vit_jax.trainer.writer import METRICS
-from vit_jax.viz.curves import read_metrics
 
-RESULT = 'result.json'
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel')
 # What a branch is there to change.
@@ -60,9 +57,9 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     Raises:
       UserError: if the folder holds a run of another config.
     """
-    if (stored := storage.read_text(folder / 'config.json')) is None:
+    if (before := run_folder.read_config(folder)) is None:
         return None
-    before, now = json.loads(stored), json.loads(config_lib.to_json(config))
+    now = json.loads(config_lib.to_json(config))
     for size in ('num_classes', 'vocab_size'):  # an open one was filled from the data
         if before['model'].get(size) and not now['model'].get(size):
             before['model'][size] = now['model'].get(size)
@@ -71,8 +68,7 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
             f'{folder} holds a run of another config (config.{changed[0]} differs): '
             'choose another --workdir'
         )
-    result = storage.read_text(folder / RESULT)
-    return None if result is None else json.loads(result)
+    return run_folder.read_result(folder)
 
 
 def differences(
@@ -85,7 +81,7 @@ def differences(
 
 def started(folder: pathlib.Path) -> bool:
     """Whether the folder holds a finished checkpoint, so that the run resumes."""
-    return bool(processes.on_process_0(lambda: int(bool(manifest.steps(folder / 'checkpoints')))))
+    return bool(processes.on_process_0(lambda: int(bool(run_folder.steps(folder)))))
 
 
 def begin(parts: Parts) -> Beginning:
@@ -135,10 +131,10 @@ def branch(parts: Parts) -> Beginning:
     try:
         before = inference_lib.read_config(trunk)
         target = sharding.abstract_target(parts.layout, parts.abstract_state)
-        _, state, meta = checkpoint_lib.restore(trunk / 'checkpoints', step, target)
+        _, state, meta = checkpoint_lib.restore(trunk / run_folder.CHECKPOINTS, step, target)
     except UserError as e:
         raise UserError(f'config.branch: {e}') from e
-    history = tuple(line for line in read_metrics(trunk / METRICS) if line['step'] <= step)
+    history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
     return Beginning(
         state=parts.layout.from_global(state),
         step=step,
@@ -189,4 +185,4 @@ def write_history(folder: pathlib.Path, beginning: Beginning) -> None:
     """Puts the metrics of the run that is continued before those to come; on process 0."""
     if beginning.state is not None and jax.process_index() == 0:
         text = ''.join(json.dumps(line) + '\n' for line in beginning.history)
-        storage.write_text_atomic(folder / METRICS, text)
+        storage.write_text_atomic(folder / run_folder.METRICS, text)

@@ -26,6 +26,7 @@ from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock as workdir
 from vit_jax.storage import paths as storage
+from vit_jax.storage import run_folder
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer import evaluate as evaluate_lib
 from vit_jax.trainer import start as start_lib
@@ -87,7 +88,7 @@ def train(
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
         checkpoint_lib.Checkpointer(
-            folder / 'checkpoints',
+            folder / run_folder.CHECKPOINTS,
             keep_last=sections.fields(config, 'checkpoint')['keep_last'],
             keep_every=parts.keep_every,
         ) as checkpointer,
@@ -99,9 +100,9 @@ def train(
             start_lib.write_history(folder, beginning)
         del beginning  # frees the memory
         if jax.process_index() == 0:
-            storage.write_text_atomic(folder / 'config.json', config_lib.to_json(config))
+            storage.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(config))
             if vocab is not None:
-                storage.write_atomic(folder / vocabulary.FILE, vocab.model)
+                storage.write_atomic(folder / run_folder.VOCAB, vocab.model)
         writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
         try:
             writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
@@ -109,7 +110,7 @@ def train(
                 parts, state, start, checkpointer, writer, watchdog, preemption, stop_at, report
             )
             if jax.process_index() == 0:
-                storage.write_text_atomic(folder / start_lib.RESULT, json.dumps(result) + '\n')
+                storage.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
             return result
         finally:
             writer.close()

@@ -14,10 +14,9 @@ from rich.text import Text
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from vit_jax.storage import run_folder
 from vit_jax.storage.paths import Mirror, write_text_atomic
 from vit_jax.viz import curves
-
-METRICS = 'metrics.jsonl'
 
 
 class Eta(ProgressColumn):
@@ -56,9 +55,10 @@ class Writer:
             return
         self.console = Console(highlight=False, soft_wrap=True)
         self.mirror = Mirror(workdir)
-        self.mirror.fetch(METRICS)
-        self.path = self.mirror.folder / METRICS
-        kept = [line for line in curves.read_metrics(self.path) if line['step'] <= start_step]
+        self.mirror.fetch(run_folder.METRICS)
+        self.path = self.mirror.folder / run_folder.METRICS
+        before = run_folder.read_metrics(self.mirror.folder)
+        kept = [line for line in before if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.file = self.path.open('a')
         self.events = EventFileWriter(str(self.mirror.folder))

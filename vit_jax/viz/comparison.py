@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths, run_folder
+from vit_jax.storage.run_folder import Series
 from vit_jax.viz import figures
-from vit_jax.viz.curves import Series, read_series
 
 AXES = ('steps', 'minutes')
 BARS = '*'  # in a metric's name: the last values of all that it matches
@@ -70,8 +70,8 @@ def read(folders: Sequence[str]) -> list[Course]:
     """
     courses = []
     for folder in folders:
-        path = storage.path(folder)
-        series = read_series(path / 'metrics.jsonl')
+        path = paths.path(folder)
+        series = run_folder.read_series(path)
         if 'train/step_sec' not in series:
             raise UserError(f'{folder!r} holds no run that has logged anything')
         courses.append(Course(path.name, series))

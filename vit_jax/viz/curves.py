@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths, run_folder
+from vit_jax.storage.run_folder import Series
 from vit_jax.viz import figures
-
-Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
 TITLES = {
     'loss': 'Loss',
@@ -27,39 +24,6 @@ TITLES = {
 }
 MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
-
-
-def read_metrics(path: storage.Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, none if there is no such file.
-
-    A line cut off by a crash is left out.
-    """
-    lines = []
-    for text in (storage.read_text(path) or '').splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
-
-
-def read_series(path: storage.Path) -> dict[str, Series]:
-    """Every metric of a metrics.jsonl as (steps, values), by name.
-
-    Of two lines for one step the later counts.
-    """
-    found: dict[str, dict[int, float]] = {}
-    for line in read_metrics(path):
-        step = line.pop('step')
-        for name, value in line.items():
-            if isinstance(value, (int, float)):
-                found.setdefault(name, {})[step] = value
-    return {name: _sorted(points) for name, points in found.items()}
-
-
-def _sorted(points: dict[int, float]) -> Series:
-    steps = sorted(points)
-    return np.array(steps), np.array([points[s] for s in steps], float)
 
 
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
@@ -78,20 +42,17 @@ def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
     return dict(filled[:MAX_PANELS])
 
 
-def plot_curves(workdir: str | storage.Path) -> storage.Path | None:
-    """Draws `curves.png` into a run folder.
-
-    Args:
-      workdir: holds metrics.jsonl.
+def plot_curves(workdir: str | paths.Path) -> paths.Path | None:
+    """Draw `curves.png` into a run folder.
 
     Returns:
       The picture's path; None while there is nothing to draw.
     """
-    workdir = storage.path(workdir)
-    series = read_series(workdir / 'metrics.jsonl')
+    workdir = paths.path(workdir)
+    series = run_folder.read_series(workdir)
     if not (groups := panels(series)):
         return None
-    return figures.save(draw(series, groups, workdir.name), workdir / 'curves.png', dpi=130)
+    return figures.save(draw(series, groups, workdir.name), workdir / run_folder.CURVES, dpi=130)
 
 
 def draw(series: dict[str, Series], groups: dict[str, list[str]], title: str) -> Figure:

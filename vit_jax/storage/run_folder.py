@@ -1,0 +1,113 @@
+"""The folder of a run: what lies in it, under which names, and how it is read.
+
+config.json      the resolved config
+metrics.jsonl    a line {step, name: value, ...} for whatever was logged
+result.json      the final evaluation; only a run that is complete has one
+curves.png       the metrics, drawn
+vocab.model      the vocabulary, of a run on text
+checkpoints/     a folder for each saved step, see `step_folder`
+lock             whoever is at work, see `lock`
+
+TensorBoard's event files, which nothing here reads, lie beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.storage import paths, step_folder
+
+CONFIG = 'config.json'
+METRICS = 'metrics.jsonl'
+RESULT = 'result.json'
+CURVES = 'curves.png'
+VOCAB = 'vocab.model'
+CHECKPOINTS = 'checkpoints'
+
+Series = tuple[np.ndarray, np.ndarray]  # steps and values
+
+
+def find(folder: paths.Path) -> list[paths.Path]:
+    """The run folders in `folder` at any depth, itself included, in order of their names.
+
+    Raises:
+      UserError: if there is none.
+    """
+    names = [name for name in paths.files(folder) if name.split('/')[-1] == CONFIG]
+    if not names:
+        raise UserError(f'{str(folder)!r} holds no run: there is no {CONFIG} in it')
+    return [(folder / name).parent for name in names]
+
+
+def read_config(folder: paths.Path) -> dict[str, Any] | None:
+    """The config as plain JSON; None if the folder holds no run.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    if (text := paths.read_text(folder / CONFIG)) is None:
+        return None
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f'{folder / CONFIG} is no config of a run ({error!r})') from error
+
+
+def read_result(folder: paths.Path) -> dict[str, float] | None:
+    """The final evaluation, {name: value}; None while the run is not complete."""
+    text = paths.read_text(folder / RESULT)
+    return None if text is None else json.loads(text)
+
+
+def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
+    """The lines of the metrics; none if nothing was logged.
+
+    A line cut off by a crash is left out.
+    """
+    lines = []
+    for text in (paths.read_text(folder / METRICS) or '').splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def read_series(folder: paths.Path) -> dict[str, Series]:
+    """Every metric that is a number as (steps, values), ascending in the step, by name.
+
+    Of two lines for one step the later counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for line in read_metrics(folder):
+        step = line.pop('step')
+        for name, value in line.items():
+            if isinstance(value, (int, float)):
+                found.setdefault(name, {})[step] = value
+    return {name: _sorted(points) for name, points in found.items()}
+
+
+def _sorted(points: dict[int, float]) -> Series:
+    steps = sorted(points)
+    return np.array(steps), np.array([points[s] for s in steps], float)
+
+
+def steps(folder: paths.Path) -> list[int]:
+    """The steps of which a finished checkpoint is kept, ascending; their files are not read."""
+    return step_folder.finished(folder / CHECKPOINTS)
+
+
+def newest(folder: paths.Path) -> paths.Path | None:
+    """The folder of the newest step with a finished checkpoint; None if there is none."""
+    saved = steps(folder)
+    return folder / CHECKPOINTS / str(saved[-1]) if saved else None
+
+
+def count_parameters(folder: paths.Path) -> int | None:
+    """How many parameters the model has; None if there is no checkpoint."""
+    step = newest(folder)
+    return None if step is None else step_folder.count_parameters(step)
