@@ -216,7 +216,7 @@ def test_only_several_processes_join(monkeypatch, environ, tpu, joins):
 def test_vfio_devices_of_another_kind_are_no_cluster(repo):
     # A process of its own: this one has made arrays, after which nobody can join others.
     code = """
-from vit_jax import processes
+from vit_jax.runtime import processes
 processes.on_tpu_vm = lambda: True
 processes.join_cluster()
 assert not processes.jax.distributed.is_initialized()

@@ -285,7 +285,7 @@ def test_a_trial_of_a_killed_worker_of_an_array_is_continued(
 
 
 def test_one_task_of_slurm_is_no_cluster(cluster, repo):
-    code = 'import os; from vit_jax import processes; print(processes.launched(os.environ))'
+    code = 'import os; from vit_jax.runtime import processes; print(processes.launched(os.environ))'
     words = [sys.executable, '-c', code]
     shown = [
         subprocess.run(

@@ -78,7 +78,7 @@ def postgres(free_port):
 # Kills itself in the trial that the third argument names, after it has reported once.
 WORKER = """
 import os, signal, sys, time
-from vit_jax import train
+from vit_jax.trainer import train
 from vit_jax.sweeps import study, worker
 
 def run(config, folder, report, **_):

@@ -30,7 +30,7 @@ STORAGES = ('journal', 'sqlite')
 
 WORKER = """
 import sys
-from vit_jax import train
+from vit_jax.trainer import train
 from vit_jax.sweeps import study, worker
 
 def run(config, folder, report, **_):
