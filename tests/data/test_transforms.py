@@ -1,5 +1,6 @@
 """Transforms of images, and the text they are read from."""
 
+import hashlib
 import pickle
 import sys
 import types
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import TRANSFORMS, parse_transforms, text
+from vit_jax.data.transforms import parse_transforms, registry, transform
 from vit_jax.errors import UserError
 
 
@@ -165,6 +166,41 @@ def test_keep():
     assert set(kept) == {'image', 'label'}
 
 
+# -- runs can be reproduced -----------------------------------------------------------------------
+
+# Of the pixels that each gave before it acted on records, when it was a function of the image.
+DIGESTS = {
+    'resize((9, 14))': 'ed029f7c6ad28605',
+    "resize(20, 'bicubic')": '414b68cd0a9b4aa4',
+    'resize_small(7)': '0c16a3e1eaff1010',
+    'resize_small(25)': '00520cc1e5500090',
+    'central_crop(8)': '4b59791aa320e294',
+    'random_crop((8, 11))': '86d1b23e159c99f3',
+    'inception_crop(10)': '8c673ac1baa264bb',
+    "inception_crop((6, 9), 30, 80, 'lanczos')": '86e6e6295d8f6a6a',
+    'pad_and_crop(3)': '64bb5446d016d002',
+    'flip': '15e99ecb08a34b74',
+    'random_erasing(0.7)': '145f85f2e862990e',
+    'randaugment(2, 0)': 'fc778f081ec08c2a',
+    'randaugment(2, 10)': '95b773c26fa7db7f',
+    'randaugment(3, 20, translate=9, cutout=4)': '53fcfb7df1dd8727',
+    'randaugment(4, 30)': '3c9fa96554ea107c',
+    'value_range(-1, 1)': 'fc543b26d35838e9',
+    'resize(16)|pad_and_crop(2)|flip|randaugment(2, 9, 5, 3)|inception_crop(9)': 'c8ddef75907d3b5c',
+}
+
+
+@pytest.mark.parametrize('spec', DIGESTS)
+def test_pixels_are_those_of_earlier_runs(spec):
+    transforms, digest = parse_transforms(spec), hashlib.sha256()
+    for shape in ((12, 17, 3), (19, 13, 1)):
+        image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        for example in range(40):
+            out = transforms({'image': image, 'label': 3}, example_rng(7, example))['image']
+            digest.update(f'{out.shape} {out.dtype}'.encode() + out.tobytes())
+    assert digest.hexdigest()[:16] == DIGESTS[spec]
+
+
 # -- the text ------------------------------------------------------------------------------------
 
 
@@ -195,6 +231,7 @@ EXAMPLES = {
     'pad_and_crop': '(2)',
     'random_crop': '(8)',
     'random_erasing': '()',
+    'random_resize': '((5, 6, 7, 8))',
     'randaugment': '(2, 10)',
     'resize': '(8)',
     'resize_small': '(8)',
@@ -202,7 +239,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize('name', [name for name in TRANSFORMS if not hasattr(text, name)])
+@pytest.mark.parametrize('name', EXAMPLES)
 @pytest.mark.parametrize('channels', [1, 3])
 def test_each_is_a_function_of_image_and_key(name, channels):
     image = picture(channels=channels)
@@ -250,12 +287,15 @@ def test_travels_to_other_processes():
         ('randaugment(0, 10)', 'num_layers=0 must be a positive integer'),
         ('randaugment(2, -1)', 'magnitude=-1 must be a number, 0 or more'),
         ('value_range(1, 0)', 'low=1 must be less than high=0'),
-        ('keep()', "needs the entries' names"),
+        ('keep()', "needs the fields' names"),
         ('3|flip', "unknown transform '3'"),
         ('no_such_lab.crop(3)', "cannot import 'no_such_lab.crop'"),
         ('math.no_such(3)', "cannot import 'math.no_such'"),
-        ('math.pi', 'is no function'),
-        ('math.sqrt(4)', 'must return a function of'),
+        ('math.pi', "'math.pi' is no transform"),
+        ('random_resize(8)', 'sizes=8 must be a tuple'),
+        ('random_resize((8, 0))', 'size=0 must be a positive integer'),
+        ('resize_small(8, max=0)', 'max=0 must be a positive integer'),
+        ('pad_objects(0)', 'count=0 must be a positive integer'),
     ],
 )
 def test_mistakes_are_one_line(spec, message):
@@ -265,18 +305,93 @@ def test_mistakes_are_one_line(spec, message):
     assert repr(spec) in str(error.value)
 
 
+# -- which functions a config may name -----------------------------------------------------------
+
+
+def test_plain_names_are_the_marked_functions_of_the_package():
+    assert set(registry.plain()) >= {*EXAMPLES, 'lower', 'pad_objects', 'swap', 'tokenize'}
+    assert not {'transform', 'find', 'parse_transforms', 'to_pillow'} & set(registry.plain())
+    for name, factory in registry.plain().items():
+        assert registry.find(f'{factory.__module__}.{name}') is factory
+        assert factory.__doc__
+
+
+def test_a_new_module_needs_no_table(tmp_path, monkeypatch):
+    import vit_jax.data.transforms as package
+
+    (tmp_path / 'halves.py').write_text(
+        'from vit_jax.data.transforms import transform\n\n'
+        '@transform\ndef halve():\n    return lambda image: image // 2\n'
+    )
+    monkeypatch.setattr(package, '__path__', [*package.__path__, str(tmp_path)])
+    registry.plain.cache_clear()
+    try:
+        np.testing.assert_array_equal(apply('halve', picture()), picture() // 2)
+    finally:
+        registry.plain.cache_clear()
+        sys.modules.pop('vit_jax.data.transforms.halves')
+
+
+@pytest.mark.parametrize('spec', ["os.system('touch {}')", "pathlib.Path('{}').touch()"])
+def test_nothing_unmarked_is_called(tmp_path, spec):
+    with pytest.raises(UserError) as error:
+        parse_transforms(spec.format(tmp_path / 'called'))
+    assert not list(tmp_path.iterdir())
+    assert '\n' not in str(error.value)
+
+
+def test_refusal_says_how_to_mark():
+    with pytest.raises(UserError, match=r"'os\.system' is no transform; write @transform"):
+        parse_transforms("os.system('true')")
+
+
 @pytest.fixture
 def my_lab(monkeypatch):
     module = types.ModuleType('my_lab')
 
+    @transform
     def brighten(by):
         return lambda image: np.minimum(image.astype(int) + by, 255).astype(np.uint8)
 
+    @transform
     def noise(scale, name='noise'):
         return lambda record, rng: {**record, name: rng.normal(0, scale)}
 
-    module.brighten, module.noise = brighten, noise
+    @transform
+    def halve():
+        return lambda image, rng: image[::2, ::2]
+
+    @transform
+    def nothing():
+        return lambda pixels: pixels
+
+    for function in (brighten, noise, halve, nothing):
+        setattr(module, function.__name__, function)
+    module.unmarked = lambda: lambda image: image
     monkeypatch.setitem(sys.modules, 'my_lab', module)
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        ('my_lab.unmarked', r"'my_lab\.unmarked' is no transform; write @transform"),
+        ('my_lab.nothing', 'must return a function of'),
+    ],
+)
+def test_dotted_names_that_are_refused(my_lab, spec, message):
+    with pytest.raises(UserError, match=message):
+        parse_transforms(spec)
+
+
+@pytest.mark.parametrize('name', ['boxes', 'masks', 'points', 'depth'])
+def test_a_function_of_the_image_leaves_pixels_in_place(my_lab, name):
+    """What lies in the image would not follow it to another size."""
+    record = {'image': picture(), 'label': 1, name: np.zeros((0, 4))}
+    assert parse_transforms('my_lab.brighten(9)')(record, example_rng(0, 0))[name] is record[name]
+    message = f"my_lab.halve: changes the size of the image but not '{name}'; .* keep"
+    with pytest.raises(UserError, match=message):
+        parse_transforms('my_lab.halve')(record, example_rng(0, 0))
+    assert apply('my_lab.halve', picture()).shape == (6, 8, 3)
 
 
 def test_dotted_names_are_the_users_own(my_lab):

@@ -109,7 +109,8 @@ def fit(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     height, width = image.shape[:2]
     scale = min(height / size[0], width / size[1])
     crop = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    return image_transforms.resize(size, 'bicubic')(image_transforms.central_crop(crop)(image))
+    record = image_transforms.central_crop(crop)({'image': image})
+    return image_transforms.resize(size, 'bicubic')(record)['image']
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:

@@ -1,252 +1,164 @@
-"""Transforms of images: sizes, crops, flips, erasing.
+"""Sizes, crops and flips: transforms that move pixels, and what lies in the image with them.
 
-Each function takes the arguments that stand in the text of a config, and returns what is
-applied to an image, uint8 [H, W, C]. Sizes are an integer for squares, or (height, width).
-Resampling is Pillow's, antialiased when it shrinks.
+Sizes are an integer for squares, or (height, width). Resampling is Pillow's, antialiased when
+it shrinks; the methods are nearest, box, bilinear, bicubic and lanczos. How boxes, masks and
+points follow is told in `geometry`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vit_jax.data.records import Record
+from vit_jax.data.transforms import geometry
+from vit_jax.data.transforms.arguments import (
+    Size,
+    check_method,
+    check_positive,
+    height_width,
+    shares,
+)
+from vit_jax.data.transforms.movable import image_size
+from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.windows import central_window, random_window
 from vit_jax.errors import UserError
 
-Size = int | tuple[int, int]
-Apply = Callable[[np.ndarray], np.ndarray]
-RandomApply = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-
-METHODS = {
-    'nearest': Image.Resampling.NEAREST,
-    'box': Image.Resampling.BOX,
-    'bilinear': Image.Resampling.BILINEAR,
-    'bicubic': Image.Resampling.BICUBIC,
-    'lanczos': Image.Resampling.LANCZOS,
-}
-ATTEMPTS = 10  # to find a random box that fits
+Apply = Callable[[Record], Record]
+RandomApply = Callable[[Record, np.random.Generator], Record]
 
 
+@transform
 def resize(size: Size, method: str = 'bilinear') -> Apply:
-    """Resizes to `size`, whatever that does to the aspect ratio."""
-    height, width = _height_width(size)
-    resample = _method(method)
+    """Resize to `size`, whatever that does to the aspect ratio."""
+    height, width = height_width(size)
+    check_method(method)
 
-    def apply(image: np.ndarray) -> np.ndarray:
-        return _resample(image, height, width, resample)
-
-    return apply
-
-
-def resize_small(size: int, method: str = 'bilinear') -> Apply:
-    """Resizes the shorter side to `size`, keeping the aspect ratio."""
-    _check_positive(size=size)
-    resample = _method(method)
-
-    def apply(image: np.ndarray) -> np.ndarray:
-        height, width = image.shape[:2]
-        scale = size / min(height, width)
-        return _resample(image, round(height * scale), round(width * scale), resample)
+    def apply(record: Record) -> Record:
+        return geometry.resize(record, height, width, method)
 
     return apply
 
 
+@transform
+def resize_small(size: int, method: str = 'bilinear', max: int | None = None) -> Apply:
+    """Resize the shorter side to `size`, keeping the aspect ratio.
+
+    With `max`, the longer side gets at most so many pixels, and the shorter one fewer than
+    `size` where need be.
+    """
+    check_positive(size=size, max=size if max is None else max)
+    check_method(method)
+
+    def apply(record: Record) -> Record:
+        return geometry.resize(record, *_scaled(image_size(record), size, max), method)
+
+    return apply
+
+
+@transform
+def random_resize(
+    sizes: tuple[int, ...], max: int | None = None, method: str = 'bilinear'
+) -> RandomApply:
+    """Resize as `resize_small` to one of `sizes`, each as likely (Carion et al. 2020, A.4)."""
+    if not isinstance(sizes, tuple) or not sizes:
+        raise ValueError(f'{sizes=} must be a tuple, for example (480, 512, 544)')
+    choices = [resize_small(size, method, max) for size in sizes]
+
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        return choices[rng.integers(len(choices))](record)
+
+    return apply
+
+
+@transform
 def central_crop(size: Size) -> Apply:
-    """The middle of the image; UserError if the image is smaller than `size`."""
-    height, width = _height_width(size)
+    """Take the middle of the image; UserError if it is smaller than `size`."""
+    height, width = height_width(size)
 
-    def apply(image: np.ndarray) -> np.ndarray:
-        spare = _spare(image, height, width, f'central_crop({size})')
-        y, x = (pixels // 2 for pixels in spare)
-        return image[y : y + height, x : x + width]
+    def apply(record: Record) -> Record:
+        y, x = (pixels // 2 for pixels in _spare(record, height, width))
+        return geometry.crop(record, y, x, height, width)
 
     return apply
 
 
+@transform
 def random_crop(size: Size) -> RandomApply:
-    """Any window of `size`, each as likely; UserError if the image is smaller."""
-    height, width = _height_width(size)
+    """Take any window of `size`, each as likely; UserError if the image is smaller."""
+    height, width = height_width(size)
 
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        spare = _spare(image, height, width, f'random_crop({size})')
-        y, x = (rng.integers(pixels + 1) for pixels in spare)
-        return image[y : y + height, x : x + width]
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        y, x = (int(rng.integers(pixels + 1)) for pixels in _spare(record, height, width))
+        return geometry.crop(record, y, x, height, width)
 
     return apply
 
 
+@transform
 def inception_crop(
     size: Size, area_min: float = 5, area_max: float = 100, method: str = 'bilinear'
 ) -> RandomApply:
-    """Resizes a random box of the image to `size` (Szegedy et al. 2015, section 6).
+    """Resize a random window of the image to `size` (Szegedy et al. 2015, section 6).
 
-    The box has `area_min` to `area_max` percent of the image's area and an aspect ratio of
-    3/4 to 4/3, uniform in its logarithm; after ten boxes that do not fit it is the largest
-    in the middle within those ratios.
+    The window has `area_min` to `area_max` percent of the image's area and an aspect ratio
+    of 3/4 to 4/3, uniform in its logarithm; after ten that do not fit it is the largest in
+    the middle within those ratios.
     """
-    height, width = _height_width(size)
-    if not 0 < area_min <= area_max <= 100:
-        raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')
-    resample = _method(method)
+    height, width = height_width(size)
+    check_method(method)
+    area, ratios = shares(area_min, area_max), (3 / 4, 4 / 3)
 
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        shares, ratios = (area_min / 100, area_max / 100), (3 / 4, 4 / 3)
-        box = _random_box(rng, image.shape, shares, ratios) or _central_box(image.shape, ratios)
-        y, x, h, w = box
-        return _resample(image[y : y + h, x : x + w], height, width, resample)
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        whole = image_size(record)
+        window = random_window(rng, whole, area, ratios) or central_window(whole, ratios)
+        return geometry.resize(geometry.crop(record, *window), height, width, method)
 
     return apply
 
 
+@transform
 def pad_and_crop(pad: int) -> RandomApply:
-    """Pads with black by `pad` pixels and crops the original size at random.
+    """Pad with black by `pad` pixels and crop the original size at random.
 
     The augmentation of He et al. (2016), section 4.2: pad 4 for 32 x 32 images.
     """
-    _check_positive(pad=pad)
+    check_positive(pad=pad)
 
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width, channels = image.shape
-        padded = np.zeros((height + 2 * pad, width + 2 * pad, channels), image.dtype)
-        padded[pad:-pad, pad:-pad] = image
-        y, x = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
-        return padded[y : y + height, x : x + width]
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        y, x = int(rng.integers(2 * pad + 1)), int(rng.integers(2 * pad + 1))
+        padded = geometry.pad(record, pad, pad, pad, pad)
+        return geometry.crop(padded, y, x, *image_size(record))
 
     return apply
 
 
+@transform
 def flip() -> RandomApply:
-    """Mirrors left and right, half of the time."""
+    """Mirror left and right, half of the time."""
 
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return image[:, ::-1] if rng.random() < 0.5 else image
-
-    return apply
-
-
-def random_erasing(p: float = 0.25, area_min: float = 2, area_max: float = 33) -> RandomApply:
-    """Fills a random box with random bytes, with probability `p` (Zhong et al. 2020).
-
-    The box has `area_min` to `area_max` percent of the area and an aspect ratio of 0.3 to
-    3.3; an image in which ten boxes do not fit stays as it is.
-    """
-    if not 0 <= p <= 1:
-        raise ValueError(f'{p=} must be in [0, 1]')
-    if not 0 < area_min <= area_max <= 100:
-        raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')
-
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if rng.random() >= p:
-            return image
-        box = _random_box(rng, image.shape, (area_min / 100, area_max / 100), (0.3, 3.3))
-        if box is None:
-            return image
-        y, x, h, w = box
-        image = image.copy()
-        image[y : y + h, x : x + w] = rng.integers(0, 256, (h, w, image.shape[2]), np.uint8)
-        return image
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        mirrored = geometry.flip(record)  # refuses a record whatever is drawn
+        return mirrored if rng.random() < 0.5 else record
 
     return apply
 
 
-def value_range(low: float, high: float) -> Apply:
-    """Bytes 0..255 to float32 low..high, on the host.
-
-    Tasks do this on the device, which moves a quarter of the bytes; this is for consumers
-    other than them.
-    """
-    if not low < high:
-        raise ValueError(f'{low=} must be less than {high=}')
-
-    def apply(image: np.ndarray) -> np.ndarray:
-        return image.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
-
-    return apply
+def _scaled(size: tuple[int, int], short: int, longest: int | None) -> tuple[int, int]:
+    """Height and width with `short` as the shorter side, the longer one at most `longest`."""
+    scale = short / min(size)
+    if longest is not None:
+        scale = min(scale, longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def keep(*names: str) -> Callable[[Record], Record]:
-    """Keeps only the named entries of the record."""
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("needs the entries' names, for example keep('image', 'label')")
-
-    def apply(record: Record) -> Record:
-        return {name: record[name] for name in names}
-
-    return apply
-
-
-def to_pil(image: np.ndarray) -> Image.Image:
-    """uint8 [H, W, 3] or [H, W, 1] as a Pillow image, RGB or grey."""
-    if image.dtype != np.uint8:
-        raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
-    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-
-
-def from_pil(image: Image.Image) -> np.ndarray:
-    """A Pillow image as uint8 [H, W, 3], or [H, W, 1] if it is grey."""
-    array = np.asarray(image)
-    return array if array.ndim == 3 else array[..., None]
-
-
-def _resample(image: np.ndarray, height: int, width: int, resample: Image.Resampling) -> np.ndarray:
-    if image.shape[:2] == (height, width):
-        return image
-    return from_pil(to_pil(image).resize((width, height), resample))
-
-
-def _spare(image: np.ndarray, height: int, width: int, what: str) -> tuple[int, int]:
+def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
     """How many rows and columns a window leaves over."""
-    spare = image.shape[0] - height, image.shape[1] - width
-    if min(spare) < 0:
+    rows, columns = image_size(record)
+    if rows < height or columns < width:
         raise UserError(
-            f'{what}: the image has {image.shape[0]} x {image.shape[1]} pixels; enlarge it '
-            f"before, for example with 'resize_small({max(height, width)})'"
+            f'the image has {rows} x {columns} pixels; enlarge it before, for example with '
+            f"'resize_small({max(height, width)})'"
         )
-    return spare
-
-
-def _random_box(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    shares: tuple[float, float],
-    ratios: tuple[float, float],
-) -> tuple[int, int, int, int] | None:
-    """(y, x, height, width) of a box of a random share of the area, or None if none fits."""
-    for _ in range(ATTEMPTS):
-        area = shape[0] * shape[1] * rng.uniform(*shares)
-        ratio = math.exp(rng.uniform(math.log(ratios[0]), math.log(ratios[1])))
-        height, width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < height <= shape[0] and 0 < width <= shape[1]:
-            y, x = rng.integers(shape[0] - height + 1), rng.integers(shape[1] - width + 1)
-            return int(y), int(x), height, width
-    return None
-
-
-def _central_box(shape: tuple[int, ...], ratios: tuple[float, float]) -> tuple[int, int, int, int]:
-    height = min(shape[0], max(1, round(shape[1] / ratios[0])))
-    width = min(shape[1], max(1, round(shape[0] * ratios[1])))
-    return (shape[0] - height) // 2, (shape[1] - width) // 2, height, width
-
-
-def _height_width(size: Any) -> tuple[int, int]:
-    pair = size if isinstance(size, tuple) else (size, size)
-    if len(pair) != 2:
-        raise ValueError(f'{size=} must be an integer or (height, width)')
-    _check_positive(height=pair[0], width=pair[1])
-    return pair
-
-
-def _method(name: str) -> Image.Resampling:
-    if name not in METHODS:
-        raise ValueError(f'method={name!r} must be one of {", ".join(METHODS)}')
-    return METHODS[name]
-
-
-def _check_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f'{name}={value!r} must be a positive integer')
+    return rows - height, columns - width

@@ -5,29 +5,37 @@ Those ranges are what the levels of AugReg (Steiner et al. 2022) mean: light1 is
 the end of each range; larger ones go on beyond it. Note what follows from the ranges, here
 as there: posterize and solarize do less the larger the magnitude, and nothing at 20.
 
-The pixels are Pillow's work. Contrast is relative to the mean of the image, where the
-TensorFlow code takes the mean of the histogram's bins, which depends on the image's size.
+Boxes, masks and points follow what is turned, sheared or shifted, see `geometry`; an object
+behind the grey square of cutout keeps its box. The pixels are Pillow's work. Contrast is
+relative to the mean of the image, where the TensorFlow code takes the mean of the histogram's
+bins, which depends on the image's size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.data.transforms.image import RandomApply, from_pil, to_pil
+from vit_jax.data.records import Record
+from vit_jax.data.transforms import geometry
+from vit_jax.data.transforms.movable import check_cut, image_size
+from vit_jax.data.transforms.pillow import from_pillow, to_pillow
+from vit_jax.data.transforms.registry import transform
 
-# (image, level = magnitude / 10, rng) -> image
-Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+# (record, level = magnitude / 10, rng) -> record
+Operation = Callable[[Record, float, np.random.Generator], Record]
 
 GREY = 128  # fills what an operation uncovers
 
 
+@transform
 def randaugment(
     num_layers: int = 2, magnitude: float = 10, translate: int = 100, cutout: int = 40
-) -> RandomApply:
-    """Applies `num_layers` operations, each drawn from all sixteen.
+) -> Callable[[Record, np.random.Generator], Record]:
+    """Apply `num_layers` operations, each drawn from all sixteen.
 
     Args:
       num_layers: operations an image.
@@ -42,39 +50,48 @@ def randaugment(
             raise ValueError(f'{name}={value!r} must be a number, 0 or more')
     operations = tuple(make_operations(translate, cutout).values())
 
-    def apply(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        pil = to_pil(image)
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        check_cut(record)  # refuses a record whatever is drawn
         for choice in rng.integers(len(operations), size=num_layers):
-            pil = operations[choice](pil, magnitude / 10, rng)
-        return from_pil(pil)
+            record = operations[choice](record, magnitude / 10, rng)
+        return record
 
     return apply
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
-    """The sixteen operations by name; geometric ones go either way at random."""
+    """The sixteen operations by name; those that move pixels go either way at random."""
     return {
-        'autocontrast': lambda image, level, rng: ImageOps.autocontrast(image),
-        'equalize': lambda image, level, rng: ImageOps.equalize(image),
-        'invert': lambda image, level, rng: ImageOps.invert(image),
-        'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
-        'posterize': lambda image, level, rng: _posterize(image, int(4 * level)),
-        'solarize': lambda image, level, rng: ImageOps.solarize(image, int(256 * level)),
+        'autocontrast': _pixels(lambda image, level, rng: ImageOps.autocontrast(image)),
+        'equalize': _pixels(lambda image, level, rng: ImageOps.equalize(image)),
+        'invert': _pixels(lambda image, level, rng: ImageOps.invert(image)),
+        'rotate': lambda record, level, rng: _rotate(record, _sign(rng) * 30 * level),
+        'posterize': _pixels(lambda image, level, rng: _posterize(image, int(4 * level))),
+        'solarize': _pixels(lambda image, level, rng: ImageOps.solarize(image, int(256 * level))),
         'color': _enhance(ImageEnhance.Color),
         'contrast': _enhance(ImageEnhance.Contrast),
         'brightness': _enhance(ImageEnhance.Brightness),
         'sharpness': _enhance(ImageEnhance.Sharpness),
-        'shear_x': lambda image, level, rng: _affine(image, x=(_sign(rng) * 0.3 * level, 0)),
-        'shear_y': lambda image, level, rng: _affine(image, y=(_sign(rng) * 0.3 * level, 0)),
-        'translate_x': lambda image, level, rng: _affine(
-            image, x=(0, _sign(rng) * translate * level)
+        'shear_x': lambda record, level, rng: _skew(record, x=(_sign(rng) * 0.3 * level, 0)),
+        'shear_y': lambda record, level, rng: _skew(record, y=(_sign(rng) * 0.3 * level, 0)),
+        'translate_x': lambda record, level, rng: _skew(
+            record, x=(0, _sign(rng) * translate * level)
         ),
-        'translate_y': lambda image, level, rng: _affine(
-            image, y=(0, _sign(rng) * translate * level)
+        'translate_y': lambda record, level, rng: _skew(
+            record, y=(0, _sign(rng) * translate * level)
         ),
-        'cutout': lambda image, level, rng: _cutout(image, int(cutout * level), rng),
-        'solarize_add': lambda image, level, rng: _solarize_add(image, int(110 * level)),
+        'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
+        'solarize_add': _pixels(lambda image, level, rng: _solarize_add(image, int(110 * level))),
     }
+
+
+def _pixels(change: Callable[[Image.Image, float, np.random.Generator], Image.Image]) -> Operation:
+    """An operation that leaves every pixel in its place."""
+
+    def operation(record: Record, level: float, rng: np.random.Generator) -> Record:
+        return {**record, 'image': from_pillow(change(to_pillow(record['image']), level, rng))}
+
+    return operation
 
 
 def _sign(rng: np.random.Generator) -> int:
@@ -83,40 +100,36 @@ def _sign(rng: np.random.Generator) -> int:
 
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     """0.1 (nearly all of it taken away) to 1.9 (nearly twice as much)."""
-    return lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1)
+    return _pixels(lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1))
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(image, min(max(bits, 1), 8))
 
 
-def _rotate(image: Image.Image, degrees: float) -> Image.Image:
-    return image.rotate(degrees, Image.Resampling.NEAREST, fillcolor=_fill(image))
+def _rotate(record: Record, degrees: float) -> Record:
+    """About the centre, counterclockwise."""
+    height, width = image_size(record)
+    angle = -math.radians(degrees % 360)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    x, y = -width / 2, -height / 2
+    matrix = (cos, sin, cos * x + sin * y - x, -sin, cos, -sin * x + cos * y - y)
+    return geometry.affine(record, matrix, GREY)
 
 
-def _affine(
-    image: Image.Image, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
-) -> Image.Image:
+def _skew(
+    record: Record, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
+) -> Record:
     """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
-    matrix = (1, x[0], x[1], y[0], 1, y[1])
-    return image.transform(
-        image.size,
-        Image.Transform.AFFINE,
-        matrix,
-        Image.Resampling.NEAREST,
-        fillcolor=_fill(image),
-    )
-
-
-def _fill(image: Image.Image) -> int | tuple[int, ...]:
-    return GREY if image.mode == 'L' else (GREY,) * 3
+    return geometry.affine(record, (1, x[0], x[1], y[0], 1, y[1]), GREY)
 
 
 def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Image:
     """A grey square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
     x, y = (int(rng.integers(side)) for side in image.size)
     image = image.copy()
-    image.paste(_fill(image), (max(0, x - half), max(0, y - half), x + half, y + half))
+    fill = GREY if image.mode == 'L' else (GREY,) * 3
+    image.paste(fill, (max(0, x - half), max(0, y - half), x + half, y + half))
     return image
 
 

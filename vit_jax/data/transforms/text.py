@@ -7,14 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data.records import Record
+from vit_jax.data.transforms.registry import transform
 from vit_jax.data.vocabulary import EOS, Codec
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
 
 
+@transform
 def lower() -> Apply:
-    """Lower case on both sides."""
+    """Write both sides in lower case."""
 
     def apply(record: Record) -> Record:
         return record | {side: record[side].lower() for side in SIDES}
@@ -22,8 +24,9 @@ def lower() -> Apply:
     return apply
 
 
+@transform
 def swap() -> Apply:
-    """Translates the other way round: the target becomes the source."""
+    """Translate the other way round: the target becomes the source."""
 
     def apply(record: Record) -> Record:
         return record | {'source': record['target'], 'target': record['source']}
@@ -31,8 +34,9 @@ def swap() -> Apply:
     return apply
 
 
+@transform
 def tokenize(max_len: int | None = None, *, vocab: Codec | None = None) -> Apply:
-    """Both sides become ids, int32 [n], with the end as their last.
+    """Make ids of both sides, int32 [n], the end as their last.
 
     Args:
       max_len: sentences of more ids, the end counted, are cut; None leaves them as they are.

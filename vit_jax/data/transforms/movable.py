@@ -1,0 +1,88 @@
+"""What a transform that moves pixels can take along, and what it refuses.
+
+Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks` and `points`, which
+`geometry` moves. Another array of two or more dimensions, or a nested list such as polygons, is
+refused: left where it is, it would be wrong without anybody noticing.
+
+Where there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other
+names are taken for facts about the whole image. `areas` follow a change of scale, and are
+refused where objects are cut, for nobody knows what is left of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.records import Record
+from vit_jax.errors import UserError
+
+OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')
+
+
+def image_size(record: Record) -> tuple[int, int]:
+    """Height and width of the record's image; UserError if it has none."""
+    shape: tuple[int, ...] = getattr(record.get('image'), 'shape', ())
+    if len(shape) != 3:
+        raise UserError("the record has no 'image' of shape [H, W, C]")
+    return shape[0], shape[1]
+
+
+def check(record: Record) -> None:
+    """Raise UserError unless everything in the record can be moved with its image."""
+    height, width = image_size(record)
+    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width)}
+    for name, value in record.items():
+        if name in forms:
+            if np.shape(value)[1:] != forms[name]:
+                expected = ', '.join(map(str, ('N', *forms[name])))
+                raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
+        elif name != 'image' and _lies_in_image(value):
+            raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
+    check_objects(record)
+
+
+def check_unpadded(record: Record) -> None:
+    """Raise UserError, as `check`, or if `pad_objects` has added rows that are no objects."""
+    check(record)
+    if 'object_mask' in record:
+        raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
+
+
+def check_cut(record: Record) -> None:
+    """Raise UserError, as `check_unpadded`, or if the record cannot be cut."""
+    check_unpadded(record)
+    if 'areas' in record:
+        raise UserError(f"'areas' are unknown of objects that are cut; {_without(record, 'areas')}")
+
+
+def check_image_is_alone(record: Record) -> None:
+    """Raise UserError if anything else lies in the image."""
+    for name, value in record.items():
+        if name != 'image' and _lies_in_image(value):
+            raise UserError(
+                f'changes the size of the image but not {name!r}; take the record instead of the '
+                f'image, or {_without(record, name)}'
+            )
+
+
+def check_objects(record: Record) -> None:
+    """Raise UserError unless the fields of objects have one row each for every object."""
+    if 'boxes' not in record and 'masks' not in record:
+        return
+    counts = {name: len(record[name]) for name in OBJECTS if name in record}
+    if len(set(counts.values())) > 1:
+        listed = ', '.join(f'{count} {name}' for name, count in counts.items())
+        raise UserError(f'{listed}: each must have one row an object')
+
+
+def _lies_in_image(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, list | tuple | np.ndarray) for item in value)
+    return getattr(value, 'ndim', 0) >= 2
+
+
+def _without(record: Record, name: str) -> str:
+    others = ', '.join(repr(other) for other in record if other != name)
+    return f'leave it out by keep({others}) before'

@@ -1,0 +1,139 @@
+"""The text of a config, read as functions of the record."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.records import Record
+from vit_jax.data.transforms import registry
+from vit_jax.data.transforms.movable import check_image_is_alone
+from vit_jax.data.vocabulary import Codec
+from vit_jax.errors import UserError
+
+Step = Callable[[Record, np.random.Generator], Record]
+
+
+@dataclasses.dataclass(frozen=True)
+class Transforms:
+    """Transforms applied one after the other.
+
+    Attributes:
+      spec: the text they were read from.
+      steps: functions of (record, rng).
+      random: whether any of them draws random numbers.
+      vocab: for those that make ids of text.
+    """
+
+    spec: str
+    steps: tuple[Step, ...]
+    random: bool
+    vocab: Codec | None = None
+
+    def __call__(self, record: Record, rng: np.random.Generator) -> Record:
+        for step in self.steps:
+            record = step(record, rng)
+        return record
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The steps are closures; the text is what travels to worker processes.
+        return parse_transforms, (self.spec, self.vocab)
+
+
+def parse_transforms(spec: str, vocab: Codec | None = None) -> Transforms:
+    """Read `a(1, x=2)|b`; nothing in the text is executed but the functions it names.
+
+    Args:
+      spec: the text.
+      vocab: given to the functions that take a `vocab`.
+
+    Raises:
+      UserError: if the text is malformed, or a name or an argument is wrong.
+    """
+    if not spec.strip():
+        return Transforms(spec, (), random=False, vocab=vocab)
+    try:
+        tree = ast.parse(spec.strip(), mode='eval').body
+    except (SyntaxError, ValueError) as error:
+        raise UserError(
+            f"transforms {spec!r}: {error}; write for example 'pad_and_crop(4)|flip'"
+        ) from error
+    made = []
+    for node in _pieces(tree):
+        try:
+            made.append(_make(node, vocab))
+        except UserError as error:
+            raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
+    steps = tuple(step for step, _ in made)
+    return Transforms(spec, steps, any(random for _, random in made), vocab)
+
+
+def _pieces(node: ast.expr) -> list[ast.expr]:
+    """`a|b|c` is a Python expression: a tree of binary operators."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_pieces(node.left), *_pieces(node.right)]
+    return [node]
+
+
+def _make(node: ast.expr, vocab: Codec | None) -> tuple[Step, bool]:
+    """The step that `node` names, and whether it draws random numbers."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    args, kwargs = _arguments(call)
+    factory = registry.find(ast.unparse(call.func))
+    signature = inspect.signature(factory)
+    if 'vocab' in signature.parameters:
+        kwargs['vocab'] = vocab
+    try:
+        signature.bind(*args, **kwargs)
+        apply = factory(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        known = str(signature).partition(' -> ')[0]
+        raise UserError(f'{error}; it takes {known}') from error
+    return _step(apply, ast.unparse(node))
+
+
+def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        if any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError('**')
+        args = [ast.literal_eval(arg) for arg in call.args]
+        return args, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    except (TypeError, ValueError) as error:
+        raise UserError('arguments must be plain numbers, strings or tuples of them') from error
+
+
+def _step(apply: Any, name: str) -> tuple[Step, bool]:
+    """`apply` as a function of (record, rng), and whether it takes the latter."""
+    takes = tuple(inspect.signature(apply).parameters) if callable(apply) else ()
+    if takes not in {('record',), ('record', 'rng'), ('image',), ('image', 'rng')}:
+        raise UserError(
+            'must return a function of (record), (record, rng), (image) or (image, rng)'
+        )
+    random = 'rng' in takes
+    on_record = _recolour if takes[0] == 'image' else _whole
+
+    def step(record: Record, rng: np.random.Generator) -> Record:
+        try:
+            return on_record(apply, record, *([rng] if random else []))
+        except UserError as error:
+            raise UserError(f'{name}: {error}') from error
+
+    return step, random
+
+
+def _whole(apply: Callable[..., Record], record: Record, *rng: np.random.Generator) -> Record:
+    return apply(record, *rng)
+
+
+def _recolour(apply: Callable[..., Any], record: Record, *rng: np.random.Generator) -> Record:
+    """A function of the image alone leaves every pixel in its place, or is alone with it."""
+    old = record['image']
+    new = apply(old, *rng)
+    if new.shape[:2] != old.shape[:2]:
+        check_image_is_alone(record)
+    return {**record, 'image': new}

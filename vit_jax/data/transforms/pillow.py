@@ -1,0 +1,54 @@
+"""Arrays as Pillow images, and the way back."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Shaped, UInt8
+from PIL import Image
+
+from vit_jax.errors import UserError
+
+Matrix = tuple[float, float, float, float, float, float]
+
+METHODS = {
+    'nearest': Image.Resampling.NEAREST,
+    'box': Image.Resampling.BOX,
+    'bilinear': Image.Resampling.BILINEAR,
+    'bicubic': Image.Resampling.BICUBIC,
+    'lanczos': Image.Resampling.LANCZOS,
+}
+
+
+def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
+    """Bytes of 3 channels as an RGB image, of 1 as a grey one; UserError if not uint8."""
+    if image.dtype != np.uint8:
+        raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+
+
+def from_pillow(image: Image.Image) -> UInt8[np.ndarray, 'H W C']:
+    """An RGB image as bytes of 3 channels, a grey one of 1."""
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]
+
+
+def resample(
+    image: UInt8[np.ndarray, 'H W C'], height: int, width: int, method: str
+) -> UInt8[np.ndarray, '{height} {width} C']:
+    """Scale an image, antialiased where it shrinks; `method` is one of `METHODS`."""
+    return from_pillow(to_pillow(image).resize((width, height), METHODS[method]))
+
+
+def transform(
+    image: UInt8[np.ndarray, 'H W C'], matrix: Matrix, fill: int
+) -> UInt8[np.ndarray, 'H W C']:
+    """Show at (x, y) the nearest pixel of (a x + b y + c, d x + e y + f); `fill` outside."""
+    pillow = to_pillow(image)
+    moved = pillow.transform(
+        pillow.size,
+        Image.Transform.AFFINE,
+        matrix,
+        Image.Resampling.NEAREST,
+        fillcolor=fill if pillow.mode == 'L' else (fill,) * 3,
+    )
+    return from_pillow(moved)

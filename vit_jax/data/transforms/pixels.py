@@ -1,0 +1,58 @@
+"""Transforms that change pixels where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from vit_jax.data.transforms.arguments import shares
+from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.windows import random_window
+
+Pixels = UInt8[np.ndarray, 'H W C']
+
+
+@transform
+def random_erasing(
+    p: float = 0.25, area_min: float = 2, area_max: float = 33
+) -> Callable[[Pixels, np.random.Generator], Pixels]:
+    """Fill a random window with random bytes, with probability `p` (Zhong et al. 2020).
+
+    The window has `area_min` to `area_max` percent of the area and an aspect ratio of 0.3 to
+    3.3; an image in which ten do not fit stays as it is. Boxes and masks stay too: an object
+    is still where it was, if hidden.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f'{p=} must be in [0, 1]')
+    area = shares(area_min, area_max)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        if rng.random() >= p:
+            return image
+        window = random_window(rng, image.shape[:2], area, (0.3, 3.3))
+        if window is None:
+            return image
+        y, x, h, w = window
+        image = image.copy()
+        image[y : y + h, x : x + w] = rng.integers(0, 256, (h, w, image.shape[2]), np.uint8)
+        return image
+
+    return apply
+
+
+@transform
+def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray, 'H W C']]:
+    """Bytes 0..255 to float32 low..high, on the host.
+
+    Tasks do this on the device, which moves a quarter of the bytes; this is for consumers
+    other than them.
+    """
+    if not low < high:
+        raise ValueError(f'{low=} must be less than {high=}')
+
+    def apply(image: Pixels) -> Float[np.ndarray, 'H W C']:
+        return image.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
+
+    return apply

@@ -1,0 +1,70 @@
+"""Which functions a config may name: those marked `@transform`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from vit_jax.errors import UserError, nearest
+
+Factory = TypeVar('Factory', bound=Callable[..., Callable[..., Any]])
+
+PACKAGE = __name__.rpartition('.')[0]
+_MARK = '_is_vit_jax_transform'
+
+
+def transform(factory: Factory) -> Factory:
+    """Mark a function as one that the transforms of a config may name.
+
+    A stored config is text that anybody may have written, so nothing else is ever called.
+    """
+    setattr(factory, _MARK, True)
+    return factory
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The marked function of this name.
+
+    Args:
+      name: plain for one of this package (`flip`), dotted for another
+        (`my_lab.augment.solarize`).
+
+    Raises:
+      UserError: if there is none, or it is not marked.
+    """
+    module, _, attribute = name.rpartition('.')
+    if not module:
+        if name not in plain():
+            raise UserError(nearest('transform', name, plain()))
+        return plain()[name]
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f'cannot import {name!r}: {error}') from error
+    if not _is_marked(found):
+        raise UserError(
+            f'{name!r} is no transform; write @transform (of {PACKAGE}) above its definition'
+        )
+    return found
+
+
+@functools.cache
+def plain() -> Mapping[str, Callable[..., Any]]:
+    """The marked functions of every module of this package, by name."""
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)]
+    modules = [importlib.import_module(f'{PACKAGE}.{name}') for name in names]
+    found: dict[str, Callable[..., Any]] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if _is_marked(value) and value.__module__ == module.__name__:
+                if name in found:
+                    raise ValueError(f'{found[name].__module__} and {module.__name__}: two {name}')
+                found[name] = value
+    return found
+
+
+def _is_marked(value: Any) -> bool:
+    return callable(value) and getattr(value, _MARK, False) is True
