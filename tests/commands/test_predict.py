@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax.commands import predict
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
 
@@ -83,10 +82,3 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
         assert captured.err.startswith('error: ')
         assert captured.err.count('\n') == 1
         assert message in captured.err
-
-
-def test_classes_without_names():
-    probs = np.array([0.1, 0.5, 0.4])
-    top = predict.top_classes(probs, ('cat',), 2)
-    assert [(p['label'], p['class']) for p in top] == [(1, 'class 1'), (2, 'class 2')]
-    assert predict.top_classes(probs, ('cat',), 5)[-1]['class'] == 'cat'

@@ -34,15 +34,15 @@ def halves(height, width):
 
 
 def test_data_of_one_size_set_the_size_and_colours():
-    reader = image_files.reader(run_on('digits', 'test'))
+    reader = image_files.photo_reader(run_on('digits', 'test'))
     assert (reader.channels, reader.size) == (1, (8, 8))
 
 
 def test_a_large_photo_becomes_like_the_data(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
-    photo = image_files.reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
+    photo = image_files.photo_reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
     assert photo.note == '100 x 300 pixels read as 8 x 8 grey'
-    assert photo.batch['image'].shape == (1, 8, 8, 1)
+    assert photo.image.shape == (8, 8, 1)
     assert (photo.image[:, :3] < 20).all()
     assert (photo.image[:, 5:] > 235).all()
 
@@ -53,7 +53,7 @@ def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
         path.parent.mkdir(parents=True)
         Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(path)
     run = run_on(f'folder:{tmp_path / "data"}', transforms='resize_small(16)|central_crop(12)')
-    reader = image_files.reader(run)
+    reader = image_files.photo_reader(run)
     assert (reader.channels, reader.size) == (3, None)
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = reader.read(tmp_path / 'a.png')
@@ -64,7 +64,7 @@ def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
 
 def test_a_size_of_ones_own_replaces_the_transforms(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
-    reader = image_files.reader(run_on('digits', 'test', 'central_crop(2)'))
+    reader = image_files.photo_reader(run_on('digits', 'test', 'central_crop(2)'))
     assert reader.read(tmp_path / 'a.png').image.shape == (2, 2, 1)
     assert reader.read(tmp_path / 'a.png', (24, 16)).image.shape == (24, 16, 1)
 
@@ -79,7 +79,7 @@ def test_any_colour_mode(tmp_path, mode):
     suffix = 'jpg' if mode == 'CMYK' else 'png'
     picture.save(tmp_path / f'a.{suffix}')
     for channels in (1, 3):
-        image = image_files.decode(tmp_path / f'a.{suffix}', channels)
+        image = image_files.read_image(tmp_path / f'a.{suffix}', channels)
         assert image.shape == (40, 40, channels)
         assert image[:, :18].max() < 30
         assert image[:, 22:].min() > 225
@@ -97,25 +97,14 @@ def test_fit_keeps_the_middle_and_the_aspect_ratio():
 
 def test_files_that_are_no_images(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*no\.png': No such file"):
-        image_files.decode(tmp_path / 'no.png', 3)
+        image_files.read_image(tmp_path / 'no.png', 3)
     with pytest.raises(UserError, match='Is a directory'):
-        image_files.decode(tmp_path, 3)
+        image_files.read_image(tmp_path, 3)
     (tmp_path / 'text.png').write_text('not a picture')
     with pytest.raises(UserError, match=r'JPEG, PNG or WebP .*text\.png'):
-        image_files.decode(tmp_path / 'text.png', 3)
+        image_files.read_image(tmp_path / 'text.png', 3)
     Image.fromarray(halves(300, 300)).save(tmp_path / 'a.jpg')
     whole = (tmp_path / 'a.jpg').read_bytes()
     (tmp_path / 'cut.jpg').write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r'cut\.jpg'):
-        image_files.decode(tmp_path / 'cut.jpg', 3)
-
-
-def test_pictures_for_people(rng):
-    grey = rng.integers(0, 256, (4, 6, 1), np.uint8)
-    picture = image_files.as_picture(grey, side=10)
-    assert picture.shape == (12, 18, 3)
-    np.testing.assert_array_equal(picture[1::3, 1::3], grey.repeat(3, axis=2))
-    floats = np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 4, 3)
-    picture = image_files.as_picture(floats)
-    assert (picture.dtype, picture.min(), picture.max()) == (np.uint8, 0, 255)
-    assert (np.diff(picture.ravel().astype(int)) > 0).all()
+        image_files.read_image(tmp_path / 'cut.jpg', 3)

@@ -128,16 +128,17 @@ def test_mistakes(npz, tmp_path):
 
 def test_a_foreign_file_as_a_run(npz, tmp_path):
     from vit_jax.inference import images as image_files
+    from vit_jax.inference.predict import batch_of_one
 
     path, params = npz
     run = inference_lib.load_foreign(path)
     assert (run.step, run.class_names) == (None, ())
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
-    photo = image_files.reader(run).read(tmp_path / 'white.png')
+    photo = image_files.photo_reader(run).read(tmp_path / 'white.png')
     assert photo.note == '50 x 30 pixels read as 16 x 16 RGB'
     predict = jax.jit(lambda variables, batch: run.model.apply(variables, *run.task.inputs(batch)))
-    logits = predict(run.variables, photo.batch)['logits']
+    logits = predict(run.variables, batch_of_one(photo.fields))['logits']
     ones = np.ones((1, 16, 16, 3), np.float32)
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)

@@ -38,7 +38,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
-    """The `runs.Run` of the flags.
+    """The `inference.load.Run` of the flags.
 
     Args:
       parser: for its name.
@@ -49,11 +49,22 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     """
     check_model_flags(parser, args)
     size = image_size(args)
-    from vit_jax.inference import load as inference_lib
+    from vit_jax.inference.load import load_foreign, load_run
 
     if args.checkpoint is not None:
-        return inference_lib.load_foreign(args.checkpoint, size)
-    return inference_lib.load_run(args.workdir, args.step, size, args.average)
+        return load_foreign(args.checkpoint, size)
+    return load_run(args.workdir, args.step, size, args.average)
+
+
+def task_name(args: argparse.Namespace) -> str:
+    """What the model of the flags was trained to do, before it is read.
+
+    Raises:
+      UserError: if the folder holds no run.
+    """
+    from vit_jax.inference.load import FOREIGN_TASK, read_config
+
+    return FOREIGN_TASK if args.workdir is None else read_config(args.workdir).task.name
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

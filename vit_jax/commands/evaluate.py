@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint says nothing of data: give --source and --split')
     entries = evaluator_entries(args.evaluator, args.fit)
-    from vit_jax.inference import load as inference_lib
+    from vit_jax.inference.load import crop
     from vit_jax.runtime import sharding
     from vit_jax.trainer import evaluate
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if entries:
         choose_evaluators(run, entries)
     if (size := image_size(args)) is not None:
-        given['transforms'] = inference_lib.crop(size)
+        given['transforms'] = crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
 
 def choose_evaluators(run: Any, entries: dict[str, dict[str, Any]]) -> None:
     """Replaces the evaluations of a run by others of the same data."""
-    from vit_jax.inference import images as image_files
+    from vit_jax.inference.load import eval_section
 
-    data = data_keywords(image_files.eval_section(run.config))
+    data = data_keywords(eval_section(run.config))
     with run.config.unlocked():
         run.config.evals = {name: data | entry for name, entry in entries.items()}
 

@@ -64,11 +64,11 @@ def main(argv: Sequence[str]) -> int:
 def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None] | None:
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
-        from vit_jax.inference import load as inference_lib
+        from vit_jax.inference.load import read_config
         from vit_jax.storage import paths, run_folder
 
         assert workdir is not None
-        inference_lib.read_config(workdir)
+        read_config(workdir)
         return paths.path(workdir) / run_folder.CHECKPOINTS, None
     from vit_jax.interop import load
 
@@ -95,9 +95,9 @@ def from_checkpoint(
     """What a checkpoint holds for inference, with the config that it was trained with."""
     from ml_collections import ConfigDict
 
-    from vit_jax.checkpoints import checkpointer as checkpoint_lib
+    from vit_jax.checkpoints.checkpointer import load_variables
 
-    _, variables, meta = checkpoint_lib.load_variables(folder, step)
+    _, variables, meta = load_variables(folder, step)
     config = ConfigDict(meta['config'])
     try:
         return Subject(config, variables, example_spec(config, image_size, channels))
@@ -111,13 +111,13 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     import numpy as np
     from ml_collections import ConfigDict
 
-    from vit_jax.inference import load as inference_lib
+    from vit_jax.inference.load import FOREIGN_TASK, usual_size
     from vit_jax.interop import load
 
     foreign = load.read(path)
     model, variables = load.from_foreign(foreign, image_size)
-    config = ConfigDict({'model': foreign.model, 'task': {'name': 'classify'}})
-    size = (image_size, image_size) if image_size else inference_lib.usual_size(foreign, model)
+    config = ConfigDict({'model': foreign.model, 'task': {'name': FOREIGN_TASK}})
+    size = (image_size, image_size) if image_size else usual_size(foreign, model)
     if size is None:
         return Subject(config, variables, {}, note='give --image-size')
     image = jax.ShapeDtypeStruct((*size, load.channels(variables['params'])), np.uint8)

@@ -1,113 +1,143 @@
-"""Classify image files with a trained model."""
+"""Show what a trained model predicts for image files."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, image_size, open_model
+from vit_jax.commands._model import (
+    add_model_flags,
+    check_model_flags,
+    image_size,
+    open_model,
+    task_name,
+)
 from vit_jax.commands._parser import Parser
-from vit_jax.errors import UserError
+from vit_jax.commands._pictures import save_figure
+
+HELP = {'-h', '--help'}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the most probable classes of each image."""
-    parser = Parser('predict', __doc__)
+    """Prints a table an image, or JSON, and draws a picture if asked to."""
+    parser = Parser('predict', f'{__doc__} With --workdir, --help shows the flags of its task.')
     add_model_flags(parser)
-    parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to print')
+    parser.add_argument('--out', metavar='FILE', help='a picture too: .png, .pdf, .svg or .jpg')
     parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
+    viz = add_task_flags(parser, argv)
     args = parser.parse_args(argv)
-    if args.top < 1:
-        raise UserError(f'--top {args.top}: must be at least 1')
-    run = open_model(parser, args)
-    from vit_jax.inference import images as image_files
+    check_out(parser, args, viz)
+    from vit_jax.inference.images import photo_reader
+    from vit_jax.inference.predict import predictor
     from vit_jax.runtime import sharding
+    from vit_jax.viz.predictions import Context
 
-    read = image_files.reader(run).read
-    loaded = [read(path, image_size(args)) for path in args.image]
+    run = open_model(parser, args)
+    read = photo_reader(run).read
+    photos = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
-    predict = classifier(run)
+    predict = predictor(run, args.seed)
+    predictions = [predict(photo.fields, i) for i, photo in enumerate(photos)]
+    context = Context(run.class_names, args)
     results = [
         {
             'image': str(photo.path),
             'read_as': photo.note,
-            'predictions': top_classes(predict(photo.batch), run.class_names, args.top),
+            'predictions': viz.rows(prediction, photo, context),
         }
-        for photo in loaded
+        for photo, prediction in zip(photos, predictions, strict=True)
     ]
+    if args.out is not None:
+        path = save_figure(viz.draw(predictions, photos, context), args.out, '--out')
     if args.json:
         print(json.dumps({'step': run.step, 'images': results}))
-    else:
-        print_tables(results)
+        return 0
+    print_tables(results, getattr(viz, 'COLUMNS', None), getattr(viz, 'BAR', None))
+    if args.out is not None:
+        print(path)
     return 0
 
 
-def classifier(run: Any) -> Any:
-    """A compiled function from a batch of one image to its class probabilities [C].
+def add_task_flags(parser: Parser, argv: Sequence[str]) -> Any:
+    """The module that shows what the task of the run predicts, its flags added to `parser`.
 
     Raises:
-      UserError: if the model has no head, or the run's task predicts no classes.
+      UserError: if not exactly one model is named, or there is no such module.
     """
-    import jax
-    import numpy as np
+    from vit_jax.viz import predictions
 
-    if not run.config.model.get('num_classes', True):
-        raise UserError(f'{run.workdir}: the model has no head, so that it predicts no classes')
-
-    def probabilities(variables: Any, batch: Any) -> Any:
-        def apply(*inputs: Any) -> Any:
-            return run.model.apply(variables, *inputs, train=False)
-
-        return run.task.predict(apply, batch).get('probs')
-
-    compiled = jax.jit(probabilities)
-
-    def predict(batch: Any) -> np.ndarray:
-        probs = compiled(run.variables, batch) if hasattr(run.task, 'predict') else None
-        if probs is None:
-            raise UserError(f'task {run.config.task.name!r} predicts no classes of whole images')
-        return np.asarray(probs, np.float64)[0]
-
-    return predict
+    model_flags = Parser('predict', None)
+    add_model_flags(model_flags)
+    args, _ = model_flags.parse_known_args([word for word in argv if word not in HELP])
+    if HELP.intersection(argv) and args.workdir is None and args.checkpoint is None:
+        return None  # the help of all tasks
+    check_model_flags(parser, args)
+    viz = predictions.module_of(task_name(args))
+    if hasattr(viz, 'add_flags'):
+        viz.add_flags(parser)
+    return viz
 
 
-def top_classes(probs: Any, class_names: Sequence[str], k: int) -> list[dict[str, Any]]:
-    """The `k` most probable classes, the most probable first.
+def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None:
+    """Raises UserError for a picture that cannot be drawn."""
+    if args.out is None:
+        return
+    from vit_jax.viz import figures
+
+    figures.check_format(args.out, '--out')
+    if not hasattr(viz, 'draw'):
+        parser.error(f'--out: {viz.__name__!r} draws no picture')
+
+
+def print_tables(
+    results: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None
+) -> None:
+    """One table an image.
 
     Args:
-      probs: probabilities [C].
-      class_names: C names; empty where the data has none.
-      k: how many, at most C.
+      results: each with `image`, `read_as` and the rows of `predictions`.
+      columns: the keys of a row to show; None for all.
+      bar: the key whose values, in [0, 1], are drawn behind the row.
     """
-    order = (-probs).argsort(kind='stable')[:k].tolist()
-    return [
-        {
-            'label': i,
-            'class': class_names[i] if i < len(class_names) else f'class {i}',
-            'probability': float(probs[i]),
-        }
-        for i in order
-    ]
-
-
-def print_tables(results: Sequence[dict[str, Any]]) -> None:
-    """One table an image."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     console = Console()
     for result in results:
         title = f'[b]{escape(result["image"])}[/b]  {result["read_as"]}'
         console.print(title, soft_wrap=True, highlight=False)
-        table = Table(box=None, pad_edge=False)
-        table.add_column('class', min_width=16)
-        table.add_column('probability', justify='right')
-        table.add_column(min_width=20)
-        for row in result['predictions']:
-            bar = '█' * round(20 * row['probability'])
-            table.add_row(escape(row['class']), f'{row["probability"]:.4f}', f'[blue]{bar}[/blue]')
-        console.print(table)
+        if result['predictions']:
+            console.print(table(result['predictions'], columns, bar))
         console.print()
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None) -> Any:
+    """The rows of one image; numbers stand at the right of their column."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
+    made = Table(box=None, pad_edge=False)
+    for name in names:
+        text = any(isinstance(row.get(name), str) for row in rows)
+        made.add_column(name, justify='left' if text else 'right', min_width=16 if text else None)
+    if bar is not None:
+        made.add_column(min_width=20)
+    for row in rows:
+        blocks = [f'[blue]{"█" * round(20 * row[bar])}[/blue]'] if bar is not None else []
+        made.add_row(*(escape(shown(row.get(name))) for name in names), *blocks)
+    return made
+
+
+def shown(value: Any) -> str:
+    """A value as text: fractions have four digits."""
+    if value is None:
+        return ''
+    if isinstance(value, (list, tuple)):
+        return ', '.join(map(shown, value))
+    return f'{value:.4f}' if isinstance(value, float) else str(value)

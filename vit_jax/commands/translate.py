@@ -15,7 +15,7 @@ from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_jax.inference.text import Reader, Sentence, Translation
+    from vit_jax.inference.text import Sentence, SentenceReader, Translation
     from vit_jax.ops.search import Search
 
 STDIN = '-'
@@ -31,25 +31,25 @@ def main(argv: Sequence[str]) -> int:
     lines = [*args.sentence] if args.file is None else read_lines(args.file)
     if args.sentence == [STDIN]:
         lines = read_lines(STDIN)
-    from vit_jax.inference import load as inference_lib
-    from vit_jax.inference import text as text_lib
+    from vit_jax.inference.load import load_run
+    from vit_jax.inference.text import Translator, sentence_reader
     from vit_jax.runtime import sharding
-    from vit_jax.storage import paths as storage
+    from vit_jax.storage.paths import write_text_atomic
 
     sharding.use_compilation_cache()
-    run = inference_lib.load_run(args.workdir, args.step, average=args.average)
-    reader = text_lib.reader(run)
+    run = load_run(args.workdir, args.step, average=args.average)
+    reader = sentence_reader(run)
     search = choose_search(run.task, args)
     sentences = read_sentences(reader, lines)
     warn_of_cuts(sentences)
-    translate = text_lib.Translator(run, reader, search, args.batch_size, args.seed or 0)
+    translate = Translator(run, reader, search, args.batch_size, args.seed or 0)
     every = progress(translate(sentences), len(lines), hidden=shows_text(args))
     texts = (render(args, number, lines[number], found) for number, found in enumerate(every))
     if args.output is None:
         for text in texts:
             print(text, flush=True)
         return 0
-    storage.write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
+    write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
     print(f'{args.output}: {len(lines):,} lines translated')
     return 0
 
@@ -140,7 +140,7 @@ def read_lines(path: str) -> list[str]:
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')] if text else []
 
 
-def read_sentences(reader: Reader, lines: Sequence[str]) -> list[Sentence]:
+def read_sentences(reader: SentenceReader, lines: Sequence[str]) -> list[Sentence]:
     """The lines as ids; raises UserError that names the line of a word without an id."""
     sentences = []
     for number, line in enumerate(lines, 1):

@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord
 from vit_jax.data.rng import example_rng
+from vit_jax.data.transforms import Transforms, parse_transforms
 from vit_jax.data.transforms import image as image_transforms
-from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.inference.load import Run
+from vit_jax.inference.load import Run, eval_section
+from vit_jax.viz.predictions import Photo
 
 
 @dataclasses.dataclass(frozen=True)
-class Photo:
-    """A file as the model gets it.
-
-    Attributes:
-      path: of the file.
-      image: [H, W, C] after the transforms of the run's evaluation.
-      note: what was done to it, for people.
-    """
-
-    path: pathlib.Path
-    image: np.ndarray
-    note: str
-
-    @property
-    def batch(self) -> dict[str, np.ndarray]:
-        """The image as a batch of one."""
-        return {'image': self.image[None]}
-
-
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """Reads files the way a run reads its evaluation data.
+class PhotoReader:
+    """Reads image files the way a run reads its evaluation data.
 
     Attributes:
       transforms: of the first evaluation.
@@ -49,7 +30,7 @@ class Reader:
         None where they come in any size, which the transforms then take care of.
     """
 
-    transforms: Any
+    transforms: Transforms
     channels: int
     size: tuple[int, int] | None
 
@@ -64,37 +45,46 @@ class Reader:
           UserError: if there is no such file, or it is no intact image.
         """
         path = pathlib.Path(path)
-        original = decode(path, self.channels)
+        original = read_image(path, self.channels)
         if size is not None:
-            image = fit(original, size)
+            fields = {'image': fit(original, size)}
         else:
             image = original if self.size is None else fit(original, self.size)
-            record = {'image': image, 'label': 0}
-            image = self.transforms(record, example_rng(0, 0))['image']
+            fields = transform(self.transforms, {'image': image})
         colour = 'grey' if self.channels == 1 else 'RGB'
-        return Photo(path, image, f'{_pixels(original)} pixels read as {_pixels(image)} {colour}')
+        note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
+        return Photo(path, original, fields, note)
 
 
-def reader(run: Run) -> Reader:
+class _OfFile(dict):
+    """A record without what only data sets tell, such as a label; it is None to who asks."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def transform(transforms: Transforms, record: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that transforms make of a record which has no more than a file tells."""
+    rng, made = example_rng(0, 0), dict(record)
+    for step in transforms.steps:
+        made = step(_OfFile(made), rng)
+    return {name: np.asarray(value) for name, value in made.items() if value is not None}
+
+
+def photo_reader(run: Run) -> PhotoReader:
     """The reader for a run's model; the data themselves are not needed.
 
     Raises:
       UserError: if the run's model does not take images.
     """
     if not run.image:
-        instead = '; use translate' if hasattr(run.model, 'decode_step') else ''
-        raise UserError(f'{run.workdir}: the model of this run was not trained on images{instead}')
+        raise UserError(f'{run.workdir}: the model of this run was not trained on images')
     spec = eval_section(run.config).get('transforms', '')
     size = run.image['size']
-    return Reader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)
+    return PhotoReader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)
 
 
-def eval_section(config: ConfigDict) -> ConfigDict:
-    """The data section of the first evaluation; that of training if there is none."""
-    return next(iter(config.evals.values()), config.data)
-
-
-def decode(path: pathlib.Path, channels: int) -> np.ndarray:
+def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
     """A file as uint8 [H, W, channels]; raises UserError if it is no intact image."""
     try:
         return images.decode_image(path.read_bytes(), name=str(path), channels=channels)
@@ -111,16 +101,6 @@ def fit(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     crop = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
     record = image_transforms.central_crop(crop)({'image': image})
     return image_transforms.resize(size, 'bicubic')(record)['image']
-
-
-def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
-    """An image of any range and channels as uint8 RGB, its shorter side at least `side`."""
-    if image.dtype != np.uint8:
-        low, high = image.min(), image.max()
-        image = np.round((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
-    factor = -(-side // min(image.shape[:2]))
-    image = image.repeat(factor, axis=0).repeat(factor, axis=1)
-    return np.ascontiguousarray(np.broadcast_to(image, (*image.shape[:2], 3)))
 
 
 def _pixels(image: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Trained models as later commands read them: config, model, task, restored variables."""
+"""Trained models as commands read them: config, model, task, restored variables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import checkpointer
 from vit_jax.config import construct
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict
 from vit_jax.errors import UserError
-from vit_jax.interop import load as load_lib
+from vit_jax.interop import load as interop
 from vit_jax.interop.files import Foreign
-from vit_jax.storage import paths as storage
-from vit_jax.storage import run_folder
+from vit_jax.storage import paths, run_folder
+
+FOREIGN_TASK = 'classify'  # what checkpoints of other code bases are used for
+RESNET_SIZE = (224, 224)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +51,12 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
     Raises:
       UserError: if the folder holds no run.
     """
-    folder = storage.path(workdir)
+    folder = paths.path(workdir)
     if (stored := run_folder.read_config(folder)) is None:
         raise UserError(
             f'--workdir {str(workdir)!r} holds no run: there is no {run_folder.CONFIG} in it'
         )
-    config = config_lib.from_dict(stored)
+    config = from_dict(stored)
     kept = folder / run_folder.VOCAB
     for section in (config.data, *config.evals.values()):
         if 'vocab' in section and kept.is_file():
@@ -65,7 +67,7 @@ def read_config(workdir: str | pathlib.Path) -> ConfigDict:
 def load_run(
     workdir: str | pathlib.Path,
     step: int | None = None,
-    image_size: load_lib.Size | None = None,
+    image_size: interop.Size | None = None,
     average: int = 1,
 ) -> Run:
     """The run in `workdir` at `step`, or at its newest valid checkpoint.
@@ -81,23 +83,23 @@ def load_run(
       UserError: if there is no run, no such checkpoint or not as many, or images of this
         size do not fit it.
     """
-    workdir = storage.absolute(workdir)
+    workdir = paths.absolute(workdir)
     config = read_config(workdir)
     model, task = construct.model_and_task(config)
-    found, variables, meta = checkpoint_lib.load_mean(
-        workdir / run_folder.CHECKPOINTS, step, average
-    )
+    found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
     if image_size is not None:
         trained_on = meta.get('input_size')
-        variables['params'] = load_lib.resize(variables['params'], model, trained_on, image_size)
+        variables['params'] = interop.resize(variables['params'], model, trained_on, image_size)
     names = tuple(meta.get('class_names', ()))
     return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
 
 
-RESNET_SIZE = (224, 224)
+def eval_section(config: ConfigDict) -> ConfigDict:
+    """The data section of the first evaluation; that of training if there is none."""
+    return next(iter(config.evals.values()), config.data)
 
 
-def usual_size(foreign: Foreign, model: Any) -> load_lib.Size | None:
+def usual_size(foreign: Foreign, model: Any) -> interop.Size | None:
     """Height and width of the images that a checkpoint was made for; None if nothing tells.
 
     A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
@@ -106,13 +108,13 @@ def usual_size(foreign: Foreign, model: Any) -> load_lib.Size | None:
     return foreign.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
 
 
-def crop(size: load_lib.Size) -> str:
+def crop(size: interop.Size) -> str:
     """The transforms that make images of any size ones of this height and width."""
     height, width = size
     return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
 
-def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = None) -> Run:
+def load_foreign(path: str | pathlib.Path, image_size: interop.Size | None = None) -> Run:
     """The classifier that a checkpoint holds, as if it were a run without data.
 
     Images are resized and cropped to the size that it was made for, and their bytes become
@@ -125,8 +127,8 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
     Raises:
       UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
-    foreign = load_lib.read(path)
-    model, variables = load_lib.from_foreign(foreign, image_size)
+    foreign = interop.read(path)
+    model, variables = interop.from_foreign(foreign, image_size)
     size = image_size or usual_size(foreign, model)
     if size is None:
         raise UserError(f'{path} does not tell the size of its images: give --image-size')
@@ -134,12 +136,12 @@ def load_foreign(path: str | pathlib.Path, image_size: load_lib.Size | None = No
         {
             'batch_size': 64,
             'model': foreign.model,
-            'task': {'name': 'classify'},
+            'task': {'name': FOREIGN_TASK},
             'data': {'source': '', 'split': '', 'transforms': crop(size)},
             'evals': {},
         }
     )
-    channels = load_lib.channels(variables['params'])
+    channels = interop.channels(variables['params'])
     image = {'channels': channels, 'size': None}
     task = construct.task_class(config)()
     names = foreign.class_names

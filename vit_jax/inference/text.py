@@ -15,8 +15,7 @@ from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
 from vit_jax.data.vocabulary import Codec
 from vit_jax.errors import UserError
-from vit_jax.inference import images as image_files
-from vit_jax.inference.load import Run
+from vit_jax.inference.load import Run, eval_section
 from vit_jax.ops.search import Search, decode
 
 WINDOW = 4096  # sentences that are sorted by their lengths together
@@ -49,7 +48,7 @@ class Translation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class SentenceReader:
     """Makes ids of sentences the way a run does with its evaluation data.
 
     Attributes:
@@ -81,14 +80,30 @@ class Reader:
         ids = np.append(whole[:kept], np.int32(vocabulary.EOS))
         return Sentence(ids, self.vocab.decode(whole[kept:]))
 
+    def read_whole(self, line: str, side: str = 'source') -> np.ndarray:
+        """The ids [n] of a line that may be neither empty nor cut.
 
-def reader(run: Run) -> Reader:
+        Raises:
+          UserError: if it is, or as `read`.
+        """
+        ids, cut = self.read(line, side)
+        if not len(ids):
+            raise UserError(f'the {side} sentence is empty')
+        if cut:
+            raise UserError(
+                f'the {side} sentence is longer than the {len(ids) - 1} tokens that the model has '
+                f'seen: leave out {cut!r}'
+            )
+        return ids
+
+
+def sentence_reader(run: Run) -> SentenceReader:
     """The reader for a run's model; the data themselves are not needed.
 
     Raises:
       UserError: if the run does not translate text.
     """
-    section, data = image_files.eval_section(run.config), run.config.data
+    section, data = eval_section(run.config), run.config.data
     path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
     if not hasattr(run.model, 'decode_step'):
         raise UserError(f'{run.workdir}: model {run.config.model.name!r} does not translate')
@@ -96,7 +111,7 @@ def reader(run: Run) -> Reader:
     if vocab is None or not bounds:
         raise UserError(f'{run.workdir}: the model of this run was not trained on text')
     steps = [section.get('transforms', ''), '' if path else 'tokenize']
-    return Reader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
+    return SentenceReader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +127,7 @@ class Translator:
     """
 
     run: Run
-    reader: Reader
+    reader: SentenceReader
     search: Search
     batch_size: int = 32
     seed: int = 0
@@ -167,3 +182,10 @@ class Translator:
             return decode(apply, source, self.search, keys)
 
         return jax.jit(translate)
+
+
+def own_translation(run: Run, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
+    """The ids [m] of what a run itself makes of a source [n], by the search of its task."""
+    translate = Translator(run, reader, getattr(run.task, 'decoding', Search()))
+    (found,) = translate([Sentence(source, '')])
+    return np.array(found[0].tokens, np.int32)

@@ -26,6 +26,16 @@ def style(axes: Axes, title: str) -> None:
     axes.tick_params(colors=FAINT, labelsize=9, length=0)
 
 
+def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
+    """An image of any range and channels as uint8 RGB, its shorter side at least `side`."""
+    if image.dtype != np.uint8:
+        low, high = image.min(), image.max()
+        image = np.round((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
+    factor = -(-side // min(image.shape[:2]))
+    image = image.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.ascontiguousarray(np.broadcast_to(image, (*image.shape[:2], 3)))
+
+
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
     """An image [H, W, 3] without axes, its title above it."""
     axes.imshow(image, interpolation='nearest')

@@ -1,0 +1,168 @@
+"""`predict` of a task that the package does not know: its module shows what it predicts."""
+
+import json
+import sys
+from unittest.mock import ANY
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax.config.load import to_json
+from vit_jax.inference import load
+from vit_jax.models import vit
+
+TASK = """
+import dataclasses
+import jax
+import jax.numpy as jnp
+from vit_jax.nn.stochastic import example_keys
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    rngs = ('noise',)
+
+    def inputs(self, batch):
+        return (jnp.asarray(batch['image'], jnp.float32),)
+
+    def predict(self, apply, batch):
+        tokens = apply(*self.inputs(batch))['tokens']
+        brightness = batch['image'].mean((1, 2, 3))
+        return {'brightness': brightness, 'tokens': tokens, 'noise': apply(method=draw)}
+
+
+def draw(model):
+    return jax.vmap(jax.random.uniform)(example_keys(model.make_rng('noise'), 1))
+"""
+VIZ = """
+from matplotlib.figure import Figure
+
+COLUMNS = ('at', 'brightness')
+
+def add_flags(parser):
+    parser.add_argument('--threshold', type=float, default=0.5)
+
+def rows(prediction, photo, context):
+    brightness = float(prediction['brightness']) / 255
+    if brightness < context.flags.threshold:
+        return []
+    noise = float(prediction['noise'])
+    return [{'brightness': brightness, 'at': photo.original.shape, 'noise': noise}]
+
+def draw(predictions, photos, context):
+    figure = Figure(figsize=(2, 1))
+    figure.suptitle(f'{len(photos)} images above {context.flags.threshold}')
+    return figure
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A package of the user's with a task and the module that shows what it predicts."""
+    for room, text in (('tasks', TASK), ('viz', VIZ)):
+        folder = tmp_path / 'toy_lab' / room
+        folder.mkdir(parents=True)
+        (folder / 'glow.py').write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / 'toy_lab'
+    for name in [name for name in sys.modules if name.split('.')[0] == 'toy_lab']:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def run(lab, tmp_path, monkeypatch):
+    """A folder with the config of a run, and in place of a checkpoint random weights."""
+    data = dict(source='digits', split='test', transforms="resize(8)|keep('image', 'label')")
+    fields = dict(patch_size=4, width=8, depth=1, mlp_dim=8, num_heads=2)
+    config = ConfigDict(
+        dict(task=dict(name='toy_lab.tasks.glow'), model=dict(name='vit', **fields), data=data)
+    )
+    config.evals = {}
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    (folder / 'config.json').write_text(to_json(config))
+    model = vit.Model(**fields)
+    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 8, 8, 1), np.float32))
+    meta = {'image': {'channels': 1, 'size': None}}
+    monkeypatch.setattr(load.checkpointer, 'load_mean', lambda *args: (3, variables, meta))
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name, grey in (('bright', 204), ('dark', 51)):
+        Image.new('L', (30, 20), grey).save(tmp_path / f'{name}.png')
+    return [str(tmp_path / f'{name}.png') for name in ('bright', 'dark')]
+
+
+def test_its_flags_choose_its_rows(run, photos, capsys):
+    words = ['predict', '--workdir', str(run), *photos]
+    assert cli.main([*words, '--threshold', '0.3', '--json']) == 0
+    bright, dark = json.loads(capsys.readouterr().out)['images']
+    assert bright['predictions'] == [
+        {'brightness': pytest.approx(0.8), 'at': [20, 30, 1], 'noise': ANY}
+    ]
+    assert dark['predictions'] == []
+    assert cli.main([*words, '--threshold', '0.1']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if '20, 30' in line] == [
+        ['20,', '30,', '1', '0.8000'],
+        ['20,', '30,', '1', '0.2000'],
+    ]
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_number(run, photos, capsys):
+    drawn = []
+    for seed, files in ((0, photos), (0, [photos[0], photos[0]]), (1, photos)):
+        words = ['--threshold', '0', '--seed', str(seed), '--json']
+        assert cli.main(['predict', '--workdir', str(run), *files, *words]) == 0
+        images = json.loads(capsys.readouterr().out)['images']
+        drawn.append([image['predictions'][0]['noise'] for image in images])
+    assert drawn[0] == drawn[1]
+    assert len({*drawn[0], *drawn[2]}) == 4
+
+
+def test_its_picture(run, photos, tmp_path, capsys):
+    out = tmp_path / 'new' / 'out.svg'
+    assert cli.main(['predict', '--workdir', str(run), *photos, '--out', str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert out.read_text().startswith('<?xml')
+
+
+def test_help_shows_the_flags_of_the_task(run, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(['predict', '--workdir', str(run), '--help'])
+    said = capsys.readouterr().out
+    assert '--threshold' in said and '--top' not in said
+
+
+@pytest.mark.parametrize(
+    ('change', 'words', 'message'),
+    [
+        ({}, ['--top', '3'], "unknown flag '--top'"),
+        ({}, ['--out', 'a.bmp'], 'must end in .png'),
+        ({'viz/glow.py': 'def rows(*args): ...'}, ['--out', 'a.png'], 'draws no picture'),
+        ({'viz/glow.py': 'x = 1'}, [], "'toy_lab.viz.glow' does not show"),
+        ({'viz/glow.py': None}, [], "no module 'toy_lab.viz.glow' to show what task"),
+        ({'tasks/glow.py': TASK.replace('predict', 'foresee')}, [], 'has no predictions'),
+    ],
+)
+def test_mistakes_are_one_line(lab, run, photos, capsys, change, words, message):
+    for name, text in change.items():
+        (lab / name).unlink()
+        if text is not None:
+            (lab / name).write_text(text)
+    assert cli.main(['predict', '--workdir', str(run), *photos, *words]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count('\n')) == ('', 1)
+    assert message in captured.err
+
+
+def test_a_task_outside_of_a_package_of_tasks(lab, run, photos, capsys):
+    text = (run / 'config.json').read_text()
+    (run / 'config.json').write_text(text.replace('toy_lab.tasks.glow', 'toy_lab.glow'))
+    assert cli.main(['predict', '--workdir', str(run), *photos]) == 2
+    assert "in a package of the name tasks, as 'my_lab.tasks.foo'" in capsys.readouterr().err

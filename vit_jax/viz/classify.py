@@ -1,0 +1,94 @@
+"""What a classifier predicts: the most probable classes of every image."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from vit_jax.errors import UserError
+from vit_jax.viz import figures
+from vit_jax.viz.predictions import Context, Photo
+
+COLUMNS = ('class', 'probability')
+BAR = 'probability'
+ACROSS = 4  # images in a row of the picture
+WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How many classes are shown."""
+    parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to show')
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """The most probable classes of an image, the most probable first.
+
+    Raises:
+      UserError: if the model predicts no classes of whole images, or none are to be shown.
+    """
+    probs = prediction.get('probs')
+    if probs is None:
+        raise UserError('the model has no head, so that it predicts no classes')
+    if probs.ndim != 1:
+        raise UserError('the model predicts a class for every patch, and none for the image')
+    if context.flags.top < 1:
+        raise UserError(f'--top {context.flags.top}: must be at least 1')
+    return [
+        {'label': label, 'class': context.class_name(label), 'probability': float(probs[label])}
+        for label in top_classes(probs, context.flags.top)
+    ]
+
+
+def top_classes(probs: Float[np.ndarray, ' C'], k: int) -> list[int]:
+    """The `k` most probable classes, or all if there are fewer; of equal ones the first leads."""
+    return (-probs).argsort(kind='stable')[:k].tolist()
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """The images as the model sees them, and under each the bars of its classes."""
+    listed = [rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)]
+    columns = min(ACROSS, len(photos))
+    lines = math.ceil(len(photos) / columns)
+    tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
+    room = max(map(len, listed))
+    heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
+    layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
+    figure = Figure(figsize=(WIDTH * columns, sum(heights)), layout=layout)
+    grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
+    for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
+        line, column = divmod(i, columns)
+        picture = figures.as_picture(photo.image)
+        above, below = (figure.add_subplot(grid[2 * line + part, column]) for part in (0, 1))
+        figures.show_image(above, picture, _short(photo.path.name), size=9)
+        above.set_anchor('S')
+        _draw_bars(below, classes, room)
+    return figure
+
+
+def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> None:
+    """A line a class, its name over its bar; the most probable stands highest."""
+    places = range(len(classes))
+    shares = [row['probability'] for row in classes]
+    axes.barh(places, shares, height=0.86, color=figures.COLOURS[0], alpha=0.3)
+    for place, row in zip(places, classes, strict=True):
+        style: dict[str, Any] = {'va': 'center', 'fontsize': 8, 'color': figures.INK}
+        axes.text(0.02, place, _short(row['class']), parse_math=False, **style)
+        axes.text(0.99, place, f'{row["probability"]:.3f}', ha='right', **style)
+    axes.set(xlim=(0, 1), ylim=(room + 0.5, -0.5))  # a line of air below
+    axes.set_axis_off()
+
+
+def _short(name: str, most: int = 26) -> str:
+    return name if len(name) <= most else f'{name[: most - 1]}…'

@@ -1,0 +1,107 @@
+"""What `predict` shows, and where it finds who shows it.
+
+What a task `foo` predicts is shown by the module `vit_jax.viz.foo`, what the task
+`my_lab.tasks.foo` of a user predicts by `my_lab.viz.foo`. Such a module has
+
+    rows(prediction, photo, context)        the lines of the table and of the JSON, a dict each
+
+and may have
+
+    draw(predictions, photos, context)      the figure that `--out` writes
+    add_flags(parser)                       further flags, whose values are in `context.flags`
+    COLUMNS                                 the keys that the table shows; by default every one
+    BAR                                     a key of values in [0, 1], of which it draws bars
+
+where a prediction is {name: array} of one image, as the task's `predict` names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import pathlib
+from types import ModuleType
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Photo:
+    """An image file, and what the model gets of it.
+
+    Attributes:
+      path: of the file.
+      original: its pixels [Y, X, C].
+      fields: what a batch has of it, above all `image` [H, W, C].
+      note: what was done to it, for people.
+    """
+
+    path: pathlib.Path
+    original: UInt8[np.ndarray, 'Y X C']
+    fields: dict[str, np.ndarray]
+    note: str
+
+    @property
+    def image(self) -> np.ndarray:
+        """What the model sees [H, W, C]."""
+        return self.fields['image']
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What all images of a call have in common.
+
+    Attributes:
+      class_names: of the run's data; empty where they had none.
+      flags: of the command, those of the task's module among them.
+    """
+
+    class_names: tuple[str, ...]
+    flags: argparse.Namespace
+
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number where the data has no names."""
+        return self.class_names[label] if label < len(self.class_names) else f'class {label}'
+
+
+def module_of(task: str) -> ModuleType:
+    """The module that shows what a task predicts.
+
+    Args:
+      task: `config.task.name`.
+
+    Raises:
+      UserError: if there is none, or it has no `rows`.
+    """
+    path = _path(task)
+    try:
+        found = importlib.util.find_spec(path) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise UserError(
+            f'there is no module {path!r} to show what task {task!r} predicts; '
+            'for sentences, use translate'
+        )
+    module = importlib.import_module(path)
+    if not hasattr(module, 'rows'):
+        raise UserError(f'the module {path!r} does not show what task {task!r} predicts: no rows()')
+    return module
+
+
+def _path(task: str) -> str:
+    package, _, name = task.rpartition('.')
+    if not package:
+        return f'vit_jax.viz.{name}'
+    home, _, room = package.rpartition('.')
+    if room != 'tasks':
+        raise UserError(
+            f'task {task!r}: predictions are shown for tasks in a package of the name tasks, as '
+            "'my_lab.tasks.foo', by a module beside it, 'my_lab.viz.foo'"
+        )
+    return f'{home}.viz.{name}' if home else f'viz.{name}'
