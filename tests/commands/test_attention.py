@@ -9,6 +9,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
+from vit_jax.inference.attention import choose_stack, look, stacked
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
 def test_weights_belong_to_the_prediction(smoke_run):
     run = inference_lib.load_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
-    outputs, weights = attention.look(run, {'image': image})
+    outputs, maps = look(run, {'image': image})
+    weights = stacked(choose_stack(maps))
     expected = jax.jit(run.model.apply)(run.variables, image / np.float32(127.5) - 1)
     np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-5)
     assert weights.shape == (1, 4, 16, 16)
@@ -45,7 +47,11 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
     for words, message in [
         (['--out', out, '--query', 'dog'], 'ROW,COL'),
         (['--out', out, '--query', '4,0'], 'outside of the grid of 4 x 4'),
+        (['--out', out, '--query', '4'], 'outside of the grid of 4 x 4'),
         (['--out', out, '--layer', '1'], 'there is no layer 1'),
+        (['--out', out, '--head', '1'], 'the heads of the layer are all drawn'),
+        (['--out', out, '--map', 'decoder'], "unknown attention map 'decoder'"),
+        (['--out', out, '--map', '('], "'(' is no regular expression"),
         (['--out', out, '--image-size', '9'], 'patch_size'),
         (['--out', out, '--image-size', '0'], '--image-size 0'),
         (['--out', str(tmp_path / 'out.bmp')], 'must end in .png'),
@@ -63,7 +69,8 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
 def test_queries():
     assert attention.parse_query('cls') is None
     assert attention.parse_query('2,13') == (2, 13)
-    for wrong in ('', '2', '2,', '-1,2', '2,3,4'):
+    assert attention.parse_query('7') == (7,)
+    for wrong in ('', '2,', '-1,2', '2,3,4'):
         with pytest.raises(UserError, match='ROW,COL'):
             attention.parse_query(wrong)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 
 import jax
@@ -11,19 +10,27 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax.commands import _alignment
+from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference import load as inference_lib
-from vit_jax.inference import text as text_lib
+from vit_jax.inference.attention import choose_stack, look, sentence_axes, stacked
+from vit_jax.inference.load import load_run
+from vit_jax.inference.predict import batch_of_one
+from vit_jax.inference.text import sentence_reader
 from vit_jax.models import rnn_seq2seq
 from vit_jax.viz import alignment
 
 SENTENCE = 'Two dogs play.'
 
 
+def weights_of(run, source, target, pattern=''):
+    """The weights [L H Q K] of a stack of maps between two sentences."""
+    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
+    return stacked(choose_stack(maps, pattern))
+
+
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return inference_lib.load_run(translating_run)
+    return load_run(translating_run)
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +43,7 @@ def lstm_run(run):
 
 
 def ids_of(run, *sentences):
-    reader = text_lib.reader(run)
+    reader = sentence_reader(run)
     return [reader.read(sentence).ids for sentence in sentences]
 
 
@@ -65,44 +72,51 @@ def test_digits(reversing_run, tmp_path, capsys):
 def test_weights_do_not_look_at_what_follows(run):
     """The row of a token is that before the token is read, and rows before it do not change."""
     source, target = ids_of(run, SENTENCE, 'Zwei Hunde spielen.')
-    weights = _alignment.look(run, source, target, of_source=False)
+    weights = weights_of(run, source, target)
     assert weights.shape == (2, 2, len(target), len(source))
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     other = np.append(target[:-2], [9, 2]).astype(np.int32)
-    changed = _alignment.look(run, source, other, of_source=False)
+    changed = weights_of(run, source, other)
     np.testing.assert_allclose(changed[:, :, :-1], weights[:, :, :-1], atol=1e-6)
     assert np.abs(changed[:, :, -1] - weights[:, :, -1]).max() > 1e-4
 
 
 def test_self_attention_is_that_of_the_source(run):
     source, target = ids_of(run, SENTENCE, 'Zwei Hunde.')
-    weights = _alignment.look(run, source, target, of_source=True)
+    weights = weights_of(run, source, target, 'encoder')
     assert weights.shape == (2, 2, len(source), len(source))
-    other = _alignment.look(run, source, target[::-1].copy(), of_source=True)
+    other = weights_of(run, source, target[::-1].copy(), 'encoder')
     np.testing.assert_array_equal(weights, other)
+
+
+def test_the_decoder_looks_at_the_tokens_before(run, translating_run, tmp_path, capsys):
+    source, target = ids_of(run, SENTENCE, 'Zwei Hunde.')
+    weights = weights_of(run, source, target, 'decoder/block_[01]$')
+    assert weights.shape == (2, 2, len(target), len(target))
+    assert not np.triu(weights, 1).any()
+    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
+    (own,) = choose_stack(maps, 'decoder/block_1$')
+    (who, rows), (whom, columns) = sentence_axes(own, source, target)
+    assert (who, whom) == ('target', 'target before')
+    np.testing.assert_array_equal(rows, target)
+    np.testing.assert_array_equal(columns[1:], target[:-1])
+    out = str(tmp_path / 'map.png')
+    words = ['--workdir', str(translating_run), '--map', 'decoder/block_.$', '--out', out]
+    assert cli.main(['attention', *words, SENTENCE, 'Zwei Hunde.']) == 0
+    assert f'{len(target)} x {len(target)} tokens' in capsys.readouterr().out
 
 
 def test_an_lstm(lstm_run):
     source, target = ids_of(lstm_run, SENTENCE, 'Zwei Hunde.')
-    weights = _alignment.look(lstm_run, source, target, of_source=False)
+    weights = weights_of(lstm_run, source, target)
     assert weights.shape == (1, 1, len(target), len(source))
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
-    args = argparse.Namespace(inputs=[SENTENCE], layer=-1, head=None, of_source=False)
-    figure, line = _alignment.draw(lstm_run, args)
+    args = command.make_parser().parse_args(['--out', 'a.png', SENTENCE])
+    figure, line = command.draw_text(lstm_run, args)
     assert line.startswith('1 layers x 1 heads, ')
     assert figure.axes[0].get_images()[0].get_array().shape[1] == len(source)
-    with pytest.raises(UserError, match="keeps no attention weights in 'encoder'"):
-        _alignment.look(lstm_run, source, target, of_source=True)
-
-
-def test_heads_and_layers():
-    weights = np.random.default_rng(0).dirichlet(np.ones(4), (3, 2, 5))
-    mean, words = alignment.choose(weights)
-    np.testing.assert_allclose(mean, weights[2].mean(0))
-    assert words == 'layer 2, mean of 2 heads'
-    one, words = alignment.choose(weights, layer=-3, head=1)
-    np.testing.assert_array_equal(one, weights[0, 1])
-    assert words == 'layer 0, head 1'
+    with pytest.raises(UserError, match=r"unknown attention map 'encoder'.*decoder/cross"):
+        weights_of(lstm_run, source, target, 'encoder')
 
 
 def test_labels_are_the_pieces():
@@ -134,9 +148,9 @@ def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
         ([*text, 'A dog.', '--layer', '2'], 'there is no layer 2'),
         ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size are of images'),
         ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
-        ([*image, 'a.png', '--self'], '--head and --self are of runs that translate'),
+        ([*image, 'a.png', '--self'], '--self is of runs that translate'),
         ([*image, 'a.png', 'b.png'], "unexpected 'b.png'"),
-        (['predict', '--workdir', str(translating_run), 'a.png'], 'not trained on images; use t'),
+        (['predict', '--workdir', str(translating_run), 'a.png'], 'for sentences, use translate'),
     ]:
         assert cli.main(argv) == 2
         captured = capsys.readouterr()

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax.commands import attention
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
+from vit_jax.inference.attention import choose_stack, look, stacked
 from vit_jax.interop import bit, files, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit
 
@@ -138,7 +138,8 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 def test_attention_weights_are_those_of_the_resized_model(folder):
     run = inference_lib.load_foreign(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
-    outputs, weights = attention.look(run, batch)
+    outputs, maps = look(run, batch)
+    weights = stacked(choose_stack(maps))
     assert weights.shape == (2, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     expected = jax.jit(run.model.apply)(run.variables, batch['image'] / np.float32(127.5) - 1)

@@ -141,7 +141,7 @@ def test_what_is_too_long_is_cut_and_said(run, command):
 
 
 def test_windows_and_batches_do_not_show(run, monkeypatch):
-    reader = text_lib.reader(run)
+    reader = text_lib.sentence_reader(run)
     sentences = [reader.read(line) for line in [*LINES, LONG]]
     search = Search('greedy', extra_len=2)
     whole = list(text_lib.Translator(run, reader, search)(sentences))
@@ -154,7 +154,7 @@ def test_windows_and_batches_do_not_show(run, monkeypatch):
 
 
 def test_few_shapes(run):
-    reader = text_lib.reader(run)
+    reader = text_lib.sentence_reader(run)
     sentences = [reader.read(line) for line in ['A dog runs.'] * 70 + ['A'] * 3]
     translate = text_lib.Translator(run, reader, Search(), batch_size=32)
     batches = list(translate._batches(sentences, range(73)))
@@ -192,13 +192,13 @@ def test_a_run_without_text(run):
     config.evals = {}
     del config.data.vocab
     with pytest.raises(UserError, match='was not trained on text'):
-        text_lib.reader(dataclasses.replace(run, config=config))
+        text_lib.sentence_reader(dataclasses.replace(run, config=config))
 
 
 def test_a_run_may_turn_the_pairs_round(run):
     config = run.config.copy_and_resolve_references()
     config.evals.val.transforms = 'swap|lower|tokenize(16)'
-    turned = text_lib.reader(dataclasses.replace(run, config=config))
+    turned = text_lib.sentence_reader(dataclasses.replace(run, config=config))
     ids, cut = turned.read('Ein Hund.')
     assert (turned.vocab.decode(ids), cut) == ('ein hund.', '')
 
@@ -217,7 +217,7 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
 def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     """Their text is that of the source, which the run needs no file for."""
     run = inference_lib.load_run(reversing_run)
-    reader = text_lib.reader(run)
+    reader = text_lib.sentence_reader(run)
     assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
     assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'
     argv = ['translate', '--workdir', str(reversing_run)]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands import _alignment
 from vit_jax.commands._model import add_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
+from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
 SIDE = 336  # pixels; smaller images are enlarged to be drawn
@@ -17,24 +17,7 @@ SIDE = 336  # pixels; smaller images are enlarged to be drawn
 
 def main(argv: Sequence[str]) -> int:
     """Writes one picture."""
-    parser = Parser('attention', __doc__)
-    add_model_flags(parser)
-    parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
-    parser.add_argument('--layer', type=int, default=-1, help='whose heads to draw; -1 is the last')
-    parser.add_argument(
-        '--query',
-        metavar='cls|ROW,COL',
-        help='who looks in an image: the class token, which is the default (the mean over all '
-        'patches without one), or one patch',
-    )
-    _alignment.add_flags(parser)
-    parser.add_argument(
-        'inputs',
-        nargs='+',
-        metavar='input',
-        help='a JPEG, PNG or WebP file; or a sentence, and its translation if not the model is '
-        'to translate it',
-    )
+    parser = make_parser()
     args = parser.parse_args(argv)
     parse_query(args.query)
     image_size(args)
@@ -44,74 +27,102 @@ def main(argv: Sequence[str]) -> int:
     figures.check_format(args.out, '--out')
     run = open_model(parser, args)
     sharding.use_compilation_cache()
-    of_text = hasattr(run.model, 'decode_step')
-    check_inputs(parser, args, of_text)
-    figure, line = _alignment.draw(run, args) if of_text else draw(run, args)
-    try:
-        path = figures.save(figure, args.out)
-    except OSError as e:
-        raise UserError(f'--out {args.out!r} cannot be written: {e.strerror}') from e
-    print(f'{path}: {line}')
+    check_inputs(parser, args, of_text=not run.image)
+    figure, line = draw_image(run, args) if run.image else draw_text(run, args)
+    print(f'{save_figure(figure, args.out, "--out")}: {line}')
     return 0
 
 
+def make_parser() -> Parser:
+    """The flags."""
+    parser = Parser('attention', __doc__)
+    add_model_flags(parser)
+    parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
+    parser.add_argument(
+        '--map',
+        metavar='NAME',
+        help='a stack of layers, or a regular expression that the names of its maps begin with, as '
+        "'encoder' or 'decoder/.*cross'; the last stack by default",
+    )
+    parser.add_argument('--layer', type=int, default=-1, help='of the stack; -1 is the last')
+    parser.add_argument(
+        '--head', type=int, help='one head of the layer, where not all are drawn; else their mean'
+    )
+    parser.add_argument(
+        '--query',
+        metavar='cls|ROW,COL|N',
+        help='who looks in an image: the class token, which is the default (the mean over all '
+        'patches without one), one patch, or one query of a decoder',
+    )
+    parser.add_argument(
+        '--self',
+        action='store_true',
+        dest='of_source',
+        help="of text: the encoder's attention of the source to itself, as --map encoder",
+    )
+    parser.add_argument(
+        'inputs',
+        nargs='+',
+        metavar='input',
+        help='a JPEG, PNG or WebP file; or a sentence, and its translation if not the model is '
+        'to translate it',
+    )
+    return parser
+
+
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
-    """Raises UserError for flags or inputs that this kind of model has no use for."""
+    """Raises UserError for flags or inputs that a run on such data has no use for."""
     if of_text and (args.query or args.image_size):
         parser.error('--query and --image-size are of images, and this run translates')
-    if not of_text and (args.of_source or args.head is not None):
-        parser.error('--head and --self are of runs that translate')
+    if not of_text and args.of_source:
+        parser.error('--self is of runs that translate')
+    if args.of_source and args.map:
+        parser.error('give one of --self and --map')
     if len(args.inputs) > (2 if of_text else 1):
         parser.error(f'unexpected {args.inputs[-1]!r}')
 
 
-def draw(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The picture of one image, and a line about it."""
-    from vit_jax.inference import images as image_files
-    from vit_jax.nn.patches import patch_grid
-    from vit_jax.viz import attention
-
-    if (stride := getattr(run.model, 'stride', None)) is None:
-        raise UserError(f'model {run.config.model.name!r} has no attention to draw')
-    photo = image_files.reader(run).read(args.inputs[0], image_size(args))
-    outputs, weights = look(run, photo.batch)
-    height, width = photo.image.shape[:2]
-    grid = patch_grid(height, width, stride)
-    figure = attention.draw(
-        image_files.as_picture(photo.image, SIDE),
-        weights,
-        grid,
-        layer=args.layer,
-        query=parse_query(args.query),
-        title=caption(photo.path.name, outputs, run.class_names),
-    )
-    depth, heads = weights.shape[:2]
-    size = f'{grid[0]} x {grid[1]} patches'
-    return figure, f'{depth} layers x {heads} heads, {size}; {photo.note}'
-
-
-def parse_query(text: str | None) -> tuple[int, int] | None:
-    """`cls` or no flag -> None, `2,3` -> (2, 3); raises UserError for anything else."""
+def parse_query(text: str | None) -> tuple[int, ...] | None:
+    """`cls` or no flag -> None, `2,3` -> (2, 3), `7` -> (7,); raises UserError for another."""
     if text in (None, 'cls'):
         return None
-    if not (match := re.fullmatch(r'(\d+),(\d+)', text)):
-        raise UserError(f"--query {text!r}: write 'cls' or the patch as ROW,COL, for example 2,3")
-    return int(match[1]), int(match[2])
+    if not re.fullmatch(r'\d+(,\d+)?', text):
+        raise UserError(
+            f"--query {text!r}: write 'cls', the patch as ROW,COL, for example 2,3, or the number "
+            'of a query'
+        )
+    return tuple(map(int, text.split(',')))
 
 
-def look(run: Any, batch: Any) -> tuple[dict[str, Any], Any]:
-    """The model's outputs for a batch of one image, and the attention weights [L, H, N, N]."""
-    import jax
+def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
+    """The picture of what is looked at in one image, and a line about it."""
+    from vit_jax.inference import attention as maps_of
+    from vit_jax.inference.images import photo_reader
+    from vit_jax.inference.predict import batch_of_one
+    from vit_jax.viz import attention, figures
 
-    from vit_jax.viz import attention
-
-    @jax.jit
-    def apply(variables: Any, batch: Any) -> Any:
-        inputs = run.task.inputs(batch)
-        return run.model.apply(variables, *inputs, train=False, mutable=['intermediates'])
-
-    outputs, sown = apply(run.variables, batch)
-    return outputs, attention.stack_weights(sown.get('intermediates', {}))[:, 0]
+    photo = photo_reader(run).read(args.inputs[0], image_size(args))
+    outputs, maps = maps_of.look(run, batch_of_one(photo.fields))
+    stack = maps_of.choose_stack(maps, args.map or '')
+    weights, last = maps_of.stacked(stack), stack[-1]
+    if len(last.key_grid) != 2:
+        raise UserError(f'{last.name} does not look at the image: choose another with --map')
+    options: dict[str, Any] = {
+        'layer': args.layer,
+        'title': caption(photo.path.name, outputs, run.class_names),
+    }
+    picture, query = figures.as_picture(photo.image, SIDE), parse_query(args.query)
+    if len(last.query_grid) == 1 and args.query is None:
+        figure = attention.draw_queries(picture, weights, last.key_grid, head=args.head, **options)
+    elif args.head is not None:
+        raise UserError(f'--head {args.head}: the heads of the layer are all drawn')
+    else:
+        figure = attention.draw_layers(
+            picture, weights, last.query_grid, last.key_grid, query=query, **options
+        )
+    depth, heads = weights.shape[:2]
+    size = ' x '.join(map(str, last.key_grid))
+    return figure, f'{depth} layers x {heads} heads, {size} patches; {photo.note}'
 
 
 def caption(name: str, outputs: dict[str, Any], class_names: Sequence[str]) -> str:
@@ -122,3 +133,38 @@ def caption(name: str, outputs: dict[str, Any], class_names: Sequence[str]) -> s
     if logits.ndim != 2 or len(class_names) != logits.shape[1]:
         return name
     return f'{name}: {class_names[int(logits[0].argmax())]}'
+
+
+def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
+    """The map between the words of two sentences, or of one to itself, and a line about it.
+
+    Raises:
+      UserError: if the run does not translate text, or the sentences do not fit it.
+    """
+    from vit_jax.inference import attention as maps_of
+    from vit_jax.inference.predict import batch_of_one
+    from vit_jax.inference.text import own_translation, sentence_reader
+    from vit_jax.viz import alignment, attention
+
+    reader = sentence_reader(run)
+    source = reader.read_whole(args.inputs[0], 'source')
+    if len(args.inputs) > 1:
+        target = reader.read_whole(args.inputs[1], 'target')
+    else:
+        target = own_translation(run, reader, source)
+    _, maps = maps_of.look(run, batch_of_one({'source': source, 'target': target}))
+    stack = maps_of.choose_stack(maps, 'encoder' if args.of_source else args.map or '')
+    weights = maps_of.stacked(stack)
+    chosen, words = attention.of_layer(weights, args.layer, args.head)
+    (who, rows), (whom, columns) = maps_of.sentence_axes(stack[-1], source, target)
+    kind = 'self-attention' if whom.startswith(who) else 'attention'
+    figure = alignment.draw(
+        chosen,
+        reader.vocab.pieces(rows),
+        reader.vocab.pieces(columns),
+        names=(who, whom),
+        title=f'{run.config.model.name}: {kind}, {words}',
+    )
+    depth, heads = weights.shape[:2]
+    line = f'{depth} layers x {heads} heads, {len(rows)} x {len(columns)} tokens'
+    return figure, line if who == 'source' else f'{line}; {reader.vocab.decode(target)}'

@@ -11,36 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from vit_jax.errors import UserError
 from vit_jax.viz import figures
 
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
 CELL, MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
-
-
-def choose(
-    weights: Float[np.ndarray, 'L H N M'], layer: int = -1, head: int | None = None
-) -> tuple[Float[np.ndarray, 'N M'], str]:
-    """The weights of a head, or the mean over the heads of a layer, and words for them.
-
-    Args:
-      weights: of one example.
-      layer: counted from 0, or from the end if negative.
-      head: counted from 0; None for the mean.
-
-    Raises:
-      UserError: if there is no such layer or head.
-    """
-    depth, heads = weights.shape[:2]
-    if not -depth <= layer < depth:
-        raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
-    if head is not None and not 0 <= head < heads:
-        raise UserError(f'there is no head {head}: a layer has {heads}, 0 to {heads - 1}')
-    name = f'layer {layer % depth}'
-    if head is None:
-        words = '' if heads == 1 else f', mean of {heads} heads'
-        return weights[layer].mean(axis=0), name + words
-    return weights[layer, head], f'{name}, head {head}'
 
 
 def draw(

@@ -1,17 +1,15 @@
 """Where a Transformer looks: attention weights as heat maps over the image.
 
-Weights are numpy arrays [L, B, H, N, N]: layers, batch, heads, queries, keys; every row
-sums to one. Tokens are the patches of a grid row by row, after a class token if any.
+Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; every row sums to one. Tokens
+of an image are the patches of a grid row by row, after those that have no place in it, such as a
+class token.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any
+import math
 
 import numpy as np
-from flax import traverse_util
 from jaxtyping import Float, UInt8
 from matplotlib import colormaps
 from matplotlib.figure import Figure, SubFigure
@@ -21,44 +19,18 @@ from PIL import Image
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 
-Grid = tuple[int, int]  # rows and columns of patches
+Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) of what has no place in the image
+Weights = Float[np.ndarray, 'L H Q K']
 
 
-def stack_weights(
-    intermediates: Mapping[str, Any], stack: str = 'encoder', module: str = 'attention'
-) -> Float[np.ndarray, 'L B H N M']:
-    """The weights that the layers of an encoder or decoder have sown, in the order of the layers.
-
-    Args:
-      intermediates: the collection that `model.apply(..., mutable=['intermediates'])` returns,
-        of blocks `block_0`, `block_1`, ..., of scanned `blocks`, or of the stack itself where
-        its layers share one attention.
-      stack: path of the encoder's or decoder's module, '/'-joined.
-      module: of a block: its `attention`, or `cross`, that of a decoder to the encoder.
-
-    Raises:
-      UserError: if there are none.
-    """
-    flat = traverse_util.flatten_dict(dict(intermediates), sep='/')
-    place = rf'{re.escape(stack)}(/(block_(\d+)|blocks)/{re.escape(module)})?/attention'
-    pattern = re.compile(place)
-    found = {m: v[0] for k, v in flat.items() if (m := pattern.fullmatch(k))}
-    if not found:
-        raise UserError(f'this model keeps no attention weights in {stack!r}')
-    if len(found) == 1 and (scanned := np.asarray(next(iter(found.values())))).ndim == 5:
-        return scanned
-    layers = sorted(found, key=lambda m: int(m[3] or 0))
-    return np.stack([np.asarray(found[layer]) for layer in layers])
-
-
-def rollout(weights: Float[np.ndarray, 'L B H N N']) -> Float[np.ndarray, 'B N N']:
+def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
     """How much of each input token reaches each output token through all layers.
 
     The mean over heads, plus the identity for the residual connection, rows normalised
     to one, and multiplied from the last layer to the first (Abnar & Zuidema 2020,
     arXiv:2005.00928, section 3, as the ViT authors drew their figure 6).
     """
-    mixed = weights.mean(axis=2) + np.eye(weights.shape[-1])
+    mixed = weights.mean(axis=1) + np.eye(weights.shape[-1])
     mixed /= mixed.sum(axis=-1, keepdims=True)
     result = mixed[0]
     for layer in mixed[1:]:
@@ -67,32 +39,42 @@ def rollout(weights: Float[np.ndarray, 'L B H N N']) -> Float[np.ndarray, 'B N N
 
 
 def heat_map(
-    attention: Float[np.ndarray, '*rest N N'], grid: Grid, query: tuple[int, int] | None = None
+    attention: Float[np.ndarray, '*rest Q K'],
+    query_grid: Grid,
+    key_grid: Grid,
+    query: Grid | None = None,
 ) -> Float[np.ndarray, '*rest h w']:
     """How much a query looks at each patch.
 
     Args:
       attention: weights or a rollout; rows are queries.
-      grid: rows and columns of patches.
-      query: the patch (row, column) that looks; None for the class token, or for the
-        mean over all patches where the model has no class token.
+      query_grid: of the queries; those before it have no place in it.
+      key_grid: rows and columns of the patches that are looked at.
+      query: where in `query_grid` the query is; None for the class token, or for the mean over
+        all queries where there is none.
 
     Raises:
       UserError: if the query lies outside of the grid.
     """
-    height, width = grid
-    patches = height * width
-    first = attention.shape[-1] - patches
+    height, width = key_grid
+    first = attention.shape[-2] - math.prod(query_grid)
     if query is None:
         rows = attention[..., 0, :] if first else attention.mean(axis=-2)
     else:
-        row, column = query
-        if not (0 <= row < height and 0 <= column < width):
-            raise UserError(
-                f'the patch {row},{column} is outside of the grid of {height} x {width} patches'
-            )
-        rows = attention[..., first + row * width + column, :]
-    return rows[..., first:].reshape(*rows.shape[:-1], height, width)
+        rows = attention[..., first + _place(query, query_grid), :]
+    patches = rows[..., rows.shape[-1] - height * width :]
+    return patches.reshape(*rows.shape[:-1], height, width)
+
+
+def _place(query: Grid, grid: Grid) -> int:
+    """The number of a query in its grid."""
+    inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
+    if not inside:
+        name = ','.join(map(str, query))
+        size = ' x '.join(map(str, grid))
+        what = 'patches' if len(grid) == 2 else 'queries'
+        raise UserError(f'the query {name} is outside of the grid of {size} {what}')
+    return int(np.ravel_multi_index(query, grid))
 
 
 def overlay(
@@ -110,70 +92,132 @@ def overlay(
     return np.round(255 * ((1 - alpha) * grey + alpha * colour)).astype(np.uint8)
 
 
-def draw(
+def draw_layers(
     image: UInt8[np.ndarray, 'Y X 3'],
-    weights: Float[np.ndarray, 'L H N N'],
-    grid: Grid,
+    weights: Weights,
+    query_grid: Grid,
+    key_grid: Grid,
     *,
     layer: int = -1,
-    query: tuple[int, int] | None = None,
+    query: Grid | None = None,
     title: str = '',
 ) -> Figure:
-    """One picture: the image, the rollout, all layers, and the heads of one layer.
+    """One query: the image, the rollout, all layers, and the heads of one layer.
+
+    There is no rollout where queries and keys are different tokens.
 
     Args:
       image: as a person sees it.
       weights: of one example.
-      grid: rows and columns of patches.
+      query_grid, key_grid: see `heat_map`.
       layer: whose heads are shown, counted from 0, or from the end if negative.
       query: see `heat_map`.
       title: printed above everything.
 
     Raises:
-      UserError: if the model has no such layer, or the grid no such patch.
+      UserError: if the model has no such layer, or the grid no such query.
     """
     depth, heads = weights.shape[:2]
-    if not -depth <= layer < depth:
-        raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
-    chosen = layer % depth
-    layers = heat_map(weights.mean(axis=1), grid, query)
-    main = {
-        'input': image,
-        f'layer {chosen}, mean of heads': overlay(image, layers[chosen]),
-        'rollout': overlay(image, heat_map(rollout(weights[:, None])[0], grid, query)),
-    }
-    small = {
+    chosen = number_of_layer(depth, layer)
+    layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
+    large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
+    if query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
+        heat = heat_map(rollout(weights), query_grid, key_grid, query)
+        large['rollout'] = overlay(image, heat)
+    sections = {
         'Layers, mean of heads (each map is scaled to its own maximum)': {
             f'layer {i}': overlay(image, h) for i, h in enumerate(layers)
         },
         f'Heads of layer {chosen}': {
             f'head {i}': overlay(image, h)
-            for i, h in enumerate(heat_map(weights[chosen], grid, query))
+            for i, h in enumerate(heat_map(weights[chosen], query_grid, key_grid, query))
         },
     }
-    return _lay_out(title, main, small, _marker(image, grid, query), max(depth, heads))
+    return _lay_out(title, large, sections, _marker(image, query_grid, query), max(depth, heads))
+
+
+def draw_queries(
+    image: UInt8[np.ndarray, 'Y X 3'],
+    weights: Weights,
+    key_grid: Grid,
+    *,
+    layer: int = -1,
+    head: int | None = None,
+    title: str = '',
+) -> Figure:
+    """Every query of one layer, as of a decoder whose queries have no place in the image.
+
+    Args:
+      image: as a person sees it.
+      weights: of one example.
+      key_grid: rows and columns of the patches that are looked at.
+      layer: counted from 0, or from the end if negative.
+      head: one of its heads; None for their mean.
+      title: printed above everything.
+
+    Raises:
+      UserError: if the model has no such layer, or the layer no such head.
+    """
+    chosen, words = of_layer(weights, layer, head)
+    height, width = key_grid
+    maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
+    large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
+    pictures = {f'query {i}': overlay(image, heat) for i, heat in enumerate(maps)}
+    heading = f'Queries of {words} (each map is scaled to its own maximum)'
+    return _lay_out(title, large, {heading: pictures}, None, len(maps))
+
+
+def of_layer(
+    weights: Weights, layer: int = -1, head: int | None = None
+) -> tuple[Float[np.ndarray, 'Q K'], str]:
+    """The weights of a head, or the mean over the heads of a layer, and words for them.
+
+    Args:
+      weights: of one example.
+      layer: counted from 0, or from the end if negative.
+      head: counted from 0; None for the mean.
+
+    Raises:
+      UserError: if there is no such layer or head.
+    """
+    depth, heads = weights.shape[:2]
+    name = f'layer {number_of_layer(depth, layer)}'
+    if head is None:
+        words = '' if heads == 1 else f', mean of {heads} heads'
+        return weights[layer].mean(axis=0), name + words
+    if not 0 <= head < heads:
+        raise UserError(f'there is no head {head}: a layer has {heads}, 0 to {heads - 1}')
+    return weights[layer, head], f'{name}, head {head}'
+
+
+def number_of_layer(depth: int, layer: int) -> int:
+    """A layer counted from 0; raises UserError if the model has no such layer."""
+    if not -depth <= layer < depth:
+        raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
+    return layer % depth
 
 
 def _lay_out(
     title: str,
-    main: dict[str, np.ndarray],
-    small: dict[str, dict[str, np.ndarray]],
+    large: dict[str, np.ndarray],
+    sections: dict[str, dict[str, np.ndarray]],
     marker: Rectangle | None,
     most: int,
 ) -> Figure:
-    """Three large pictures above sections of small ones."""
+    """Large pictures above sections of small ones, at most `most` in a section."""
     inches, columns = 9.0, 6 if most <= 12 else 8
-    tall = main['input'].shape[0] / main['input'].shape[1]
-    rows = [1] + [-(-len(section) // columns) for section in small.values()]
-    sides = [inches / len(main)] + [inches / columns] * len(small)
+    across = len(large)
+    tall = large['input'].shape[0] / large['input'].shape[1]
+    rows = [1] + [-(-len(section) // columns) for section in sections.values()]
+    sides = [inches / across] + [inches / columns] * len(sections)
     heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
     figure = Figure(figsize=(inches, sum(heights)), layout='constrained')
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     parts = [figure.add_subfigure(spec[i]) for i in range(len(rows))]
-    _section(parts[0], title, main, 1, len(main), 10)
+    _section(parts[0], title, large, 1, across, 10)
     if marker is not None:
         parts[0].axes[0].add_patch(marker)
-    for part, n, (heading, pictures) in zip(parts[1:], rows[1:], small.items(), strict=True):
+    for part, n, (heading, pictures) in zip(parts[1:], rows[1:], sections.items(), strict=True):
         _section(part, heading, pictures, n, columns, 8)
     return figure
 
@@ -191,9 +235,9 @@ def _section(
         figures.show_image(part.add_subplot(rows, columns, i + 1), picture, name, size)
 
 
-def _marker(image: np.ndarray, grid: Grid, query: tuple[int, int] | None) -> Rectangle | None:
+def _marker(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | None:
     """A frame around the patch that looks."""
-    if query is None:
+    if query is None or len(grid) != 2:
         return None
     side = image.shape[0] / grid[0], image.shape[1] / grid[1]
     corner = query[1] * side[1] - 0.5, query[0] * side[0] - 0.5

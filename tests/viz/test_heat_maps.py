@@ -1,16 +1,10 @@
-"""Attention weights of real models, rollout, heat maps: what must hold for any weights."""
+"""Rollout, heat maps and their pictures: what must hold for any attention weights."""
 
-from operator import itemgetter
-
-import jax
 import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.models import vit
 from vit_jax.viz import attention, figures
-
-DEPTH = 11  # so that block_10 follows block_9 and not block_1
 
 
 @pytest.fixture
@@ -23,66 +17,30 @@ def random_weights(rng, *shape):
     return scores / scores.sum(-1, keepdims=True)
 
 
-def model_weights(**options):
-    """The attention weights of a small ViT on a 6 x 9 image in patches of 3."""
-    fields = {'patch_size': 3, 'width': 8, 'depth': DEPTH, 'mlp_dim': 8, 'num_heads': 2}
-    model = vit.Model(num_classes=3, **fields | options)
-    images = jax.random.normal(jax.random.key(1), (2, 6, 9, 3))
-    variables = jax.jit(model.clone(scan=True, remat=False).init)(jax.random.key(0), images)
-    if not model.scan:  # the same parameters, a block at a time
-        encoder = variables['params']['encoder']
-        blocks = encoder.pop('blocks')
-        layers = [jax.tree.map(itemgetter(i), blocks) for i in range(DEPTH)]
-        encoder |= {f'block_{i}': layer for i, layer in enumerate(layers)}
-    apply = jax.jit(lambda variables: model.apply(variables, images, mutable=['intermediates']))
-    _, sown = apply(variables)
-    return attention.stack_weights(sown['intermediates'])
-
-
-@pytest.mark.parametrize(('pool', 'tokens'), [('cls', 7), ('gap', 6), ('map', 6)])
-def test_weights_of_a_model(pool, tokens):
-    weights = model_weights(pool=pool, scan=True)
-    assert weights.shape == (DEPTH, 2, 2, tokens, tokens)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
-    assert np.ptp(weights) > 1e-3
-
-
-@pytest.mark.parametrize('options', [{'scan': True}, {'scan': True, 'remat': True}])
-def test_scanned_layers_come_in_the_same_order(options):
-    unrolled = model_weights()
-    assert not np.allclose(unrolled[2], unrolled[10], atol=1e-3)
-    np.testing.assert_allclose(model_weights(**options), unrolled, atol=1e-5)
-
-
-def test_a_model_without_weights():
-    with pytest.raises(UserError, match="no attention weights in 'encoder'"):
-        attention.stack_weights({'stem': {'features': (np.zeros(3),)}})
-
-
 def test_rows_of_a_rollout_sum_to_one(rng):
-    result = attention.rollout(random_weights(rng, 5, 2, 3, 7, 7))
-    assert result.shape == (2, 7, 7)
+    result = attention.rollout(random_weights(rng, 5, 3, 7, 7))
+    assert result.shape == (7, 7)
     assert (result >= 0).all()
     np.testing.assert_allclose(result.sum(-1), 1)
 
 
 def test_identity_rolls_out_to_identity():
-    weights = np.broadcast_to(np.eye(7), (5, 2, 3, 7, 7))
-    np.testing.assert_allclose(attention.rollout(weights), np.broadcast_to(np.eye(7), (2, 7, 7)))
+    weights = np.broadcast_to(np.eye(7), (5, 3, 7, 7))
+    np.testing.assert_allclose(attention.rollout(weights), np.eye(7))
 
 
 def test_one_layer_is_half_attention_and_half_residual(rng):
-    weights = random_weights(rng, 1, 2, 3, 7, 7)
-    expected = 0.5 * weights[0].mean(axis=1) + 0.5 * np.eye(7)
+    weights = random_weights(rng, 1, 3, 7, 7)
+    expected = 0.5 * weights[0].mean(axis=0) + 0.5 * np.eye(7)
     np.testing.assert_allclose(attention.rollout(weights), expected)
 
 
 def test_later_layers_stand_on_the_left(rng):
-    first, second = random_weights(rng, 2, 1, 1, 7, 7)
-    halves = [0.5 * w[0, 0] + 0.5 * np.eye(7) for w in (first, second)]
-    result = attention.rollout(np.stack([first, second]))[0]
+    first, second = random_weights(rng, 2, 1, 7, 7)
+    halves = [0.5 * w[0] + 0.5 * np.eye(7) for w in (first, second)]
+    result = attention.rollout(np.stack([first, second]))
     np.testing.assert_allclose(result, halves[1] @ halves[0])
-    assert not np.allclose(result, attention.rollout(np.stack([second, first]))[0])
+    assert not np.allclose(result, attention.rollout(np.stack([second, first])))
 
 
 @pytest.mark.parametrize('grid', [(4, 4), (2, 5), (5, 2)])
@@ -92,7 +50,7 @@ def test_one_hot_attention_heats_one_patch(grid, class_token):
     for key in range(patches):
         weights = np.zeros((2, 3, patches + class_token, patches + class_token))
         weights[..., class_token + key] = 1
-        heat = attention.heat_map(weights, grid)
+        heat = attention.heat_map(weights, grid, grid)
         assert heat.shape == (2, 3, *grid)
         expected = np.zeros(grid)
         expected[divmod(key, grid[1])] = 1
@@ -102,17 +60,28 @@ def test_one_hot_attention_heats_one_patch(grid, class_token):
 @pytest.mark.parametrize('class_token', [0, 1])
 def test_the_query_chooses_the_row(rng, class_token):
     weights = random_weights(rng, 12 + class_token, 12 + class_token)
-    heat = attention.heat_map(weights, (3, 4), query=(1, 2))
+    heat = attention.heat_map(weights, (3, 4), (3, 4), query=(1, 2))
     np.testing.assert_array_equal(heat.ravel(), weights[class_token + 6, class_token:])
-    by_default = attention.heat_map(weights, (3, 4)).ravel()
+    by_default = attention.heat_map(weights, (3, 4), (3, 4)).ravel()
     expected = weights[0, 1:] if class_token else weights.mean(axis=0)
     np.testing.assert_allclose(by_default, expected)
 
 
-@pytest.mark.parametrize('query', [(3, 0), (0, 4), (-1, 0)])
+@pytest.mark.parametrize('query', [(3, 0), (0, 4), (-1, 0), (5,)])
 def test_a_query_outside_of_the_grid(query):
-    with pytest.raises(UserError, match='outside of the grid of 3 x 4'):
-        attention.heat_map(np.eye(12), (3, 4), query)
+    with pytest.raises(UserError, match='outside of the grid of 3 x 4 patches'):
+        attention.heat_map(np.eye(12), (3, 4), (3, 4), query)
+
+
+def test_queries_and_keys_may_have_grids_of_their_own(rng):
+    weights = random_weights(rng, 5, 2 + 12)  # five queries, two keys without a place
+    heat = attention.heat_map(weights, (5,), (3, 4), query=(4,))
+    np.testing.assert_array_equal(heat.ravel(), weights[4, 2:])
+    by_default = attention.heat_map(weights, (5,), (3, 4))
+    np.testing.assert_allclose(by_default.ravel(), weights.mean(axis=0)[2:])
+    for wrong in ((5,), (1, 1)):
+        with pytest.raises(UserError, match='outside of the grid of 5 queries'):
+            attention.heat_map(weights, (5,), (3, 4), query=wrong)
 
 
 def test_an_overlay_is_brightest_over_its_patch():
@@ -138,7 +107,7 @@ def test_an_overlay_of_nothing_still_shows_the_image(rng):
 def test_a_picture_of_every_layer_and_head(rng, tmp_path, layers, heads):
     weights = random_weights(rng, layers, heads, 13, 13)
     image = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    figure = attention.draw(image, weights, (3, 4), query=(2, 3))
+    figure = attention.draw_layers(image, weights, (3, 4), (3, 4), query=(2, 3))
     titles = [axes.get_title() for axes in figure.axes]
     last = layers - 1
     assert titles == [
@@ -158,10 +127,43 @@ def test_the_heads_are_those_of_the_layer_asked_for(rng):
     image = np.zeros((16, 16, 3), np.uint8)
     weights = random_weights(rng, 3, 2, 4, 4)
     picture = lambda figure, i: figure.axes[i].images[0].get_array()  # noqa: E731
-    first = attention.draw(image, weights, (2, 2), layer=0)
+    first = attention.draw_layers(image, weights, (2, 2), (2, 2), layer=0)
     np.testing.assert_array_equal(picture(first, 1), picture(first, 3))
-    expected = attention.overlay(image, attention.heat_map(weights[0, 1], (2, 2)))
+    expected = attention.overlay(image, attention.heat_map(weights[0, 1], (2, 2), (2, 2)))
     np.testing.assert_array_equal(picture(first, 7), expected)
     for wrong in (3, -4):
         with pytest.raises(UserError, match='there is no layer'):
-            attention.draw(image, weights, (2, 2), layer=wrong)
+            attention.draw_layers(image, weights, (2, 2), (2, 2), layer=wrong)
+
+
+def test_queries_that_are_no_patches_have_no_rollout(rng, tmp_path):
+    image, weights = np.zeros((16, 16, 3), np.uint8), random_weights(rng, 2, 2, 5, 4)
+    figure = attention.draw_layers(image, weights, (5,), (2, 2), query=(3,))
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[:3] == ['input', 'layer 1, mean of heads', 'layer 0']
+    assert not figure.axes[0].patches
+
+
+@pytest.mark.parametrize(('head', 'words'), [(None, 'layer 1, mean of 2 heads'), (0, 'head 0')])
+def test_a_picture_of_every_query(rng, head, words):
+    image, weights = np.zeros((16, 24, 3), np.uint8), random_weights(rng, 2, 2, 5, 1 + 6)
+    figure = attention.draw_queries(image, weights, (2, 3), head=head)
+    assert [axes.get_title() for axes in figure.axes] == [
+        'input',
+        'mean of all queries',
+        *(f'query {i}' for i in range(5)),
+    ]
+    assert words in figure.subfigs[1].get_suptitle()
+    layer = weights[1].mean(axis=0) if head is None else weights[1, head]
+    expected = attention.overlay(image, layer[3, 1:].reshape(2, 3))
+    np.testing.assert_array_equal(figure.axes[5].images[0].get_array(), expected)
+
+
+def test_heads_and_layers(rng):
+    weights = random_weights(rng, 3, 2, 5, 4)
+    mean, words = attention.of_layer(weights)
+    np.testing.assert_allclose(mean, weights[2].mean(0))
+    assert words == 'layer 2, mean of 2 heads'
+    one, words = attention.of_layer(weights, layer=-3, head=1)
+    np.testing.assert_array_equal(one, weights[0, 1])
+    assert words == 'layer 0, head 1'

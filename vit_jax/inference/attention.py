@@ -1,0 +1,85 @@
+"""Where a trained model looks: the attention maps of its layers for given inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.inference.load import Run
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.ops.decoding import BOS
+
+
+def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], list[AttentionMap]]:
+    """The model's outputs for a batch, and the attention maps of all its layers, as numpy arrays.
+
+    Raises:
+      UserError: if the model offers none.
+    """
+    attention_maps = getattr(run.model, 'attention_maps', None)
+    if attention_maps is None:
+        raise UserError(f'model {run.config.model.name!r} has no attention to draw')
+
+    @jax.jit
+    def apply(variables: Any, batch: Any) -> Any:
+        inputs = run.task.inputs(batch)
+        outputs, sown = run.model.apply(variables, *inputs, train=False, mutable=['intermediates'])
+        return outputs, sown.get('intermediates', {}), inputs
+
+    outputs, intermediates, inputs = apply(run.variables, dict(batch))
+    maps = attention_maps(intermediates, *inputs)
+    return outputs, [m._replace(weights=np.asarray(m.weights)) for m in maps]
+
+
+def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[AttentionMap]:
+    """The maps of one stack of layers: those that differ in the numbers of their names alone.
+
+    Args:
+      maps: of a model, in the order of its layers.
+      pattern: a regular expression that the names begin with, `decoder/.*cross`. Of several
+        stacks the last is taken, which in a decoder looks at the input.
+
+    Raises:
+      UserError: if no name begins so.
+    """
+    try:
+        chosen = [m for m in maps if re.match(pattern, m.name)]
+    except re.error as e:
+        raise UserError(f'{pattern!r} is no regular expression: {e}') from e
+    if not chosen:
+        raise UserError(nearest('attention map', pattern, {stack_name(m) for m in maps}))
+    last = chosen[-1]
+    alike = (stack_name(last), *last[2:])
+    return [m for m in chosen if (stack_name(m), *m[2:]) == alike]
+
+
+def stack_name(attention_map: AttentionMap) -> str:
+    """`decoder/block_3/cross` -> `decoder/block/cross`."""
+    return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
+
+
+def stacked(maps: Sequence[AttentionMap], example: int = 0) -> np.ndarray:
+    """The weights [L H Q K] of a stack for one example of the batch."""
+    return np.stack([m.weights[example] for m in maps])
+
+
+def sentence_axes(
+    attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
+) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
+    """(name, ids) of the tokens that look, and of those that are looked at, in a translation.
+
+    Args:
+      attention_map: of an encoder-decoder, whose names tell the sides.
+      source: ids [n].
+      target: ids [m]. The row of a token is that of the decoder before it reads the token.
+    """
+    if attention_map.name.startswith('encoder'):
+        return ('source', source), ('source', source)
+    if attention_map.name.endswith('cross'):
+        return ('target', target), ('source', source)
+    return ('target', target), ('target before', np.append(np.int32(BOS), target[:-1]))
