@@ -402,3 +402,11 @@ def test_dotted_names_are_the_users_own(my_lab):
     assert transforms.random
     record = transforms({'image': image}, example_rng(0, 0))
     assert record['z'] == example_rng(0, 0).normal(0, 0.5)
+
+
+def test_an_image_without_annotations_does_without_their_transforms():
+    spec = "resize(8)|keep('image', 'boxes')|flip|pad_objects(count=5)"
+    assert without_annotations(spec) == 'resize(8)|flip'
+    assert without_annotations('keep("image")') == without_annotations(' ') == ''
+    with pytest.raises(UserError, match="unknown transform 'flop'"):
+        without_annotations('flop')

@@ -85,14 +85,18 @@ def test_any_colour_mode(tmp_path, mode):
         assert image[:, 22:].min() > 225
 
 
+def fitted(image, size):
+    return image_files.fit({'image': image}, size)['image']
+
+
 def test_fit_keeps_the_middle_and_the_aspect_ratio():
     wide = np.zeros((30, 90, 1), np.uint8)
     wide[:, 30:60] = 200
-    np.testing.assert_array_equal(image_files.fit(wide, (10, 10)), np.full((10, 10, 1), 200))
+    np.testing.assert_array_equal(fitted(wide, (10, 10)), np.full((10, 10, 1), 200))
     tall = wide.swapaxes(0, 1)
-    np.testing.assert_array_equal(image_files.fit(tall, (15, 15)), np.full((15, 15, 1), 200))
-    assert image_files.fit(wide, (10, 30)).mean() == pytest.approx(wide.mean(), abs=1)
-    assert image_files.fit(np.zeros((1, 1, 3), np.uint8), (8, 16)).shape == (8, 16, 3)
+    np.testing.assert_array_equal(fitted(tall, (15, 15)), np.full((15, 15, 1), 200))
+    assert fitted(wide, (10, 30)).mean() == pytest.approx(wide.mean(), abs=1)
+    assert fitted(np.zeros((1, 1, 3), np.uint8), (8, 16)).shape == (8, 16, 3)
 
 
 def test_files_that_are_no_images(tmp_path):
@@ -108,3 +112,35 @@ def test_files_that_are_no_images(tmp_path):
     (tmp_path / 'cut.jpg').write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r'cut\.jpg'):
         image_files.read_image(tmp_path / 'cut.jpg', 3)
+
+
+def test_points_of_the_input_are_found_in_the_file(tmp_path):
+    Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
+    transforms = "resize(30)|central_crop((20, 10))|keep('image', 'label')"
+    run = run_on('digits', 'test', transforms)
+    run.image['size'] = None
+    photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
+    assert photo.original.shape == (100, 300, 1)
+    assert {name: x.shape for name, x in photo.fields.items()} == {'image': (20, 10, 1)}
+    corners = np.array([[0.0, 0.0], [10.0, 20.0], [5.0, 10.0]])
+    expected = [[100.0, 50 / 3], [200.0, 250 / 3], [150.0, 50.0]]
+    np.testing.assert_allclose(photo.to_original(corners), expected, rtol=1e-5)
+    small = image_files.photo_reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
+    middle = [[100.0, 0.0], [200.0, 100.0]]  # a square of the file fills the 8 x 8 pixels
+    np.testing.assert_allclose(small.to_original(np.array([[0.0, 0.0], [8.0, 8.0]])), middle)
+
+
+def test_transforms_that_do_not_tell_where_pixels_come_from(tmp_path, monkeypatch):
+    (tmp_path / 'my_zoom.py').write_text(
+        'from vit_jax.data.transforms import transform\n'
+        '@transform\n'
+        'def halve():\n'
+        '    return lambda image: image[::2, ::2]\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Image.fromarray(halves(40, 40)).save(tmp_path / 'a.png')
+    run = run_on('digits', 'test', 'my_zoom.halve')
+    photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
+    assert photo.image.shape == (4, 4, 1)
+    with pytest.raises(UserError, match='do not tell where pixels come from'):
+        photo.to_original(np.zeros((1, 2)))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord
+from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import Transforms, parse_transforms
-from vit_jax.data.transforms import image as image_transforms
+from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.inference.load import Run, eval_section
 from vit_jax.viz.predictions import Photo
@@ -46,29 +44,33 @@ class PhotoReader:
         """
         path = pathlib.Path(path)
         original = read_image(path, self.channels)
-        if size is not None:
-            fields = {'image': fit(original, size)}
-        else:
-            image = original if self.size is None else fit(original, self.size)
-            fields = transform(self.transforms, {'image': image})
+        height, width = original.shape[:2]
+        corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
+        try:
+            fields = self._transform({'image': original, 'points': corners}, size)
+        except UserError:  # a transform of the user's own may not tell where its pixels come from
+            fields = self._transform({'image': original}, size)
+        moved = fields.pop('points', None)
+        affine = None if moved is None else affine_between(corners, moved)
         colour = 'grey' if self.channels == 1 else 'RGB'
         note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
-        return Photo(path, original, fields, note)
+        return Photo(path, original, fields, note, affine)
+
+    def _transform(self, record: Record, size: tuple[int, int] | None) -> dict[str, np.ndarray]:
+        """The arrays of a record in which the model's input lies."""
+        if size is not None:
+            record = fit(record, size)
+        else:
+            record = record if self.size is None else fit(record, self.size)
+            record = self.transforms(record, example_rng(0, 0))
+        return {name: np.asarray(value) for name, value in record.items()}
 
 
-class _OfFile(dict):
-    """A record without what only data sets tell, such as a label; it is None to who asks."""
-
-    def __missing__(self, name: str) -> None:
-        return None
-
-
-def transform(transforms: Transforms, record: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays that transforms make of a record which has no more than a file tells."""
-    rng, made = example_rng(0, 0), dict(record)
-    for step in transforms.steps:
-        made = step(_OfFile(made), rng)
-    return {name: np.asarray(value) for name, value in made.items() if value is not None}
+def affine_between(
+    before: Float[np.ndarray, '3 2'], after: Float[np.ndarray, '3 2']
+) -> Float[np.ndarray, '2 3']:
+    """The map that moves three points (x, y) which lie on no line to three others."""
+    return np.linalg.solve(np.column_stack([before, np.ones(3)]), after).T
 
 
 def photo_reader(run: Run) -> PhotoReader:
@@ -79,7 +81,7 @@ def photo_reader(run: Run) -> PhotoReader:
     """
     if not run.image:
         raise UserError(f'{run.workdir}: the model of this run was not trained on images')
-    spec = eval_section(run.config).get('transforms', '')
+    spec = without_annotations(eval_section(run.config).get('transforms', ''))
     size = run.image['size']
     return PhotoReader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)
 
@@ -94,13 +96,13 @@ def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
         raise UserError(f'no JPEG, PNG or WebP image that can be read: {error}') from error
 
 
-def fit(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Crops the middle to the aspect ratio of `size`, and resizes that to `size`."""
-    height, width = image.shape[:2]
+def fit(record: Record, size: tuple[int, int]) -> Record:
+    """Crops the middle of an image to the aspect ratio of `size`, and resizes that to `size`."""
+    height, width = record['image'].shape[:2]
     scale = min(height / size[0], width / size[1])
     crop = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    record = image_transforms.central_crop(crop)({'image': image})
-    return image_transforms.resize(size, 'bicubic')(record)['image']
+    y, x = (height - crop[0]) // 2, (width - crop[1]) // 2
+    return geometry.resize(geometry.crop(record, y, x, *crop), *size, 'bicubic')
 
 
 def _pixels(image: np.ndarray) -> str:

@@ -25,7 +25,7 @@ import pathlib
 from types import ModuleType
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from vit_jax.errors import UserError
 
@@ -39,17 +39,34 @@ class Photo:
       original: its pixels [Y, X, C].
       fields: what a batch has of it, above all `image` [H, W, C].
       note: what was done to it, for people.
+      affine: A in (x', y') = A (x, y, 1), from pixels of the original to those of `image`; None
+        if a transform does not tell where its pixels come from.
     """
 
     path: pathlib.Path
     original: UInt8[np.ndarray, 'Y X C']
     fields: dict[str, np.ndarray]
     note: str
+    affine: Float[np.ndarray, '2 3'] | None = None
 
     @property
     def image(self) -> np.ndarray:
         """What the model sees [H, W, C]."""
         return self.fields['image']
+
+    def to_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
+        """Points (x, y) of what the model sees as points of the file, both in pixels.
+
+        Raises:
+          UserError: if the transforms of the run do not tell.
+        """
+        if self.affine is None:
+            raise UserError(
+                f'{self.path}: the transforms of this run do not tell where pixels come from; '
+                'let them take the record, and move its points'
+            )
+        linear, shift = self.affine[:, :2], self.affine[:, 2]
+        return (points - shift) @ np.linalg.inv(linear).T
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,11 +20,20 @@ returns the function that is applied to each example:
                                         another size is refused where boxes, masks, points or
                                         anything else lies in the image.
 
+Where `predict` reads a file, the record has an image and no more. A transform of labels and the
+like is left out there if `@of_annotations` stands under its `@transform`.
+
 Nothing is changed in place. `rng` is a `numpy.random.Generator` of this example alone, valid
 until the call returns.
 """
 
-from vit_jax.data.transforms.parse import Transforms, parse_transforms
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.parse import Transforms, parse_transforms, without_annotations
+from vit_jax.data.transforms.registry import of_annotations, transform
 
-__all__ = ['Transforms', 'parse_transforms', 'transform']
+__all__ = [
+    'Transforms',
+    'of_annotations',
+    'parse_transforms',
+    'transform',
+    'without_annotations',
+]

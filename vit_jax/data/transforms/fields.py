@@ -10,13 +10,14 @@ import numpy as np
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.arguments import check_positive
 from vit_jax.data.transforms.movable import OBJECTS, check_objects
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.registry import of_annotations, transform
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
 @transform
+@of_annotations
 def keep(*names: str) -> Callable[[Record], Record]:
     """Keep only the named fields of the record."""
     if not names or not all(isinstance(name, str) for name in names):
@@ -31,6 +32,7 @@ def keep(*names: str) -> Callable[[Record], Record]:
 
 
 @transform
+@of_annotations
 def pad_objects(count: int) -> Callable[[Record], Record]:
     """Give every record `count` objects, so that they go into a batch; it comes last.
 

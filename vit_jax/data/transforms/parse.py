@@ -55,22 +55,39 @@ def parse_transforms(spec: str, vocab: Codec | None = None) -> Transforms:
     Raises:
       UserError: if the text is malformed, or a name or an argument is wrong.
     """
-    if not spec.strip():
-        return Transforms(spec, (), random=False, vocab=vocab)
-    try:
-        tree = ast.parse(spec.strip(), mode='eval').body
-    except (SyntaxError, ValueError) as error:
-        raise UserError(
-            f"transforms {spec!r}: {error}; write for example 'pad_and_crop(4)|flip'"
-        ) from error
     made = []
-    for node in _pieces(tree):
+    for node in _parse(spec):
         try:
             made.append(_make(node, vocab))
         except UserError as error:
             raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
     steps = tuple(step for step, _ in made)
     return Transforms(spec, steps, any(random for _, random in made), vocab)
+
+
+def without_annotations(spec: str) -> str:
+    """The text less the transforms of annotations, for images that come without any.
+
+    Raises:
+      UserError: if the text is malformed, or a name is wrong.
+    """
+    kept = [node for node in _parse(spec) if not registry.is_of_annotations(_factory(node))]
+    return '|'.join(map(ast.unparse, kept))
+
+
+def _parse(spec: str) -> list[ast.expr]:
+    if not spec.strip():
+        return []
+    try:
+        return _pieces(ast.parse(spec.strip(), mode='eval').body)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(
+            f"transforms {spec!r}: {error}; write for example 'pad_and_crop(4)|flip'"
+        ) from error
+
+
+def _factory(node: ast.expr) -> Callable[..., Any]:
+    return registry.find(ast.unparse(node.func if isinstance(node, ast.Call) else node))
 
 
 def _pieces(node: ast.expr) -> list[ast.expr]:
@@ -84,7 +101,7 @@ def _make(node: ast.expr, vocab: Codec | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     args, kwargs = _arguments(call)
-    factory = registry.find(ast.unparse(call.func))
+    factory = _factory(call)
     signature = inspect.signature(factory)
     if 'vocab' in signature.parameters:
         kwargs['vocab'] = vocab

@@ -14,6 +14,7 @@ Factory = TypeVar('Factory', bound=Callable[..., Callable[..., Any]])
 
 PACKAGE = __name__.rpartition('.')[0]
 _MARK = '_is_vit_jax_transform'
+_ANNOTATIONS = '_is_of_annotations'
 
 
 def transform(factory: Factory) -> Factory:
@@ -23,6 +24,17 @@ def transform(factory: Factory) -> Factory:
     """
     setattr(factory, _MARK, True)
     return factory
+
+
+def of_annotations(factory: Factory) -> Factory:
+    """Mark a transform of what only data sets tell, such as labels: other images do without it."""
+    setattr(factory, _ANNOTATIONS, True)
+    return factory
+
+
+def is_of_annotations(factory: Callable[..., Any]) -> bool:
+    """Whether a transform is left out where an image comes without annotations."""
+    return getattr(factory, _ANNOTATIONS, False) is True
 
 
 def find(name: str) -> Callable[..., Any]:
