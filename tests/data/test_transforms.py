@@ -10,7 +10,12 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import parse_transforms, registry, transform
+from vit_jax.data.transforms import (
+    parse_transforms,
+    registry,
+    transform,
+    without_annotations,
+)
 from vit_jax.errors import UserError
 
 
