@@ -8,7 +8,7 @@ import pytest
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import geometry, parse_transforms
 from vit_jax.data.transforms.movable import OBJECTS
-from vit_jax.data.transforms.randaugment import make_operations
+from vit_jax.data.transforms.randaugment import make_operations, operate
 from vit_jax.errors import UserError
 
 SEEDS = range(40)
@@ -115,7 +115,7 @@ def test_randaugment_takes_objects_along(name):
     seen = 0
     for seed in SEEDS:
         record = scene(seed)
-        moved = operation(record, 0.8, example_rng(0, seed))
+        moved = operate([operation], record, 0.8, example_rng(0, seed))
         assert_rows(moved, record)
         for row, channel in enumerate(moved['labels']):
             pixels = moved['image'][..., channel] == 255

@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.randaugment import GREY, make_operations
+from vit_jax.data.transforms.randaugment import GREY, make_operations, operate
 
 OPERATIONS = make_operations(translate=100, cutout=40)
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -30,7 +30,7 @@ class Sign:
 
 
 def run(name, image, level, rng=None):
-    return OPERATIONS[name]({'image': image}, level, rng)['image']
+    return operate([OPERATIONS[name]], {'image': image}, level, rng)['image']
 
 
 def close(actual, expected, atol):
@@ -221,7 +221,7 @@ def test_all_operations_are_drawn_equally_often(monkeypatch):
 
     drawn = []
     named = {
-        name: lambda image, level, rng, name=name: (drawn.append((name, level)), image)[1]
+        name: lambda image, level, rng, name=name: (drawn.append((name, level)) or image, None)
         for name in OPERATIONS
     }
     monkeypatch.setattr(randaugment, 'make_operations', lambda translate, cutout: named)

@@ -8,7 +8,7 @@
 Each function takes a record that has some of these besides `image`, and returns a new one; it
 raises UserError if the record has something that it cannot move, see `movable`.
 
-A cut (`crop`, `affine`) clips boxes to the image and drops the objects of which nothing is
+A cut (`crop`, `follow`) clips boxes to the image and drops the objects of which nothing is
 left, with their rows of all `OBJECTS`; objects without boxes are judged by their masks. Points
 stay in number and order, for their order may name them: those outside of the image keep their
 coordinates there.
@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Shaped
+from PIL import Image
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.movable import OBJECTS, check, check_cut, check_unpadded, image_size
@@ -86,23 +87,18 @@ def pad(record: Record, top: int, bottom: int, left: int, right: int) -> Record:
     )
 
 
-def affine(record: Record, matrix: Matrix, fill: int = 0) -> Record:
-    """Show at the point (x, y) what was at (a x + b y + c, d x + e y + f).
+def follow(record: Record, matrix: Matrix) -> Record:
+    """Move all but the image, whose pixels `pillow.transform` has moved by `matrix`.
 
     A box becomes that around its moved corners, which may be wider than the object.
-
-    Args:
-      record: of any size, which does not change.
-      matrix: (a, b, c, d, e, f).
-      fill: the brightness of what is uncovered.
     """
     check_cut(record)
     a, b, c, d, e, f = matrix
     inverse = np.linalg.inv([[a, b], [d, e]])
     moved = _move(
         record,
-        lambda image: transform(image, matrix, fill),
-        lambda masks: _each(lambda mask: transform(mask, matrix, 0), masks),
+        lambda image: image,
+        lambda masks: _each(lambda mask: transform(mask, matrix, fill=0), masks),
         lambda points: (points - [c, f]) @ inverse.T,
     )
     return _cut(moved)
@@ -184,9 +180,9 @@ def _pad(array: np.ndarray, *widths: tuple[int, int]) -> np.ndarray:
     return padded
 
 
-def _each(change: Callable[[np.ndarray], np.ndarray], masks: np.ndarray) -> np.ndarray:
+def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
     """A function of grey images, applied to each mask."""
     moved = np.empty_like(masks)
-    for row, mask in zip(moved, masks, strict=True):
-        row[:] = change((mask != 0)[..., None].astype(np.uint8))[..., 0]
+    for row, mask in zip(moved, masks != 0, strict=True):
+        row[:] = np.asarray(change(Image.fromarray(mask.astype(np.uint8))))
     return moved

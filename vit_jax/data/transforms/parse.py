@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import registry
-from vit_jax.data.transforms.movable import check_image_is_alone
+from vit_jax.data.transforms.movable import check_image_is_alone, image_size
 from vit_jax.data.vocabulary import Codec
 from vit_jax.errors import UserError
 
@@ -132,25 +132,25 @@ def _step(apply: Any, name: str) -> tuple[Step, bool]:
             'must return a function of (record), (record, rng), (image) or (image, rng)'
         )
     random = 'rng' in takes
-    on_record = _recolour if takes[0] == 'image' else _whole
+    change = apply if takes[0] == 'record' else _of_record(apply)
 
     def step(record: Record, rng: np.random.Generator) -> Record:
         try:
-            return on_record(apply, record, *([rng] if random else []))
+            return change(record, rng) if random else change(record)
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
 
     return step, random
 
 
-def _whole(apply: Callable[..., Record], record: Record, *rng: np.random.Generator) -> Record:
-    return apply(record, *rng)
+def _of_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
+    """A function of the image, which keeps its size wherever something else lies in it."""
 
+    def change(record: Record, *rng: np.random.Generator) -> Record:
+        before = image_size(record)
+        changed = {**record, 'image': apply(record['image'], *rng)}
+        if image_size(changed) != before:
+            check_image_is_alone(record)
+        return changed
 
-def _recolour(apply: Callable[..., Any], record: Record, *rng: np.random.Generator) -> Record:
-    """A function of the image alone leaves every pixel in its place, or is alone with it."""
-    old = record['image']
-    new = apply(old, *rng)
-    if new.shape[:2] != old.shape[:2]:
-        check_image_is_alone(record)
-    return {**record, 'image': new}
+    return change

@@ -39,16 +39,12 @@ def resample(
     return from_pillow(to_pillow(image).resize((width, height), METHODS[method]))
 
 
-def transform(
-    image: UInt8[np.ndarray, 'H W C'], matrix: Matrix, fill: int
-) -> UInt8[np.ndarray, 'H W C']:
+def transform(image: Image.Image, matrix: Matrix, fill: int) -> Image.Image:
     """Show at (x, y) the nearest pixel of (a x + b y + c, d x + e y + f); `fill` outside."""
-    pillow = to_pillow(image)
-    moved = pillow.transform(
-        pillow.size,
+    return image.transform(
+        image.size,
         Image.Transform.AFFINE,
         matrix,
         Image.Resampling.NEAREST,
-        fillcolor=fill if pillow.mode == 'L' else (fill,) * 3,
+        fillcolor=fill if image.mode == 'L' else (fill,) * 3,
     )
-    return from_pillow(moved)

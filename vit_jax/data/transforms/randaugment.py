@@ -14,19 +14,21 @@ bins, which depends on the image's size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms.movable import check_cut, image_size
-from vit_jax.data.transforms.pillow import from_pillow, to_pillow
+from vit_jax.data.transforms import geometry, pillow
+from vit_jax.data.transforms.movable import check_cut
+from vit_jax.data.transforms.pillow import Matrix, from_pillow, to_pillow
 from vit_jax.data.transforms.registry import transform
 
-# (record, level = magnitude / 10, rng) -> record
-Operation = Callable[[Record, float, np.random.Generator], Record]
+# What an operation makes of an image, and how it has moved its pixels, if it has.
+Moved = tuple[Image.Image, Matrix | None]
+# (image, level = magnitude / 10, rng)
+Operation = Callable[[Image.Image, float, np.random.Generator], Moved]
 
 GREY = 128  # fills what an operation uncovers
 
@@ -51,12 +53,23 @@ def randaugment(
     operations = tuple(make_operations(translate, cutout).values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        check_cut(record)  # refuses a record whatever is drawn
-        for choice in rng.integers(len(operations), size=num_layers):
-            record = operations[choice](record, magnitude / 10, rng)
-        return record
+        choices = rng.integers(len(operations), size=num_layers)
+        return operate([operations[choice] for choice in choices], record, magnitude / 10, rng)
 
     return apply
+
+
+def operate(
+    operations: Sequence[Operation], record: Record, level: float, rng: np.random.Generator
+) -> Record:
+    """The record after these operations, one after the other."""
+    check_cut(record)  # refuses a record whether or not its pixels are moved
+    image = to_pillow(record['image'])
+    for operation in operations:
+        image, matrix = operation(image, level, rng)
+        if matrix is not None:
+            record = geometry.follow(record, matrix)
+    return {**record, 'image': from_pillow(image)}
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
@@ -65,20 +78,20 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'autocontrast': _pixels(lambda image, level, rng: ImageOps.autocontrast(image)),
         'equalize': _pixels(lambda image, level, rng: ImageOps.equalize(image)),
         'invert': _pixels(lambda image, level, rng: ImageOps.invert(image)),
-        'rotate': lambda record, level, rng: _rotate(record, _sign(rng) * 30 * level),
+        'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
         'posterize': _pixels(lambda image, level, rng: _posterize(image, int(4 * level))),
         'solarize': _pixels(lambda image, level, rng: ImageOps.solarize(image, int(256 * level))),
         'color': _enhance(ImageEnhance.Color),
         'contrast': _enhance(ImageEnhance.Contrast),
         'brightness': _enhance(ImageEnhance.Brightness),
         'sharpness': _enhance(ImageEnhance.Sharpness),
-        'shear_x': lambda record, level, rng: _skew(record, x=(_sign(rng) * 0.3 * level, 0)),
-        'shear_y': lambda record, level, rng: _skew(record, y=(_sign(rng) * 0.3 * level, 0)),
-        'translate_x': lambda record, level, rng: _skew(
-            record, x=(0, _sign(rng) * translate * level)
+        'shear_x': lambda image, level, rng: _skew(image, x=(_sign(rng) * 0.3 * level, 0)),
+        'shear_y': lambda image, level, rng: _skew(image, y=(_sign(rng) * 0.3 * level, 0)),
+        'translate_x': lambda image, level, rng: _skew(
+            image, x=(0, _sign(rng) * translate * level)
         ),
-        'translate_y': lambda record, level, rng: _skew(
-            record, y=(0, _sign(rng) * translate * level)
+        'translate_y': lambda image, level, rng: _skew(
+            image, y=(0, _sign(rng) * translate * level)
         ),
         'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
         'solarize_add': _pixels(lambda image, level, rng: _solarize_add(image, int(110 * level))),
@@ -87,11 +100,7 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
 
 def _pixels(change: Callable[[Image.Image, float, np.random.Generator], Image.Image]) -> Operation:
     """An operation that leaves every pixel in its place."""
-
-    def operation(record: Record, level: float, rng: np.random.Generator) -> Record:
-        return {**record, 'image': from_pillow(change(to_pillow(record['image']), level, rng))}
-
-    return operation
+    return lambda image, level, rng: (change(image, level, rng), None)
 
 
 def _sign(rng: np.random.Generator) -> int:
@@ -107,21 +116,21 @@ def _posterize(image: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(image, min(max(bits, 1), 8))
 
 
-def _rotate(record: Record, degrees: float) -> Record:
+def _rotate(image: Image.Image, degrees: float) -> Moved:
     """About the centre, counterclockwise."""
-    height, width = image_size(record)
     angle = -math.radians(degrees % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
-    x, y = -width / 2, -height / 2
+    x, y = -image.width / 2, -image.height / 2
     matrix = (cos, sin, cos * x + sin * y - x, -sin, cos, -sin * x + cos * y - y)
-    return geometry.affine(record, matrix, GREY)
+    return pillow.transform(image, matrix, GREY), matrix
 
 
 def _skew(
-    record: Record, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
-) -> Record:
+    image: Image.Image, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
+) -> Moved:
     """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
-    return geometry.affine(record, (1, x[0], x[1], y[0], 1, y[1]), GREY)
+    matrix = (1, x[0], x[1], y[0], 1, y[1])
+    return pillow.transform(image, matrix, GREY), matrix
 
 
 def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Image:
