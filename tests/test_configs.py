@@ -12,7 +12,6 @@ import pytest
 
 from vit_jax.config import load as config_lib
 from vit_jax.data import sources, vocabulary
-from vit_jax.data.specs import element_spec
 from vit_jax.errors import UserError
 from vit_jax.trainer import build as build_lib
 
@@ -92,9 +91,9 @@ def build(config):
     return build_lib.build(config, devices)
 
 
-def abstract_batch(parts, **more):
-    spec = element_spec(parts.source, parts.transforms)
-    size = parts.config.batch_size
+def abstract_batch(training, **more):
+    spec = training.data.shapes[-1].spec
+    size = training.config.batch_size
     arrays = {k: jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for k, s in spec.items()}
     return {**arrays, **{k: jax.ShapeDtypeStruct((size,), dtype) for k, dtype in more.items()}}
 
@@ -111,37 +110,43 @@ def specs():
 
 @pytest.mark.parametrize('spec', specs())
 def test_one_step_of_every_config(spec):
-    parts = build(load(spec))
-    for section in (parts.config.data, *parts.config.evals.values()):
+    training = build(load(spec))
+    program = training.program
+    for section in (training.config.data, *training.config.evals.values()):
         assert not (section.get('cache') and section.get('workers')), 'no cache is shared'
-    batch = abstract_batch(parts)
-    state, metrics = jax.eval_shape(parts.train_step, parts.abstract_state, batch)
-    assert jax.tree.structure(state) == jax.tree.structure(parts.abstract_state)
-    for before, after in zip(*map(jax.tree.leaves, (parts.abstract_state, state)), strict=True):
+    batch = abstract_batch(training)
+    state, metrics = jax.eval_shape(program.train_step, program.abstract_state, batch)
+    assert jax.tree.structure(state) == jax.tree.structure(program.abstract_state)
+    for before, after in zip(*map(jax.tree.leaves, (program.abstract_state, state)), strict=True):
         assert (after.shape, after.dtype) == (before.shape, before.dtype)
     assert metrics['loss'].dtype == jnp.float32
     assert all(m.shape == () for m in metrics.values())
 
     sums = jax.eval_shape(
-        parts.eval_step, parts.abstract_state.variables, abstract_batch(parts, mask=jnp.float32)
+        program.eval_steps.evaluate,
+        program.abstract_state.variables,
+        abstract_batch(training, mask=jnp.float32),
     )
     assert 'loss' in sums
     assert all(part.shape == () for pair in sums.values() for part in pair)
-    assert len(parts.evals) == len(parts.config.evals) > 0
+    assert len(training.evaluations) == len(training.config.evals) > 0
 
 
 @pytest.mark.parametrize('path', CONFIGS)
 def test_parameters_are_float32_whatever_the_compute_dtype(path):
-    params = build(load(path)).abstract_state.params
+    params = build(load(path)).program.abstract_state.params
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
 
 
 @pytest.mark.parametrize('path', CONFIGS)
 def test_smoke_is_small_and_needs_no_download(path):
     config = load(f'{path}:smoke')
-    parts = build(config)
-    assert parts.total_steps <= 50
-    assert sum(leaf.size for leaf in jax.tree.leaves(parts.abstract_state.params)) < 2_000_000
+    training = build(config)
+    assert training.timetable.total <= 50
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(training.program.abstract_state.params))
+        < 2_000_000
+    )
     used = {s.source for s in (config.data, *config.evals.values())}
     assert all(name == 'digits' or name.startswith('synthetic:') for name in used)
 

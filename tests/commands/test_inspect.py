@@ -88,10 +88,10 @@ def test_the_table(smoke_run, capsys):
 
 
 def test_a_checkpoint_without_its_data_still_has_parameters(smoke_run, monkeypatch, capsys):
-    def gone(section):
+    def gone(*args, **keywords):
         raise inspect.UserError('no such data')
 
-    monkeypatch.setattr('vit_jax.trainer.evaluate.open_data', gone)
+    monkeypatch.setattr('vit_jax.data.dataset.open_dataset', gone)
     result = run(capsys, '--workdir', smoke_run)
     assert result['total'] == 17_418
     assert 'flops' not in result

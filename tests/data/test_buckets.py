@@ -5,10 +5,12 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers import loading
 
-from vit_jax.data import pipeline, specs, vocabulary
-from vit_jax.data.buckets import ROWS, Bucketed
+from vit_jax.data import bucket_plan, vocabulary
+from vit_jax.data.bucket_plan import ROWS
 from vit_jax.data.records import BrokenRecord, SourceInfo
+from vit_jax.data.sequences import SequenceSource
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
@@ -47,19 +49,25 @@ class Sequences:
 def bucketed(lengths=None, cache=False, **options):
     lengths = np.random.default_rng(0).integers(1, 17, 400) if lengths is None else lengths
     source = Sequences(lengths, **options)
-    return Bucketed(Subset('numbers', [(source, np.arange(len(lengths)))]), PLAIN, BOUNDS, cache)
+    return SequenceSource(
+        Subset('numbers', [(source, np.arange(len(lengths)))]), PLAIN, BOUNDS, cache
+    )
 
 
 def take(source, n, **options):
     options = {'batch_size': BATCH, 'seed': 3, 'threads': 2} | options
-    batches = pipeline.train_batches(source, PLAIN, **options)
+    batches = loading.train_batches(source, PLAIN, **options)
     taken = list(itertools.islice(batches, n))
     batches.close()
     return taken
 
 
 def steps(source):
-    return source.train_plan(BATCH).steps
+    return plan_of(source).steps
+
+
+def plan_of(source, batch_size=BATCH):
+    return bucket_plan.train_plan(source.lengths, source.bounds, batch_size)
 
 
 def indices(batches):
@@ -140,7 +148,7 @@ def test_batches_of_all_buckets_are_mixed():
 
 def test_only_the_last_batch_of_a_bucket_is_filled_up():
     source = bucketed()
-    plan = source.train_plan(BATCH)
+    plan = plan_of(source)
     free = dict.fromkeys(BOUNDS, 0)
     for batch in take(source, plan.steps):
         mask = batch['mask']
@@ -181,7 +189,7 @@ def test_how_it_is_read_does_not_show():
 
 
 def test_worker_processes_do_not_show():
-    source = Bucketed(open_source('synthetic:copy', 'train[:200]'), PLAIN, (8, 16))
+    source = SequenceSource(open_source('synthetic:copy', 'train[:200]'), PLAIN, (8, 16))
     assert_equal(take(source, 3, workers=1, threads=1, start_step=2), take(source, 5)[2:])
 
 
@@ -195,25 +203,31 @@ def test_cache_reads_each_record_once():
 
 def test_examples_beyond_the_last_bucket_are_left_out_of_training():
     source = bucketed([3, 17, 5, 16, 40])
-    epoch = specs.epoch(source, PLAIN, BATCH)
-    assert epoch.examples == 3
+    data = loading.open_as_dataset(source, PLAIN, batch_size=BATCH)
+    assert data.num_examples == 3
+    assert data.notes == ('2 examples are longer than the last bucket: left out',)
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 
 def test_what_an_epoch_is_made_of():
     source = bucketed()
-    epoch = specs.epoch(source, PLAIN, BATCH)
+    data = loading.open_as_dataset(source, PLAIN, batch_size=BATCH)
     batches = take(source, steps(source))
-    assert epoch.batch_size * len(batches) == pytest.approx(epoch.examples)
+    assert data.examples_per_step * len(batches) == pytest.approx(data.num_examples)
     rows = np.mean([len(batch['mask']) for batch in batches])
-    assert sum(mean for mean, _ in epoch.shapes) == pytest.approx(rows)
-    assert [spec['source'].shape for _, spec in epoch.shapes] == [(4,), (8,), (16,)]
-    assert specs.element_spec(source, PLAIN) == epoch.shapes[-1][1]
+    assert sum(shape.rows * shape.share for shape in data.shapes) == pytest.approx(rows)
+    assert [shape.spec['source'].shape for shape in data.shapes] == [(4,), (8,), (16,)]
+
+
+def test_sentences_and_tokens_are_counted_without_padding():
+    data = loading.open_as_dataset(bucketed(), PLAIN, batch_size=BATCH, process_count=2)
+    batch = {'target': np.array([[5, 6, 2], [7, 2, 0], [0, 0, 0]]), 'mask': np.array([1, 1, 0])}
+    assert data.count(batch) == {'sentences': 4, 'tokens': 10}
 
 
 def test_rows_are_a_multiple_that_devices_share():
-    assert bucketed().train_plan(BATCH + 100).rows == (88, 40, 16)
-    assert all(rows % ROWS == 0 for rows in bucketed().train_plan(1000).rows)
+    assert plan_of(bucketed(), BATCH + 100).rows == (88, 40, 16)
+    assert all(rows % ROWS == 0 for rows in plan_of(bucketed(), 1000).rows)
 
 
 # -- evaluation ----------------------------------------------------------------------------------
@@ -225,7 +239,7 @@ def test_evaluation_has_every_example_once(processes, multiple):
     lengths = [*np.random.default_rng(0).integers(1, 17, 150), 40, 17]
     parts = [
         list(
-            pipeline.eval_batches(
+            loading.eval_batches(
                 bucketed(lengths),
                 PLAIN,
                 batch_size=64,
@@ -249,14 +263,14 @@ def test_evaluation_has_every_example_once(processes, multiple):
 
 def test_evaluation_takes_no_more_rows_than_needed():
     source = bucketed([3, 3, 3])
-    (batch,) = pipeline.eval_batches(source, PLAIN, batch_size=BATCH, multiple=2)
+    (batch,) = loading.eval_batches(source, PLAIN, batch_size=BATCH, multiple=2)
     assert batch['source'].shape == (4, 4)
 
 
 def test_broken_records_are_in_no_batch():
     source = bucketed([3] * 20, broken=(2, 7))
     np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(take(source, 1))), [2, 7])
-    batches = list(pipeline.eval_batches(source, PLAIN, batch_size=BATCH))
+    batches = list(loading.eval_batches(source, PLAIN, batch_size=BATCH))
     np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(batches)), [2, 7])
 
 
@@ -274,7 +288,7 @@ def text(tmp_path):
 
 
 def test_tokenize_ends_every_sentence(tmp_path, vocab):
-    source = Bucketed(text(tmp_path), parse_transforms('tokenize', vocab), (32,))
+    source = SequenceSource(text(tmp_path), parse_transforms('tokenize', vocab), (32,))
     record = source[0]
     assert record['target'].tolist() == [*vocab.encode('Ein Mann'), vocabulary.EOS]
     assert record['source'].dtype == np.int32
@@ -293,7 +307,7 @@ def test_lower_and_swap(tmp_path):
 
 
 def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
-    source = Bucketed(text(tmp_path), parse_transforms('lower|tokenize', vocab), (32,))
+    source = SequenceSource(text(tmp_path), parse_transforms('lower|tokenize', vocab), (32,))
     copy = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(copy[1]['source'], source[1]['source'])
 
@@ -308,23 +322,23 @@ def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
 )
 def test_transforms_that_make_no_sequences(tmp_path, spec, message):
     with pytest.raises(UserError, match=message):
-        Bucketed(text(tmp_path), parse_transforms(spec), (32,))
+        SequenceSource(text(tmp_path), parse_transforms(spec), (32,))
 
 
 def test_text_without_buckets_says_what_to_set(tmp_path):
     with pytest.raises(
         UserError, match=r"'source' is text; .*config\.data\.buckets=\(16, 32, 64\)"
     ):
-        specs.element_spec(text(tmp_path), PLAIN)
+        loading.open_as_dataset(text(tmp_path), PLAIN, batch_size=1).shapes  # noqa: B018
     source = open_source('synthetic:copy', 'train')
     with pytest.raises(UserError, match=r'set config\.data\.buckets'):
-        list(itertools.islice(pipeline.train_batches(source, PLAIN, batch_size=8, seed=0), 1))
+        list(itertools.islice(loading.train_batches(source, PLAIN, batch_size=8, seed=0), 1))
 
 
 @pytest.mark.parametrize('bounds', [(), (8, 4), (4, 4), (0, 4), (4.5,)])
 def test_bounds_grow(bounds):
     with pytest.raises(UserError, match='write growing lengths'):
-        Bucketed(open_source('synthetic:copy', 'train[:9]'), PLAIN, bounds)
+        SequenceSource(open_source('synthetic:copy', 'train[:9]'), PLAIN, bounds)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pickle
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+from helpers import loading
 
-from vit_jax.data import pipeline, sources
+from vit_jax.data import sources
+from vit_jax.data.dataset import open_dataset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.trainer import evaluate
 
 
 @pytest.fixture(scope='module')
@@ -48,17 +48,15 @@ def test_classes_are_taken_of_what_the_split_selects():
 
 
 def test_a_section_of_the_config_names_its_classes():
-    section = dict(source='digits', split='test', classes=(8, 9))
-    source, transforms = evaluate.open_data(ConfigDict(section))
-    batches = list(pipeline.eval_batches(source, transforms, batch_size=16))
-    labels = np.concatenate([b['label'][b['mask'] > 0] for b in batches])
-    np.testing.assert_array_equal(labels, source.labels())
+    data = open_dataset(16, source='digits', split='test', classes=(8, 9))
+    labels = np.concatenate([b['label'][b['mask'] > 0] for b in data.eval_batches()])
+    np.testing.assert_array_equal(labels, data.source.labels())
     assert set(labels.tolist()) == {0, 1}
 
 
 def test_training_sees_every_example_of_the_classes_once_an_epoch(digits):
     few = digits.only_classes((0, 5))
-    batches = pipeline.train_batches(few, parse_transforms(''), batch_size=len(few), seed=1)
+    batches = loading.train_batches(few, parse_transforms(''), batch_size=len(few), seed=1)
     for _ in range(2):
         np.testing.assert_array_equal(
             np.bincount(next(batches)['label']), np.bincount(few.labels())

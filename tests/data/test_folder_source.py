@@ -5,9 +5,9 @@ import logging
 
 import numpy as np
 import pytest
+from helpers import loading
 from PIL import Image
 
-from vit_jax.data import pipeline
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -102,7 +102,7 @@ def test_broken_files_are_named_counted_and_replaced_in_training(flowers, caplog
     whole = (flowers / 'rose' / '07.png').read_bytes()
     (flowers / 'rose' / '07.png').write_bytes(whole[: len(whole) // 2])
     source = open_source(f'folder:{flowers}', 'train')
-    batches = pipeline.train_batches(source, parse_transforms(''), batch_size=40, seed=0)
+    batches = loading.train_batches(source, parse_transforms(''), batch_size=40, seed=0)
     epoch = next(batches)['image'][:, 0, 0, 0].tolist()
     assert len(epoch) == 40
     assert set(epoch) == {*range(20), *range(100, 120)} - {3, 107}
@@ -110,7 +110,7 @@ def test_broken_files_are_named_counted_and_replaced_in_training(flowers, caplog
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert '2 of 40 records broken' in warnings[1]
-    again = pipeline.train_batches(source, parse_transforms(''), batch_size=40, seed=0, cache=True)
+    again = loading.train_batches(source, parse_transforms(''), batch_size=40, seed=0, cache=True)
     assert next(again)['image'][:, 0, 0, 0].tolist() == epoch
 
 
@@ -119,7 +119,7 @@ def test_broken_files_are_masked_in_evaluation(flowers, cache):
     (flowers / 'daisy' / '03.png').write_bytes(b'')
     source = open_source(f'folder:{flowers}', 'train')
     seen = []
-    for batch in pipeline.eval_batches(source, parse_transforms(''), batch_size=16, cache=cache):
+    for batch in loading.eval_batches(source, parse_transforms(''), batch_size=16, cache=cache):
         real = batch['mask'] == 1
         seen += batch['image'][real, 0, 0, 0].tolist()
     assert sorted(seen) == sorted({*range(20), *range(100, 120)} - {3})
@@ -129,7 +129,7 @@ def test_too_many_broken_files_stop_the_run(flowers):
     for i in range(11):
         (flowers / 'daisy' / f'{i:02}.png').write_bytes(b'')
     source = open_source(f'folder:{flowers}', 'train')
-    batches = pipeline.train_batches(source, parse_transforms(''), batch_size=8, seed=0)
+    batches = loading.train_batches(source, parse_transforms(''), batch_size=8, seed=0)
     with pytest.raises(UserError, match='11 of 40 records broken, more than the 10') as error:
         list(itertools.islice(batches, 10))
     assert f'{flowers}/daisy/00.png' in str(error.value)
@@ -139,7 +139,7 @@ def test_vanished_file_is_broken(flowers):
     source = open_source(f'folder:{flowers}', 'train')
     (flowers / 'daisy' / '03.png').unlink()
     values_seen = []
-    for batch in pipeline.eval_batches(source, parse_transforms(''), batch_size=20):
+    for batch in loading.eval_batches(source, parse_transforms(''), batch_size=20):
         values_seen.append(batch['mask'].sum())
     assert sum(values_seen) == 39
     assert 'No such file' in next(iter(source.broken.values()))
@@ -149,6 +149,6 @@ def test_different_sizes_ask_for_a_resize(flowers):
     write(flowers / 'daisy', '05.png', 5, size=(9, 8))
     source = open_source(f'folder:{flowers}', 'train')
     with pytest.raises(UserError, match=r'daisy/05\.png: image of shape .*resize\(224\)'):
-        list(pipeline.eval_batches(source, parse_transforms(''), batch_size=40))
-    batches = pipeline.eval_batches(source, parse_transforms('resize(8)'), batch_size=40)
+        list(loading.eval_batches(source, parse_transforms(''), batch_size=40))
+    batches = loading.eval_batches(source, parse_transforms('resize(8)'), batch_size=40)
     assert next(batches)['image'].shape == (40, 8, 8, 3)

@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import loading
 from PIL import Image
 
-from vit_jax.data import pipeline
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -168,7 +168,7 @@ def test_broken_image_is_named(data_dir):
 
     write(data_dir, 'pets', example=example)
     source = open_source('tfds:pets', 'train')
-    (batch,) = pipeline.eval_batches(source, parse_transforms(''), batch_size=12)
+    (batch,) = loading.eval_batches(source, parse_transforms(''), batch_size=12)
     np.testing.assert_array_equal(batch['mask'], np.arange(12) != 3)
     assert source.broken[3].startswith('tfds:pets train record 3: ')
 
@@ -201,7 +201,7 @@ def test_cifar10(cifar10, monkeypatch):
     assert (len(train), len(test)) == (50_000, 10_000)
     assert train.info.class_names[3] == 'cat'
     transforms = parse_transforms('pad_and_crop(4)|flip')
-    batch = next(pipeline.train_batches(train, transforms, batch_size=64, seed=0))
+    batch = next(loading.train_batches(train, transforms, batch_size=64, seed=0))
     assert batch['image'].shape == (64, 32, 32, 3)
     assert batch['label'].dtype == np.int32
     assert len(np.unique(batch['label'])) == 10

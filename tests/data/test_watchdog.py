@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from vit_jax.data.read_ahead import Watched
-from vit_jax.runtime.watchdog import Stalled
+from vit_jax.runtime.hangs import Stalled
 
 
 def readers():

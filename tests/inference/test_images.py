@@ -7,11 +7,11 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
+from vit_jax.data.fixed import raw_images
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.inference import images as image_files
 from vit_jax.inference.load import Run
-from vit_jax.trainer import evaluate
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def rng():
 def run_on(source, split='train', transforms=''):
     data = {'source': source, 'split': split, 'transforms': transforms}
     config = ConfigDict({'data': data | {'split': 'nowhere'}, 'evals': {'test': data}})
-    image = evaluate.image_format(open_source(source, split))
+    image = raw_images(open_source(source, split))
     return Run(pathlib.Path(), config, None, None, {}, 0, (), image)
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from vit_jax.commands import scaling
-from vit_jax.config import construct
+from vit_jax.config import construct, sections
 from vit_jax.config import load as config_lib
+from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, vit
 from vit_jax.profiling import flops, plan
-from vit_jax.trainer import evaluate
 
 JFT = 303_000_000
 # exaFLOPs of table 6 of arXiv:2010.11929. Its BiTs are 3 to 5 % below what is counted here; its
@@ -136,8 +136,9 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
     assert heading[:5] == ['parameters', 'steps', 'examples', 'tokens', 'GFLOPs']
     config = config_lib.load(file, [split])
     config.model.vocab_size = 14
-    source, _ = evaluate.open_data(config.data)
-    epoch, (network, _) = source.train_plan(256), construct.model_and_task(config)
+    data = open_dataset(256, **sections.keywords(config.data))
+    source, epoch = data.source, data.train_plan
+    network, _ = construct.model_and_task(config)
     forward = {n: flops.forward_flops(network, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)}
     batches = [epoch.shuffled(k, 0) for k in range(3 * epoch.steps)]
     tokens = sum(len(source[i]['target']) for _, members in batches for i in members)

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
-from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
+from vit_jax.step import init_state, init_variables, make_train_step
 from vit_jax.tasks import classify
 from vit_jax.trainer import evaluate
 from vit_jax.tree_paths import param_paths
@@ -181,18 +181,16 @@ def test_evaluation_counts_each_of_30_examples_once(name):
     layout, params = training(name).layout, training('one').final.ema
     section = {'source': 'digits', 'split': 'test[:30]', 'transforms': '', 'batch_size': 16}
     config = ConfigDict({'batch_size': 32, 'data': {}, 'evals': {'test': section}})
-    one_pass = evaluate.open_pass(config.evals.test, config, layout)
-    batches = list(one_pass())
+    data = evaluate.open_data(config.evals.test, config.batch_size, layout)
+    batches = list(data.eval_batches())
     assert [len(batch['label']) for batch in batches] == [16, 16]
 
-    axis = layout.axis_name
-    eval_step = layout.compile_eval(make_eval_step(MODEL, TASK, axis_name=axis))
+    steps = evaluate.compile_steps(MODEL, TASK, layout)
     variables = jax.tree.map(jnp.asarray, {'params': params})
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
-    got = evaluate.evaluate(eval_step, layout, placed, one_pass())
+    got = evaluate.evaluate(steps, placed, data.eval_batches())
 
-    source, _ = evaluate.open_data(config.evals.test)
-    examples = [source[i] for i in range(30)]
+    examples = [data.source[i] for i in range(30)]
     images = jnp.stack([(jnp.asarray(e['image']) - 127.5) / 127.5 for e in examples])
     logits = np.asarray(MODEL.apply(variables, images)['logits'], np.float64)
     labels = np.array([e['label'] for e in examples])

@@ -16,11 +16,14 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.commands.scaling import train_flops
 from vit_jax.config import load as config_lib
-from vit_jax.data import buckets, vocabulary
+from vit_jax.config import sections
+from vit_jax.data import vocabulary
+from vit_jax.data.bucket_plan import BucketPlan
+from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.storage.run_folder import read_metrics
-from vit_jax.trainer import build, evaluate, train
+from vit_jax.trainer import build, train
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """
@@ -96,9 +99,8 @@ def get_config(**data: object) -> ConfigDict:
     return config_lib.override(config, [])
 
 
-def plan_of(config: ConfigDict) -> buckets.Plan:
-    source, _ = evaluate.open_data(config.data)
-    return source.train_plan(TOKENS)
+def plan_of(config: ConfigDict) -> BucketPlan:
+    return open_dataset(TOKENS, **sections.keywords(config.data)).train_plan
 
 
 def one_run(config: ConfigDict, folder: pathlib.Path, **options: object) -> dict[str, float]:
@@ -139,10 +141,10 @@ def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> Non
 
 
 def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
-    parts = build.build(get_config(buckets=(8,)), jax.devices()[:1])
-    long = int((parts.source.lengths > 8).sum())
+    training = build.build(get_config(buckets=(8,)), jax.devices()[:1])
+    long = int((training.data.source.lengths > 8).sum())
     assert 0 < long < 500
-    described = train.describe(parts, tmp_path, 0, build.hardware(parts))
+    described = train.describe(training, tmp_path, 0, training.program.hardware)
     assert f'{500 - long} examples, ' in described
     assert f'\n{long} examples are longer than the last bucket: left out\n' in described
 
@@ -174,8 +176,8 @@ def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
         config.model.vocab_size = 14
         with config.unlocked():
             config.evals.val.update(buckets=bounds, batch_size=batch_size)
-        parts = build.build(config)
-        losses.append(parts.evals['val'](variables_of(whole))['loss'])
+        training = build.build(config)
+        losses.append(training.evaluations['val'](variables_of(whole))['loss'])
     assert losses == pytest.approx([result_of(whole)['val/loss']] * 2, rel=1e-5)
 
 

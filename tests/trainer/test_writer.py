@@ -4,8 +4,8 @@ import json
 import math
 import pathlib
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,7 +18,7 @@ TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
 
 
 def write(folder: pathlib.Path, start: int, steps: list[int]) -> None:
-    writer = Writer(folder, 10, start)
+    writer = Writer(folder, 10, start, 'images')
     for step in steps:
         writer.write(step, TRAIN)
         writer.show_train(step, TRAIN)
@@ -46,8 +46,11 @@ def test_events_hold_the_same_scalars(tmp_path: pathlib.Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars('train/loss')] == [(1, 1.5), (2, 1.5)]
 
 
-def test_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
-    writer = Writer(tmp_path, 10, 0, enabled=False)
+def test_other_processes_write_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, 'process_index', lambda: 1)
+    writer = Writer(tmp_path, 10, 0, 'images')
     writer.write(1, TRAIN)
     writer.draw()
     writer.close()
@@ -61,10 +64,10 @@ def test_a_line_for_each_interval_without_a_terminal(
     assert 'step 4/10  loss 1.5000  10 images/s  ETA 0:01' in capsys.readouterr().out
 
 
-def test_text_is_counted_in_sentences_and_tokens(tmp_path: pathlib.Path) -> None:
-    meter = Meter(0, 512, lambda step: 0.1, lambda rate: rate)
+def test_the_rates_are_of_what_was_counted(tmp_path: pathlib.Path) -> None:
+    meter = Meter(0, lambda step: 0.1, lambda rate: rate)
     for step in (1, 2):
-        meter.count({'target': np.array([[5, 6, 2], [7, 2, 0], [0, 0, 0]]), 'mask': [1, 1, 0]})
+        meter.count({'sentences': 2, 'tokens': 5})
         meter.add(step, {'loss': jnp.float32(1)})
     logged = meter.log()
     assert 'train/images_per_sec' not in logged
@@ -75,12 +78,13 @@ def test_text_is_counted_in_sentences_and_tokens(tmp_path: pathlib.Path) -> None
 
 
 def meter() -> Meter:
-    return Meter(0, 4, lambda step: 0.1 * step, lambda rate: None)
+    return Meter(0, lambda step: 0.1 * step, lambda rate: None)
 
 
 def test_the_interval_means_all_of_its_steps() -> None:
     m = meter()
     for step, loss in enumerate([1.0, 2.0, 6.0], start=1):
+        m.count({'images': 4})
         m.add(step, {'loss': jnp.float32(loss)})
     logged = m.log()
     assert logged['train/loss'] == 3.0
@@ -101,7 +105,7 @@ def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None
 
 
 def test_few_steps_in_a_row_may_be_not_finite() -> None:
-    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
     for step, loss in enumerate([math.nan, 1, math.inf, math.nan, 3, math.nan, math.nan], start=1):
         m.add(step, {'loss': jnp.float32(loss)})
     logged = m.log()
@@ -114,11 +118,12 @@ def test_few_steps_in_a_row_may_be_not_finite() -> None:
 def test_an_interval_whose_steps_were_all_skipped_has_no_means(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
-    m = Meter(0, 4, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m.count({'images': 4})
     m.add(1, {'loss': jnp.float32(math.nan)})
     logged = m.log()
     assert 'train/loss' not in logged
-    writer = Writer(tmp_path, 10, 0)
+    writer = Writer(tmp_path, 10, 0, 'images')
     writer.show_train(1, logged)
     writer.close()
     assert '1 steps skipped' in capsys.readouterr().out

@@ -7,14 +7,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands.benchmark import example_spec
-from vit_jax.config import construct, durations, fill
+from vit_jax.config import construct, durations, fill, sections
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
 
 if TYPE_CHECKING:
-    from vit_jax.data.buckets import Bucketed
-    from vit_jax.data.specs import Epoch
+    from vit_jax.data.buckets import Buckets
     from vit_jax.profiling.plan import Run
 
 COMMAND = 'scaling plan'
@@ -80,50 +79,42 @@ def price(point: space.Point, config: Any, args: argparse.Namespace, count: int 
     """What `count` runs of the config cost; data are opened only if nothing else tells."""
     from vit_jax.profiling import plan
 
-    text = bool(config.data.get('buckets'))
-    epoch, tokens = text_epoch(config, args) if text else (image_epoch(config, args), 0)
+    data = read_text(config, args) if config.data.get('buckets') else None
+    kinds = [(shape.rows * shape.share, shape.spec) for shape in data.shapes] if data else []
+    kinds = kinds or [(config.batch_size, image_spec(config, args.image_size))]
+    examples = data.num_examples if data else epoch_size(config, args.examples)
+    each = data.examples_per_step if data else config.batch_size
     model, task = construct.model_and_task(config)
-    kinds = [(n, measure(model, task, tuple(sorted(spec.items())))) for n, spec in epoch.shapes]
-    forward = sum(n * flops for n, (_, flops) in kinds) / epoch.batch_size
+    measured = [(n, measure(model, task, tuple(sorted(spec.items())))) for n, spec in kinds]
+    forward = sum(n * flops for n, (_, flops) in measured) / each
     begun = config.get('branch', {}).get('step', 0)
-    steps = durations.of_run(config, epoch.batch_size, epoch.examples).total_steps - begun
-    return plan.Run(point, kinds[0][1][0], steps, epoch.batch_size, forward, count, tokens)
+    steps = durations.of_run(config, each, examples).total_steps - begun
+    tokens = data.tokens_per_step if data else 0
+    return plan.Run(point, measured[0][1][0], steps, each, forward, count, tokens)
 
 
-def text_epoch(config: Any, args: argparse.Namespace) -> tuple[Epoch, float]:
-    """The batches of sequences in buckets, and the tokens of the target in one on average.
+def read_text(config: Any, args: argparse.Namespace) -> Buckets:
+    """The sequences in buckets; the model's size of the vocabulary is filled in.
 
     Raises:
       UserError: if the data or the vocabulary are not here: nothing else tells the lengths.
     """
-    from vit_jax.data import specs, transforms
-
     if args.examples is not None or args.image_size is not None:
         raise UserError('--examples and --image-size are of images, and this config is of text')
-    source = read_text(config_lib.to_json(config.data))
-    fill.vocab_size(config, source.info.vocab_size)
-    plan = source.train_plan(config.batch_size)
-    tokens = sum(source.targets[members].sum() for members in plan.members) / plan.steps
-    return specs.epoch(source, transforms.parse_transforms(''), config.batch_size), float(tokens)
+    data = _read_text(config_lib.to_json(config.data), config.batch_size)
+    fill.vocab_size(config, data.info.vocab_size)
+    return data
 
 
 @functools.cache
-def read_text(section: str) -> Bucketed:
-    """The sequences of `config.data` as JSON."""
-    from vit_jax.trainer import evaluate
+def _read_text(section: str, batch_size: int) -> Any:
+    """The data of `config.data` as JSON."""
+    from vit_jax.data.dataset import open_dataset
 
     try:
-        return evaluate.open_data(config_lib.from_json(section))[0]
+        return open_dataset(batch_size, **sections.keywords(config_lib.from_json(section)))
     except UserError as e:
         raise UserError(f'{e}; {COMMAND} reads the lengths of all sentences') from e
-
-
-def image_epoch(config: Any, args: argparse.Namespace) -> Epoch:
-    """The batches of images, as far as they are known."""
-    from vit_jax.data import specs
-
-    shapes = ((config.batch_size, image_spec(config, args.image_size)),)
-    return specs.Epoch(epoch_size(config, args.examples), config.batch_size, (None,), shapes)
 
 
 def image_spec(config: Any, image_size: int | None) -> dict[str, Any]:
@@ -134,12 +125,13 @@ def image_spec(config: Any, image_size: int | None) -> dict[str, Any]:
     """
     if image_size is not None:
         return example_spec(config, image_size, None)
-    from vit_jax.data import specs, transforms
+    from vit_jax.data import transforms
+    from vit_jax.data.fixed import FixedShapes
 
     source = open_source(config.data)
     fill.num_classes(config, source.info.num_classes)
     parsed = transforms.parse_transforms(config.data.get('transforms', ''))
-    return dict(specs.element_spec(source, parsed))
+    return dict(FixedShapes(source, parsed, 1).shapes[-1].spec)
 
 
 def epoch_size(config: Any, examples: float | None) -> int:

@@ -107,37 +107,36 @@ def example_spec(config: Any, image_size: int | None, channels: int | None) -> d
         if 'num_classes' in config.model and config.model.num_classes is None:
             config.model.num_classes = 1000
         return dict(benchmark.image_spec(size, channels))
-    from vit_jax.data import specs
-
-    source, transforms = open_example(config.data)
-    fill.num_classes(config, source.info.num_classes)
-    fill.vocab_size(config, source.info.vocab_size)
-    return dict(specs.element_spec(source, transforms))
+    data = open_example(config)
+    fill.num_classes(config, data.info.num_classes)
+    fill.vocab_size(config, data.info.vocab_size)
+    return dict(data.shapes[-1].spec)
 
 
-def open_example(section: Any) -> tuple[Any, Any]:
-    """The source and the transforms of a data section, of text the first pair alone.
+def open_example(config: Any) -> Any:
+    """The training data of a config, of text the first pair alone.
 
     All pairs would be read and made into ids, while the buckets tell how long they are.
     """
-    from vit_jax.trainer import evaluate
+    from vit_jax.data.dataset import open_dataset
 
-    if section.get('buckets'):
-        base = re.split(r'[\[+]', section.split)[0]
-        return evaluate.open_data(section, f'{base}[:1]')
+    keywords = sections.keywords(config.data)
+    if config.data.get('buckets'):
+        base = re.split(r'[\[+]', config.data.split)[0]
+        return open_dataset(config.batch_size, **keywords | {'split': f'{base}[:1]'})
     try:
-        return evaluate.open_data(section)
+        return open_dataset(config.batch_size, **keywords)
     except UserError as e:
         raise UserError(f'{e}; or give --image-size to do without data') from e
 
 
 def batch_rows(config: Any) -> int:
     """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
-    from vit_jax.data import buckets
+    from vit_jax.data import bucket_plan
 
     if not (bounds := config.data.get('buckets')):
         return int(config.batch_size)
-    return buckets.train_rows(bounds, config.batch_size)[-1]
+    return bucket_plan.train_rows(bounds, config.batch_size)[-1]
 
 
 def print_title(

@@ -12,203 +12,159 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data import order
+from vit_jax.data import bucket_plan, vocabulary
+from vit_jax.data.batches import ArraySpec, Batch, Process, Shape, Spec
+from vit_jax.data.bucket_plan import BucketPlan
+from vit_jax.data.read_ahead import Loading, read_ahead
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
-from vit_jax.data.splits import Subset
-from vit_jax.data.transforms import Transforms
+from vit_jax.data.sequences import SequenceSource
 from vit_jax.errors import UserError
-
-ROWS = 8  # the rows of a training batch are a multiple of it, so that devices share them evenly
-_UNUSED = np.random.default_rng(0)  # no transform of a sequence draws from it
+from vit_jax.storage import paths, run_folder
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Which examples make which batch.
+class Buckets:
+    """A `Dataset` of sequences in batches of like lengths.
 
-    Attributes:
-      bounds: the length of the sequences of each bucket, in tokens.
-      rows: of a batch of each bucket.
-      members: the examples of each bucket, in the order of the source.
+    Args:
+      source: the sequences.
+      batch_size: tokens of one side of a global batch, padding included.
+      seed: of the order, 0 or more.
+      multiple: the rows of evaluation batches are a multiple of it.
+      process: whose rows to make.
+      loading: how batches are read ahead.
     """
 
-    bounds: tuple[int, ...]
-    rows: tuple[int, ...]
-    members: tuple[np.ndarray, ...]
-
-    @functools.cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Batches of each bucket in an epoch."""
-        return tuple(-(-len(m) // r) for m, r in zip(self.members, self.rows, strict=True))
-
-    @property
-    def steps(self) -> int:
-        """Batches of an epoch."""
-        return sum(self.counts)
-
-    @property
-    def examples(self) -> int:
-        """Examples of an epoch."""
-        return sum(map(len, self.members))
-
-    def in_order(self, k: int) -> tuple[int, np.ndarray]:
-        """The bucket and the examples of batch k of the only pass, bucket after bucket."""
-        bucket, positions = self._locate(k)
-        return bucket, self.members[bucket][positions]
-
-    def shuffled(self, k: int, seed: int) -> tuple[int, np.ndarray]:
-        """The bucket and the examples of batch k of training; fewer than its rows in the last."""
-        epoch, position = divmod(k, self.steps)
-        # An own shuffle for the batches, and one for each bucket.
-        stream = epoch * (len(self.rows) + 1)
-        number = order.shuffled(np.array([position]), size=self.steps, seed=seed, epoch=stream)
-        bucket, positions = self._locate(int(number[0]))
-        members = self.members[bucket]
-        places = order.shuffled(positions, size=len(members), seed=seed, epoch=stream + 1 + bucket)
-        return bucket, members[places]
-
-    def _locate(self, number: int) -> tuple[int, np.ndarray]:
-        ends = np.cumsum(self.counts)
-        bucket = int(np.searchsorted(ends, number, side='right'))
-        first = (number - int(ends[bucket]) + self.counts[bucket]) * self.rows[bucket]
-        return bucket, np.arange(first, min(first + self.rows[bucket], len(self.members[bucket])))
-
-
-class Bucketed:
-    """A source of sequences, the transforms applied, whose lengths are known.
-
-    Itself a `Source`; a record is {name: int32 [n]}.
-
-    Attributes:
-      source: the examples before the transforms.
-      bounds: length of each bucket, growing.
-      lengths: of the longest sequence of each example; 0 for a broken record.
-      targets: of the sequence `target` of each example; 0 where there is none.
-      names: of the sequences.
-    """
+    unit = 'tokens'
 
     def __init__(
-        self, source: Subset, transforms: Transforms, bounds: Sequence[int], cache: bool = False
+        self,
+        source: SequenceSource,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        multiple: int = 1,
+        process: Process = Process(),  # noqa: B008  frozen
+        loading: Loading = Loading(),  # noqa: B008  frozen
     ):
-        """Reads and transforms every example once.
-
-        Args:
-          source: what `open_source` returns.
-          transforms: make sequences of it, as `tokenize` does.
-          bounds: `config.data.buckets`.
-          cache: keeps the sequences in memory, so that none is made again.
-
-        Raises:
-          UserError: if the bounds do not grow, a transform draws random numbers or something
-            else than sequences comes out of them.
-        """
-        self.source, self.title, self.bounds = source, source.title, tuple(bounds)
-        self._transforms = transforms
-        _check_bounds(self.bounds)
-        if transforms.random:
-            raise UserError(
-                f'transforms {transforms.spec!r}: lengths that are random have no bucket; leave '
-                'out config.data.buckets or what draws random numbers'
-            )
-        self.lengths, self.targets = np.zeros((2, len(source)), np.int64)
-        self.names: tuple[str, ...] = ()
-        self._cache: list[Record] = []
-        for index in range(len(source)):
-            record: Record = {}
-            with contextlib.suppress(BrokenRecord):
-                record = self._read(index)
-                self.names = tuple(record)
-            self.lengths[index] = max(map(len, record.values()), default=0)
-            self.targets[index] = len(record.get('target', ()))
-            if cache:
-                self._cache.append(record)
+        if seed < 0:
+            raise UserError(f'seed={seed}: must be 0 or more')
+        self.source, self.batch_size = source, batch_size
+        self._seed, self._multiple, self._process, self._loading = seed, multiple, process, loading
 
     @property
     def info(self) -> SourceInfo:
-        if (vocab := self._transforms.vocab) is None:
-            return self.source.info
-        return dataclasses.replace(self.source.info, vocab_size=len(vocab))
+        return self.source.info
 
-    def __len__(self) -> int:
-        return len(self.source)
+    @property
+    def vocab(self) -> vocabulary.Codec | None:
+        return self.source.vocab
 
-    def __getitem__(self, index: int, /) -> Record:
-        cached = self._cache[index] if self._cache else {}
-        return cached or self._read(index)
-
-    def labels(self) -> np.ndarray:
-        return self.source.labels()
-
-    def record_name(self, index: int, /) -> str:
-        return self.source.record_name(index)
-
-    def text(self, index: int, /) -> Record:
-        """The strings of an example that the transforms make ids of; empty if there are none."""
-        record: Record = {}
-        with contextlib.suppress(BrokenRecord):
-            now = self.source[index]
-            for step in self._transforms.steps:
-                texts = {name: value for name, value in now.items() if isinstance(value, str)}
-                record = texts or record
-                now = step(now, _UNUSED)
-        return record
-
-    def train_plan(self, batch_size: int) -> Plan:
-        """Batches of about `batch_size` tokens; examples beyond the last bucket are left out.
+    @functools.cached_property
+    def train_plan(self) -> BucketPlan:
+        """The batches of an epoch.
 
         Raises:
-          UserError: as `train_rows`, or if there is no example.
+          UserError: if a batch cannot hold the longest sequences, or there is no example.
         """
-        rows = train_rows(self.bounds, batch_size)
-        plan = Plan(self.bounds, rows, self._members(self.bounds))
+        bounds = self.source.bounds
+        plan = bucket_plan.train_plan(self.source.lengths, bounds, self.batch_size)
         if not plan.steps:
-            raise UserError(f'{self.title}: no example has at most {self.bounds[-1]} tokens')
+            raise UserError(f'{self.source.title}: no example has at most {bounds[-1]} tokens')
         return plan
 
-    def eval_plan(self, batch_size: int, multiple: int = 1) -> Plan:
-        """Batches of about `batch_size` tokens that leave nothing out.
+    @property
+    def image_size(self) -> None:
+        return None
 
-        What is longer than the last bucket goes to a further one, as long as the longest. The
-        rows are a multiple of `multiple`, and no more than needed.
-        """
-        longest = int(self.lengths.max(initial=0))
-        bounds = (*self.bounds, longest) if longest > self.bounds[-1] else self.bounds
-        members = self._members(bounds)
-        wanted = (
-            max(1, min(batch_size // bound, len(m)))
-            for bound, m in zip(bounds, members, strict=True)
-        )
-        return Plan(bounds, tuple(-(-rows // multiple) * multiple for rows in wanted), members)
+    @property
+    def num_examples(self) -> int:
+        return self.train_plan.examples
 
-    def _members(self, bounds: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        lows = (0, *bounds[:-1])
-        return tuple(
-            np.flatnonzero((self.lengths > low) & (self.lengths <= high))
-            for low, high in zip(lows, bounds, strict=True)
-        )
+    @property
+    def notes(self) -> tuple[str, ...]:
+        long = len(self.source) - self.num_examples
+        return (f'{long:,} examples are longer than the last bucket: left out',) if long else ()
 
-    def _read(self, index: int) -> Record:
-        record = self.source[index]
-        try:
-            record = self._transforms(record, _UNUSED)
-        except UserError as error:
-            raise UserError(f'{self.record_name(index)}: {error}') from error
-        for name, value in record.items():
-            array = np.asarray(value)
-            if array.ndim != 1 or array.dtype.kind != 'i':
-                raise UserError(
-                    f'{self.record_name(index)}: {name!r} is no sequence of ids; with buckets, '
-                    "the transforms end in 'tokenize'"
-                )
-        return record
+    @property
+    def examples_per_step(self) -> float:
+        return self.train_plan.examples / self.train_plan.steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of the target in a batch of training, on average and without padding."""
+        members = self.train_plan.members
+        return float(sum(self.source.targets[m].sum() for m in members) / self.train_plan.steps)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        plan = self.train_plan
+        kinds = zip(plan.rows, plan.counts, plan.bounds, strict=True)
+        return tuple(Shape(rows, n / plan.steps, self._spec(bound)) for rows, n, bound in kinds)
+
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
+        make = self._loader(self.train_plan).train_batch
+        return read_ahead(make, start_step, sys.maxsize, self._loading)
+
+    def eval_batches(self) -> Iterator[Batch]:
+        lengths, bounds = self.source.lengths, self.source.bounds
+        multiple = math.lcm(self._multiple, self._process.count)
+        plan = bucket_plan.eval_plan(lengths, bounds, self.batch_size, multiple)
+        return read_ahead(self._loader(plan).eval_batch, 0, plan.steps, self._loading)
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        real = {'sentences': batch['mask'], 'tokens': batch.get('target', batch['mask'])}
+        count = self._process.count
+        return {name: count * int(np.count_nonzero(array)) for name, array in real.items()}
+
+    def facts(self) -> dict[str, Any]:
+        vocab = self.source.vocab
+        sequences = [
+            (shape.rows * shape.share, {name: s.shape for name, s in shape.spec.items()})
+            for shape in self.shapes
+        ]
+        return {
+            'class_names': list(self.info.class_names),
+            'image': {},
+            'input_size': self.image_size,
+            'num_examples': self.num_examples,
+            'sequences': sequences,
+            **({'vocab': vocab.digest} if isinstance(vocab, vocabulary.Vocabulary) else {}),
+        }
+
+    def text(self, index: int) -> Record:
+        return self.source.text(index)
+
+    def check(self, folder: pathlib.Path) -> None:
+        vocabulary.require_same(self._file, folder)
+
+    def save(self, folder: pathlib.Path) -> None:
+        if self._file is not None:
+            paths.write_atomic(folder / run_folder.VOCAB, self._file.model)
+
+    @property
+    def _file(self) -> vocabulary.Vocabulary | None:
+        """The vocabulary that belongs into the run folder."""
+        vocab = self.source.vocab
+        return vocab if isinstance(vocab, vocabulary.Vocabulary) else None
+
+    def _spec(self, length: int) -> Spec:
+        return {name: ArraySpec((length,), np.dtype(np.int32)) for name in self.source.names}
+
+    def _loader(self, plan: BucketPlan) -> SequenceLoader:
+        rows = tuple(self._process.rows(count) for count in plan.rows)
+        return SequenceLoader(self.source, plan, rows, self._seed)
 
 
 @dataclasses.dataclass(frozen=True)
-class Loader:
+class SequenceLoader:
     """Makes one process's rows of batch k.
 
     Attributes:
@@ -217,8 +173,8 @@ class Loader:
       seed: of the order of training.
     """
 
-    source: Bucketed
-    plan: Plan
+    source: SequenceSource
+    plan: BucketPlan
     rows: tuple[range, ...]
     seed: int = 0
 
@@ -239,23 +195,3 @@ class Loader:
                     batch[name][row, : len(ids)] = ids
                 index[row], mask[row] = example, 1
         return {**batch, 'index': index, 'mask': mask}
-
-
-def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
-    """The rows of a batch of each bucket, about `batch_size` tokens, in training.
-
-    Raises:
-      UserError: if the longest bucket gets fewer than `ROWS`.
-    """
-    if batch_size < ROWS * bounds[-1]:
-        raise UserError(
-            f'batch_size={batch_size}: with buckets it counts tokens, and {ROWS} rows of '
-            f'{bounds[-1]} are {ROWS * bounds[-1]}; raise it or lower the buckets'
-        )
-    return tuple(batch_size // bound // ROWS * ROWS for bound in bounds)
-
-
-def _check_bounds(bounds: tuple[int, ...]) -> None:
-    whole = all(isinstance(bound, int) and bound > 0 for bound in bounds)
-    if not bounds or not whole or list(bounds) != sorted(set(bounds)):
-        raise UserError(f'buckets={bounds}: write growing lengths in tokens, such as (16, 32, 64)')

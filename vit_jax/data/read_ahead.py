@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import queue
@@ -12,48 +13,60 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from vit_jax.errors import UserError
-from vit_jax.runtime.watchdog import Stalled, stacks
+from vit_jax.runtime.hangs import Stalled, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
+STALL_SECONDS = 1800.0
 CLOSE_SECONDS = 10.0  # what worker processes may take to end
 
 
-def read_ahead(
-    make: Callable[[int], T],
-    start: int,
-    stop: int,
-    workers: int,
-    threads: int | None,
-    stall_seconds: float,
-) -> Iterator[T]:
+@dataclasses.dataclass(frozen=True)
+class Loading:
+    """How batches are made ahead of time; nothing of it shows in the batches.
+
+    Attributes:
+      workers: reading processes; 0 reads in threads of this process.
+      threads: batches made at the same time, by default one a CPU core and at most 16; as many are
+        held ready. 0 reads only when asked.
+      stall_seconds: raises `Stalled` if a batch takes longer; 0 never does.
+
+    Raises:
+      UserError: if a number is negative.
+    """
+
+    workers: int = 0
+    threads: int | None = None
+    stall_seconds: float = STALL_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in ('workers', 'threads', 'stall_seconds'):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise UserError(f'{name}={value}: must be 0 or more')
+
+
+def read_ahead(make: Callable[[int], T], start: int, stop: int, loading: Loading) -> Iterator[T]:
     """Yields make(start), ..., make(stop - 1), several of them being made at a time.
 
     Args:
       make: a batch by its number; for worker processes it has to pickle.
       start, stop: the first number, and that after the last.
-      workers, threads, stall_seconds: as of `pipeline.train_batches`.
-
-    Raises:
-      UserError: if `workers` or `threads` is negative.
+      loading: how far ahead, and by whom.
     """
     import grain
     from absl import flags
 
-    if threads is None:
-        threads = min(16, os.cpu_count() or 1)
-    for name, value in {'workers': workers, 'threads': threads}.items():
-        if value < 0:
-            raise UserError(f'{name}={value}: must be 0 or more')
+    threads = min(16, os.cpu_count() or 1) if loading.threads is None else loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     batches = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
-    if workers:
+    if loading.workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
-        processes = grain.MultiprocessingOptions(num_workers=workers)
+        processes = grain.MultiprocessingOptions(num_workers=loading.workers)
         batches = batches.mp_prefetch(processes, worker_init_fn=_live_with_parent)
-    return Watched(iter(batches), stall_seconds) if stall_seconds else iter(batches)
+    seconds = loading.stall_seconds
+    return Watched(iter(batches), seconds) if seconds else iter(batches)
 
 
 def _live_with_parent(worker: int, workers: int) -> None:

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime.watchdog import Stalled
+from vit_jax.runtime.hangs import Stalled
 
 MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
 

@@ -243,8 +243,8 @@ def check_batch(
       multiple: of what the rows of a device have to be one, for the task.
       reason: why, in a few words.
     """
-    what = '' if rows is None else f': its {rows} rows in a bucket'
     rows = batch_size if rows is None else rows
+    what = '' if rows == batch_size else f': its {rows} rows in a bucket'
     unit = layout.num_shards * accum_steps
     if rows % unit:
         raise UserError(

@@ -6,11 +6,11 @@ import os
 import sys
 import threading
 import time
-import traceback
 
 import jax
 
 from vit_jax.errors import EXIT_FAILED
+from vit_jax.runtime.hangs import stacks
 
 
 class Watchdog:
@@ -59,19 +59,3 @@ class Watchdog:
             flush=True,
         )
         os._exit(EXIT_FAILED)
-
-
-class Stalled(Exception):
-    """The data loader has yielded nothing for too long; the message has all stacks.
-
-    The thread that hangs cannot be ended: leave the process by `os._exit`.
-    """
-
-
-def stacks() -> str:
-    """What every thread of this process is doing."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return '\n'.join(
-        f'-- {names.get(ident, ident)}\n{"".join(traceback.format_stack(frame))}'
-        for ident, frame in sys._current_frames().items()
-    )

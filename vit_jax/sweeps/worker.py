@@ -18,8 +18,8 @@ from optuna.trial import Trial, TrialState
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.runtime import processes
+from vit_jax.runtime.hangs import Stalled
 from vit_jax.runtime.preemption import Preemption
-from vit_jax.runtime.watchdog import Stalled
 from vit_jax.storage import lock as workdir
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note

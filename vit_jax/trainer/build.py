@@ -1,9 +1,12 @@
-"""From a config to everything that a run needs; nothing is compiled or written yet."""
+"""From a config to everything that a run needs; nothing is compiled or written yet.
+
+The config is read here, once: what comes after takes the objects that are made of it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,120 +16,167 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.config import construct, durations, fill, sections
-from vit_jax.data import specs
+from vit_jax.data.dataset import Dataset
 from vit_jax.interop import adapt
 from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
-from vit_jax.trainer import evaluate as evaluate_lib
+from vit_jax.trainer import evaluate
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """What `build` makes of a config."""
+class Program:
+    """What a run computes.
 
-    config: ConfigDict
-    source: Any
-    transforms: Any
-    epoch: specs.Epoch
+    Attributes:
+      model, task: of the config.
+      layout: of the devices.
+      init: makes the state before the first step; parameters that it is given replace its own.
+      abstract_state: shapes and dtypes of the state.
+      train_step: (state, batch) -> (state, metrics), compiled at its first call.
+      eval_steps: what evaluations compute.
+      max_skips: steps in a row that may be left out because they are not finite.
+    """
+
     model: Any
     task: Any
     layout: sharding.Layout
-    total_steps: int
-    every: dict[str, int]
-    every_eval: dict[str, int]
-    keep_every: int
-    schedule: optax.Schedule
-    train_step: Callable
-    eval_step: Callable
-    evals: dict[str, evaluate_lib.Evaluation]
     init: Callable[..., step_lib.TrainState]
     abstract_state: step_lib.TrainState
+    train_step: Callable
+    eval_steps: evaluate.EvalSteps
+    max_skips: int
+
+    @property
+    def hardware(self) -> str:
+        """What it runs on, as `8 x TPU v4 (jit)`."""
+        mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
+        return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
+
+    @property
+    def target(self) -> step_lib.TrainState:
+        """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
+        return sharding.abstract_target(self.layout, self.abstract_state)
 
 
-def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Parts:
-    """Opens the data and builds everything that a run needs.
+@dataclasses.dataclass(frozen=True)
+class Timetable:
+    """When what is due, in steps.
+
+    Attributes:
+      total: length of the run.
+      log, checkpoint: how often.
+      evals: how often each entry of `config.evals`.
+      lr: the learning rate as a function of the updates made.
+    """
+
+    total: int
+    log: int
+    checkpoint: int
+    evals: Mapping[str, int]
+    lr: optax.Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What `build` makes of a config.
+
+    Attributes:
+      config: complete, as the run folder keeps it.
+      data: to train on.
+      program: what is computed.
+      timetable: when what is due.
+      evaluations: of the entries of `config.evals`.
+      retention: which checkpoints stay, keywords of `Checkpointer`.
+    """
+
+    config: ConfigDict
+    data: Dataset
+    program: Program
+    timetable: Timetable
+    evaluations: Mapping[str, evaluate.Evaluation]
+    retention: Mapping[str, int]
+
+
+def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Training:
+    """Opens the data and builds everything that a run needs; the config stays as it is.
 
     Raises:
       UserError: for any mistake in the config that needs the data or the devices to be seen.
     """
-    source, transforms = evaluate_lib.open_data(config.data)
-    fill.num_classes(config, source.info.num_classes)
-    fill.vocab_size(config, source.info.vocab_size)
-    epoch = specs.epoch(source, transforms, config.batch_size)
-    model, task = construct.model_and_task(config)
+    config = config.copy_and_resolve_references()
     layout = sharding.make_layout(**sections.fields(config, 'parallel'), devices=devices)
-    step, every = (sections.fields(config, name) for name in ('step', 'every'))
-    for rows in epoch.rows:
+    data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
+    fill.num_classes(config, data.info.num_classes)
+    fill.vocab_size(config, data.info.vocab_size)
+    times = durations.of_run(config, data.examples_per_step, data.num_examples)
+    program, lr = make_program(config, data, layout, times)
+    every, keep = (sections.fields(config, name) for name in ('every', 'checkpoint'))
+    return Training(
+        config=config,
+        data=data,
+        program=program,
+        timetable=Timetable(
+            total=times.total_steps,
+            log=times.steps(every['log'], 'config.every.log'),
+            checkpoint=times.steps(every['checkpoint'], 'config.every.checkpoint'),
+            evals={
+                name: times.steps(section.get('every', every['eval']), f'config.evals.{name}.every')
+                for name, section in config.evals.items()
+            },
+            lr=lr,
+        ),
+        evaluations=evaluate.open_evals(config, layout, program.eval_steps),
+        retention=keep | {'keep_every': times.steps(keep['keep_every'])},
+    )
+
+
+def make_program(
+    config: ConfigDict, data: Dataset, layout: sharding.Layout, times: durations.Durations
+) -> tuple[Program, optax.Schedule]:
+    """What a run computes, and its learning rate.
+
+    Raises:
+      UserError: if model, task, optimizer or devices do not take what the config or the data say.
+    """
+    model, task = construct.model_and_task(config)
+    step = sections.fields(config, 'step')
+    for shape in data.shapes:
         sharding.check_batch(
             layout,
             config.batch_size,
-            rows=rows,
+            rows=shape.rows,
             accum_steps=step['accum_steps'],
             multiple=getattr(task, 'multiple', 1),
             reason=getattr(task, 'multiple_reason', ''),
         )
-    run = durations.of_run(config, epoch.batch_size, epoch.examples)
-    spec = specs.element_spec(source, transforms)
-    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in data.shapes[-1].spec.items()}
 
-    def init_variables():
+    def init_variables() -> dict[str, Any]:
         return step_lib.init_variables(model, task, example, config.seed)
 
-    tx, schedule = optim.make(
+    tx, lr = optim.make(
         jax.eval_shape(init_variables)['params'],
-        run.total_steps,
-        run.steps,
+        times.total_steps,
+        times.steps,
         param_groups.layer_order(model),
         **config.optim.to_dict(),
     )
 
-    def init(params=None):
+    def init(params: Mapping[str, Any] | None = None) -> step_lib.TrainState:
         variables = adapt.overlay(init_variables(), {'params': params or {}})
         return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(model, task, tx, axis_name=layout.axis_name, **step)
-    eval_steps = evaluate_lib.compile_steps(model, task, layout, config.seed)
-    return Parts(
-        config=config,
-        source=source,
-        transforms=transforms,
-        epoch=epoch,
+    program = Program(
         model=model,
         task=task,
         layout=layout,
-        total_steps=run.total_steps,
-        every={k: run.steps(v, f'config.every.{k}') for k, v in every.items()},
-        every_eval={
-            name: run.steps(section.get('every', every['eval']), f'config.evals.{name}.every')
-            for name, section in config.evals.items()
-        },
-        keep_every=run.steps(sections.fields(config, 'checkpoint')['keep_every']),
-        schedule=schedule,
-        train_step=layout.compile_train(train_step, abstract_state),
-        eval_step=eval_steps.evaluate,
-        evals=evaluate_lib.open_evals(config, layout, eval_steps),
         init=init,
         abstract_state=abstract_state,
+        train_step=layout.compile_train(train_step, abstract_state),
+        eval_steps=evaluate.compile_steps(model, task, layout, config.seed),
+        max_skips=step['max_skips'],
     )
-
-
-def model_inputs(
-    parts: Parts, spec: dict[str, specs.ArraySpec]
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes of what the model gets for one training example of the shapes `spec`."""
-    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    return jax.eval_shape(parts.task.inputs, one)
-
-
-def image_size(parts: Parts) -> tuple[int, int] | None:
-    """Height and width in pixels of the images that the model gets; None if it gets none."""
-    images = model_inputs(parts, parts.epoch.shapes[-1][1])[0]
-    return images.shape[1:3] if len(images.shape) == 4 else None
-
-
-def hardware(parts: Parts) -> str:
-    """What the run computes on, as `8 x TPU v4 (jit)`."""
-    mesh, layout = parts.layout.mesh, type(parts.layout).__name__.lower()
-    return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
+    return program, lr

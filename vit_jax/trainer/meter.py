@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import time
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from vit_jax.errors import UserError
@@ -26,7 +26,6 @@ class Meter:
 
     Args:
       start: the step before the first.
-      batch_size: images a step; text is counted batch by batch, see `count`.
       schedule: step -> learning rate.
       utilisation: steps a second -> share of the chips' peak, or None.
       max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are in no
@@ -36,13 +35,11 @@ class Meter:
     def __init__(
         self,
         start: int,
-        batch_size: int,
         schedule: optax.Schedule,
         utilisation: Callable[[float], float | None],
         max_skips: int = 0,
     ):
-        self.step, self.batch_size = start, batch_size
-        self.schedule, self.utilisation = schedule, utilisation
+        self.step, self.schedule, self.utilisation = start, schedule, utilisation
         self.max_skips, self.skips_in_a_row = max_skips, 0
         self.running: list[tuple[int, dict[str, Any]]] = []
         self._restart()
@@ -51,7 +48,7 @@ class Meter:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
         self.done: list[dict[str, float]] = []
         self.skipped = 0
-        self.seen = {'sentences': 0, 'tokens': 0}
+        self.seen: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -68,15 +65,9 @@ class Meter:
         yield
         self.pause += time.perf_counter() - began
 
-    def count(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Counts the sentences and the target's tokens of a batch in buckets, less padding.
-
-        Args:
-          batch: this process's rows; those of others are taken to be as full.
-        """
-        if 'mask' in batch:
-            self.seen['sentences'] += jax.process_count() * np.count_nonzero(batch['mask'])
-            self.seen['tokens'] += jax.process_count() * np.count_nonzero(batch['target'])
+    def count(self, seen: Mapping[str, int]) -> None:
+        """Counts what was in a batch, as {'images': 64}; see `Dataset.count`."""
+        self.seen.update(seen)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
         """Takes the metrics of `step`; waits until at most two steps are in flight."""
@@ -112,14 +103,13 @@ class Meter:
         """
         self._collect(0)
         elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
-        seen = self.seen if self.seen['tokens'] else {'images': self.steps * self.batch_size}
         names = self.done[0] if self.done else ()
         means = {k: sum(m[k] for m in self.done) / len(self.done) for k in names}
         if self.max_skips:
             means['skipped'] = self.skipped
         means |= {
             'lr': float(self.schedule(self.step - 1)),
-            **{f'{name}_per_sec': number / elapsed for name, number in seen.items()},
+            **{f'{name}_per_sec': number / elapsed for name, number in self.seen.items()},
             'step_sec': elapsed / self.steps,
             'data_wait_sec': self.data_wait,
         }

@@ -13,16 +13,15 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import checkpointer as checkpointer_lib
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.interop import load as load_lib
-from vit_jax.runtime import processes, sharding
-from vit_jax.storage import paths as storage
-from vit_jax.storage import run_folder
-from vit_jax.trainer import build
-from vit_jax.trainer.build import Parts
+from vit_jax.interop import load as interop_lib
+from vit_jax.runtime import processes
+from vit_jax.storage import paths, run_folder
+from vit_jax.trainer.build import Training
 
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel')
@@ -31,7 +30,7 @@ BRANCHED = (*FREE, 'total', 'init', 'branch')
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
+class Origin:
     """What a new run starts from.
 
     Attributes:
@@ -79,37 +78,37 @@ def differences(
     return [key for key in keys if key not in but and now.get(key) != before.get(key)]
 
 
-def started(folder: pathlib.Path) -> bool:
+def begun(folder: pathlib.Path) -> bool:
     """Whether the folder holds a finished checkpoint, so that the run resumes."""
     return bool(processes.on_process_0(lambda: int(bool(run_folder.steps(folder)))))
 
 
-def begin(parts: Parts) -> Beginning:
+def find_origin(training: Training) -> Origin:
     """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
 
     Raises:
       UserError: if there is no such checkpoint, or it does not fit.
     """
-    if parts.config.get('branch', {}).get('from'):
-        return branch(parts)
-    section = parts.config.get('init', {})
+    if training.config.get('branch', {}).get('from'):
+        return branch(training)
+    section = training.config.get('init', {})
     if not (path := section.get('from')):
-        return Beginning()
-    foreign = load_lib.read(path)
+        return Origin()
+    foreign = interop_lib.read(path)
     try:
-        params, notes = load_lib.fit(
+        params, notes = interop_lib.fit(
             foreign,
-            parts.model,
-            parts.abstract_state.params,
-            build.image_size(parts),
+            training.program.model,
+            training.program.abstract_state.params,
+            training.data.image_size,
             section.get('posemb', 'bilinear'),
         )
     except UserError as e:
         raise UserError(f'config.init.from={path}: {e}') from e
-    return Beginning(params, notes=(f'from {path} ({foreign.source})', *notes))
+    return Origin(params, notes=(f'from {path} ({foreign.source})', *notes))
 
 
-def branch(parts: Parts) -> Beginning:
+def branch(training: Training) -> Origin:
     """The whole state of another run at a kept step, to be continued with another schedule.
 
     With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
@@ -119,39 +118,42 @@ def branch(parts: Parts) -> Beginning:
     Raises:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
-    section = parts.config.branch
-    trunk, step = storage.absolute(section['from']), section.step
+    section, program = training.config.branch, training.program
+    trunk, step = paths.absolute(section['from']), section.step
     if step < 1:
         raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
-    if step >= parts.total_steps:
+    if step >= training.timetable.total:
         raise UserError(
-            f'config.branch.step={step}: the run ends at step {parts.total_steps}; give a '
+            f'config.branch.step={step}: the run ends at step {training.timetable.total}; give a '
             'later config.total'
         )
     try:
         before = inference_lib.read_config(trunk)
-        target = sharding.abstract_target(parts.layout, parts.abstract_state)
-        _, state, meta = checkpoint_lib.restore(trunk / run_folder.CHECKPOINTS, step, target)
+        _, state, meta = checkpointer_lib.restore(
+            trunk / run_folder.CHECKPOINTS, step, program.target
+        )
     except UserError as e:
         raise UserError(f'config.branch: {e}') from e
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
-    return Beginning(
-        state=parts.layout.from_global(state),
+    return Origin(
+        state=program.layout.from_global(state),
         step=step,
-        hardware=meta.get('hardware', build.hardware(parts)),
+        hardware=meta.get('hardware', program.hardware),
         history=history,
-        notes=(f'branches off {trunk} after step {step}', *changes(before, parts, history)),
+        notes=(f'branches off {trunk} after step {step}', *changes(before, training, history)),
     )
 
 
-def changes(before: ConfigDict, parts: Parts, history: tuple[dict[str, Any], ...]) -> list[str]:
+def changes(
+    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
+) -> list[str]:
     """A line for each thing that makes a branch something else than that run cooled down."""
-    there, here = (json.loads(config_lib.to_json(config)) for config in (before, parts.config))
+    there, here = (json.loads(config_lib.to_json(config)) for config in (before, training.config))
     for config in (there, here):
         config['optim'].pop('schedule', None)
     lines = [f'there, config.{name} is another' for name in differences(there, here, BRANCHED)]
     for line in history:
-        rate, now = line.get('train/lr'), float(parts.schedule(line['step'] - 1))
+        rate, now = line.get('train/lr'), float(training.timetable.lr(line['step'] - 1))
         if rate is not None and not math.isclose(rate, now, rel_tol=1e-5):
             lines.append(
                 f'there, the learning rate of step {line["step"]} was {rate:g}, not {now:g}: '
@@ -162,27 +164,27 @@ def changes(before: ConfigDict, parts: Parts, history: tuple[dict[str, Any], ...
 
 
 def restore(
-    parts: Parts, checkpointer: checkpoint_lib.Checkpointer, beginning: Beginning | None
+    training: Training, checkpointer: Checkpointer, origin: Origin | None
 ) -> tuple[step_lib.TrainState, int, str]:
     """The state to start from, its step, and the hardware that it was saved on.
 
     Args:
-      parts: of the run.
+      training: of the run.
       checkpointer: of its folder.
-      beginning: of a new run; if None it is made where no checkpoint is found.
+      origin: of a new run; if None it is looked for where no checkpoint is found.
     """
-    target = sharding.abstract_target(parts.layout, parts.abstract_state)
-    if (found := checkpointer.restore_latest(target)) is not None:
+    program = training.program
+    if (found := checkpointer.restore_latest(program.target)) is not None:
         step, state, meta = found
-        return parts.layout.from_global(state), step, meta.get('hardware', build.hardware(parts))
-    beginning = beginning or begin(parts)
-    if beginning.state is not None:
-        return beginning.state, beginning.step, beginning.hardware
-    return parts.layout.create(parts.init, beginning.params), 0, build.hardware(parts)
+        return program.layout.from_global(state), step, meta.get('hardware', program.hardware)
+    origin = origin or find_origin(training)
+    if origin.state is not None:
+        return origin.state, origin.step, origin.hardware
+    return program.layout.create(program.init, origin.params), 0, program.hardware
 
 
-def write_history(folder: pathlib.Path, beginning: Beginning) -> None:
+def write_history(folder: pathlib.Path, origin: Origin) -> None:
     """Puts the metrics of the run that is continued before those to come; on process 0."""
-    if beginning.state is not None and jax.process_index() == 0:
-        text = ''.join(json.dumps(line) + '\n' for line in beginning.history)
-        storage.write_text_atomic(folder / run_folder.METRICS, text)
+    if origin.state is not None and jax.process_index() == 0:
+        text = ''.join(json.dumps(line) + '\n' for line in origin.history)
+        paths.write_text_atomic(folder / run_folder.METRICS, text)

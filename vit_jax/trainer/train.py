@@ -1,36 +1,31 @@
 """One run, from its config to its last checkpoint.
 
-build     data, model, task, optimizer, layout; nothing is compiled or written yet
-begin     what a new run is to start from, if the config names another's checkpoint
-restore   the newest valid checkpoint, or what `begin` found, or a fresh state
+build     data, program, timetable, evaluations; nothing is compiled or written yet
+start     what a new run is to start from, if the config names another's checkpoint
+restore   the newest valid checkpoint, or that start, or a fresh state
 loop      next batch -> step -> when due: log, evaluate, save
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
-from vit_jax.config import sections
-from vit_jax.data import pipeline, vocabulary
-from vit_jax.profiling import flops
+from vit_jax.profiling import benchmark, flops
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
-from vit_jax.storage import lock as workdir
-from vit_jax.storage import paths as storage
-from vit_jax.storage import run_folder
+from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer import build as build_lib
-from vit_jax.trainer import evaluate as evaluate_lib
 from vit_jax.trainer import start as start_lib
-from vit_jax.trainer.build import Parts
+from vit_jax.trainer.build import Training
 from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.writer import Writer
 
@@ -44,6 +39,25 @@ class Pruned(Exception):
 
 
 Report = Callable[[int, dict[str, float]], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What the loop tells of its progress, and what tells it to stop.
+
+    Attributes:
+      checkpointer: of the run folder.
+      writer: what people see.
+      watchdog: ends a process in which nothing is finished any more.
+      stopping: whether to save and stop after this step.
+      report: whether to end the run after these results.
+    """
+
+    checkpointer: Checkpointer
+    writer: Writer
+    watchdog: Watchdog
+    stopping: Callable[[int], bool]
+    report: Report
 
 
 def train(
@@ -75,98 +89,83 @@ def train(
       Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
       Pruned: if `report` said so before the last step.
     """
-    folder = storage.absolute(folder)
+    folder = paths.absolute(folder)
     if (result := start_lib.finished(config, folder)) is not None:
         return result
-    storage.require_writable(folder)
-    parts = build_lib.build(config, devices)
-    vocab = parts.transforms.vocab
-    vocabulary.require_same(vocab, folder)
-    beginning = None if start_lib.started(folder) else start_lib.begin(parts)
+    paths.require_writable(folder)
+    training = build_lib.build(config, devices)
+    training.data.check(folder)
+    begun = start_lib.begun(folder)
+    origin = None if begun else start_lib.find_origin(training)
     with (
-        workdir.lock(folder),
+        lock.lock(folder),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
-        checkpoint_lib.Checkpointer(
-            folder / run_folder.CHECKPOINTS,
-            keep_last=sections.fields(config, 'checkpoint')['keep_last'],
-            keep_every=parts.keep_every,
-        ) as checkpointer,
+        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
-        state, start, hardware_before = start_lib.restore(parts, checkpointer, beginning)
+        state, start, hardware_before = start_lib.restore(training, checkpointer, origin)
         notes: tuple[str, ...] = ()
-        if beginning is not None and start == beginning.step:
-            notes = beginning.notes
-            start_lib.write_history(folder, beginning)
-        del beginning  # frees the memory
-        if jax.process_index() == 0:
-            storage.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(config))
-            if vocab is not None:
-                storage.write_atomic(folder / run_folder.VOCAB, vocab.model)
-        writer = Writer(folder, parts.total_steps, start, enabled=jax.process_index() == 0)
+        if origin is not None and start == origin.step:
+            notes = origin.notes
+            start_lib.write_history(folder, origin)
+        del origin  # frees the memory
+        write_config(training, folder)
+        writer = Writer(folder, training.timetable.total, start, training.data.unit)
+        surroundings = Surroundings(
+            checkpointer,
+            writer,
+            watchdog,
+            stopping=lambda step: preemption.reached() or step == stop_at,
+            report=report or (lambda step, results: False),
+        )
         try:
-            writer.say('\n'.join((describe(parts, folder, start, hardware_before), *notes)))
-            result = loop(
-                parts, state, start, checkpointer, writer, watchdog, preemption, stop_at, report
-            )
+            writer.say('\n'.join((describe(training, folder, start, hardware_before), *notes)))
+            result = loop(training, state, start, surroundings)
             if jax.process_index() == 0:
-                storage.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
+                paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
             return result
         finally:
             writer.close()
 
 
 def loop(
-    parts: Parts,
-    state: step_lib.TrainState,
-    start: int,
-    checkpointer: checkpoint_lib.Checkpointer,
-    writer: Writer,
-    watchdog: Watchdog,
-    preemption: Preemption,
-    stop_at: int | None,
-    report: Report | None = None,
+    training: Training, state: step_lib.TrainState, start: int, surroundings: Surroundings
 ) -> dict[str, float]:
     """Steps `start` to the end; see the module's docstring."""
-    total, every = parts.total_steps, parts.every
-    meter = Meter(
-        start,
-        parts.config.batch_size,
-        parts.schedule,
-        utilisation(parts),
-        sections.fields(parts.config, 'step')['max_skips'],
-    )
-    batches = train_batches(parts, start)
-    results = evaluate_all(parts, state, start) if start == total else {}
+    program, timetable = training.program, training.timetable
+    checkpointer, writer, total = surroundings.checkpointer, surroundings.writer, timetable.total
+    meter = Meter(start, timetable.lr, utilisation(training), program.max_skips)
+    batches = training.data.train_batches(start)
+    results = evaluate_due(training, state, start) if start == total else {}
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
-        meter.count(batch)
-        state, metrics = parts.train_step(state, parts.layout.put_batch(batch))
+        meter.count(training.data.count(batch))
+        state, metrics = program.train_step(state, program.layout.put_batch(batch))
         meter.add(step, metrics)
         writer.progress(step)
         checkpointer.check()
-        stopping = preemption.reached() or step == stop_at
-        watchdog.beat(f'step {step}')
-        if due(step, every['log'], total) or stopping:
+        stopping = surroundings.stopping(step)
+        surroundings.watchdog.beat(f'step {step}')
+        if due(step, timetable.log, total) or stopping:
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
-        if due_evals(parts, step):
+        if due_evals(training, step):
             with meter.paused():
-                results = evaluate_all(parts, state, step)
-                writer.write(step, {**results, **signatures(parts, step)})
+                results = evaluate_due(training, state, step)
+                writer.write(step, {**results, **signatures(training, step)})
                 writer.show_eval(step, results)
                 writer.draw()
-            watchdog.beat(f'the evaluation after step {step}')
-            if report and report(step, results) and step < total:
+            surroundings.watchdog.beat(f'the evaluation after step {step}')
+            if surroundings.report(step, results) and step < total:
                 raise Pruned(f'ended after step {step}/{total}')
-        if due(step, every['checkpoint'], total) or stopping:
+        if due(step, timetable.checkpoint, total) or stopping:
             with meter.paused():
                 meter.check_finite()
                 writer.flush()
-                save(parts, checkpointer, step, state)
-            watchdog.beat(f'the save of step {step}')
+                save(training, checkpointer, step, state)
+            surroundings.watchdog.beat(f'the save of step {step}')
         if stopping and step < total:
             checkpointer.wait()
             raise Preempted(f'stopped after step {step}/{total}; the state is saved')
@@ -179,95 +178,75 @@ def due(step: int, every: int, total: int) -> bool:
     return step == total or (every > 0 and step % every == 0)
 
 
-def train_batches(parts: Parts, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """This process's rows of the global batches from step `start` on."""
-    return pipeline.train_batches(
-        parts.source,
-        parts.transforms,
-        batch_size=parts.config.batch_size,
-        seed=parts.config.seed,
-        start_step=start,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        **evaluate_lib.loading(parts.config.data),
-    )
+def due_evals(training: Training, step: int) -> list[str]:
+    """The entries of `config.evals` that are due after `step`."""
+    timetable = training.timetable
+    return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
 
 
-def evaluate_all(parts: Parts, state: step_lib.TrainState, step: int) -> dict[str, float]:
-    """All evaluations of the config that are due after `step`: {'test/accuracy': ...}."""
+def evaluate_due(training: Training, state: step_lib.TrainState, step: int) -> dict[str, float]:
+    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}."""
     results: dict[str, float] = {}
-    for name, evaluate in due_evals(parts, step).items():
-        results |= {f'{name}/{k}': v for k, v in evaluate(state.variables).items()}
+    for name in due_evals(training, step):
+        found = training.evaluations[name](state.variables)
+        results |= {f'{name}/{k}': v for k, v in found.items()}
     return results
 
 
-def signatures(parts: Parts, step: int) -> dict[str, str]:
+def signatures(training: Training, step: int) -> dict[str, str]:
     """How the numbers of the evaluations after `step` are made, of those that say so."""
-    every = due_evals(parts, step)
-    return {f'{name}/signature': e.signature for name, e in every.items() if e.signature}
-
-
-def due_evals(parts: Parts, step: int) -> dict[str, evaluate_lib.Evaluation]:
-    """The evaluations that are due after `step`."""
-    return {
-        name: evaluate
-        for name, evaluate in parts.evals.items()
-        if due(step, parts.every_eval[name], parts.total_steps)
-    }
+    every = {name: training.evaluations[name].signature for name in due_evals(training, step)}
+    return {f'{name}/signature': signature for name, signature in every.items() if signature}
 
 
 def save(
-    parts: Parts, checkpointer: checkpoint_lib.Checkpointer, step: int, state: step_lib.TrainState
+    training: Training, checkpointer: Checkpointer, step: int, state: step_lib.TrainState
 ) -> None:
     """Starts an asynchronous save of everything that a resumed run needs."""
+    program = training.program
     meta = {
-        'config': parts.config.to_dict(),
+        'config': training.config.to_dict(),
         'data': {'step': step},
-        'hardware': build_lib.hardware(parts),
-        'class_names': list(parts.source.info.class_names),
-        'image': evaluate_lib.image_format(parts.source),
-        'input_size': build_lib.image_size(parts),
-        'num_examples': parts.epoch.examples,
+        'hardware': program.hardware,
+        **training.data.facts(),
     }
-    if 'buckets' in parts.config.data:
-        meta['sequences'] = [
-            (rows, {name: array.shape for name, array in spec.items()})
-            for rows, spec in parts.epoch.shapes
-        ]
-    if parts.transforms.vocab is not None:
-        meta['vocab'] = parts.transforms.vocab.digest
-    checkpointer.save(step, parts.layout.to_global(state), meta)
+    checkpointer.save(step, program.layout.to_global(state), meta)
 
 
-def utilisation(parts: Parts) -> Callable[[float], float | None]:
+def write_config(training: Training, folder: pathlib.Path) -> None:
+    """Puts the config, and what the data need beside it, into the run folder; on process 0."""
+    if jax.process_index() == 0:
+        paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
+        training.data.save(folder)
+
+
+def utilisation(training: Training) -> Callable[[float], float | None]:
     """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
-    device = parts.layout.mesh.devices.flat[0]
-    if flops.peak_flops(device.device_kind) is None:
+    program = training.program
+    mesh = program.layout.mesh
+    kind = mesh.devices.flat[0].device_kind
+    if flops.peak_flops(kind) is None:
         return lambda rate: None
-    per_step = 3 * sum(
-        rows * flops.forward_flops(parts.model, *build_lib.model_inputs(parts, spec))
-        for rows, spec in parts.epoch.shapes
+    forward = sum(
+        shape.rows * shape.share * benchmark.forward_flops(program.model, program.task, shape.spec)
+        for shape in training.data.shapes
     )
-    size = parts.layout.mesh.size
-    return lambda rate: flops.mfu(per_step * rate, 1.0, size, device.device_kind)
+    return lambda rate: flops.mfu(flops.TRAIN_TO_FORWARD * forward * rate, 1.0, mesh.size, kind)
 
 
-def describe(parts: Parts, folder: pathlib.Path, start: int, hardware_before: str) -> str:
-    """Two lines: what runs, and where."""
-    count = sum(x.size for x in jax.tree.leaves(parts.abstract_state.params))
-    begins = f'resumes after step {start}' if start else 'starts'
-    signed = [f'\n{k}: {e.signature}' for k, e in parts.evals.items() if e.signature]
-    unit = ' tokens' if 'buckets' in parts.config.data else ''
-    if long := len(parts.source) - parts.epoch.examples:
-        begins = f'{long:,} examples are longer than the last bucket: left out\n{begins}'
-    moved = (
-        f'\nso far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
-        if hardware_before != build_lib.hardware(parts)
-        else ''
-    )
-    return (
-        f'{parts.config.model.name}: {count:,} parameters, {parts.epoch.examples:,} examples, '
-        f'{parts.total_steps:,} steps of {parts.config.batch_size}{unit} on '
-        f'{build_lib.hardware(parts)}\n'
-        f'{begins} in {folder}{moved}{"".join(signed)}'
-    )
+def describe(training: Training, folder: pathlib.Path, start: int, hardware_before: str) -> str:
+    """What runs and where, a few lines."""
+    data, hardware = training.data, training.program.hardware
+    count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
+    lines = [
+        f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
+        f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
+        *data.notes,
+        f'{f"resumes after step {start}" if start else "starts"} in {folder}',
+    ]
+    if hardware_before != hardware:
+        lines.append(
+            f'so far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
+        )
+    signed = {name: e.signature for name, e in training.evaluations.items()}
+    return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])

@@ -8,6 +8,7 @@ import pathlib
 import time
 from collections.abc import Mapping
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -44,14 +45,13 @@ class Writer:
       total_steps: length of the run.
       start_step: where this start resumes; later lines of an earlier start are
         dropped, because their steps will be taken again.
-      enabled: whether this process writes.
+      unit: what the rate of training counts, as 'images'.
     """
 
-    def __init__(
-        self, workdir: pathlib.Path, total_steps: int, start_step: int, enabled: bool = True
-    ):
-        self.total_steps, self.enabled = total_steps, enabled
-        if not enabled:
+    def __init__(self, workdir: pathlib.Path, total_steps: int, start_step: int, unit: str):
+        self.total_steps, self.unit = total_steps, unit
+        self.enabled = jax.process_index() == 0
+        if not self.enabled:
             return
         self.console = Console(highlight=False, soft_wrap=True)
         self.mirror = Mirror(workdir)
@@ -107,10 +107,9 @@ class Writer:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
         if not self.enabled:
             return
-        unit = 'images' if 'train/images_per_sec' in metrics else 'tokens'
-        rate, per_step = metrics[f'train/{unit}_per_sec'], metrics['train/step_sec']
+        rate, per_step = metrics[f'train/{self.unit}_per_sec'], metrics['train/step_sec']
         loss = metrics.get('train/loss', math.nan)
-        summary = f'loss {loss:.4f}  {rate:,.0f} {unit}/s'
+        summary = f'loss {loss:.4f}  {rate:,.0f} {self.unit}/s'
         if skipped := metrics.get('train/skipped'):
             summary += f'  {skipped:.0f} steps skipped'
         self.bar.update(

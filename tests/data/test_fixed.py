@@ -11,14 +11,14 @@ import time
 
 import numpy as np
 import pytest
+from helpers import loading
 
-from vit_jax.data import pipeline, specs
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.runtime.watchdog import Stalled
+from vit_jax.runtime.hangs import Stalled
 
 PLAIN = parse_transforms('')
 AUGMENTED = parse_transforms('pad_and_crop(2)|flip|random_erasing(0.3)')
@@ -60,7 +60,7 @@ def take(n, batches):
 
 def train(source, n, transforms=AUGMENTED, **options):
     options = {'batch_size': 8, 'seed': 3, 'threads': 2} | options
-    return take(n, pipeline.train_batches(source, transforms, **options))
+    return take(n, loading.train_batches(source, transforms, **options))
 
 
 def assert_equal(a, b):
@@ -88,7 +88,7 @@ def test_arrays():
 def test_element_spec_is_one_example_of_a_batch():
     source = numbered(20)
     transforms = parse_transforms('resize(4)|value_range(0, 1)')
-    spec = specs.element_spec(source, transforms)
+    spec = loading.open_as_dataset(source, transforms, batch_size=8).shapes[-1].spec
     (batch,) = train(source, 1, transforms)
     assert {k: (s.shape, s.dtype) for k, s in spec.items()} == {
         k: (a.shape[1:], a.dtype) for k, a in batch.items()
@@ -167,14 +167,11 @@ def test_worker_processes_pass_mistakes_on():
 
 WITH_WORKERS = """
 import multiprocessing, os, signal
-from vit_jax.data import pipeline, sources, transforms
+from vit_jax.data.dataset import open_dataset
 
 if __name__ == '__main__':
-    batches = pipeline.train_batches(
-        sources.open_source('digits', 'train[:100]'),
-        transforms.parse_transforms(''),
-        batch_size=8, seed=0, workers=1, threads=1,
-    )
+    data = open_dataset(8, source='digits', split='train[:100]', workers=1, threads=1)
+    batches = data.train_batches()
     next(batches)
     (worker,) = multiprocessing.active_children()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -288,7 +285,7 @@ def test_a_loader_that_hangs_says_where():
 
 
 def evaluate(source, transforms=PLAIN, **options):
-    return list(pipeline.eval_batches(source, transforms, **{'batch_size': 8} | options))
+    return list(loading.eval_batches(source, transforms, **{'batch_size': 8} | options))
 
 
 @pytest.mark.parametrize(('size', 'batch_size'), [(30, 32), (30, 8), (32, 8), (1, 4), (33, 32)])
@@ -349,11 +346,11 @@ def test_all_broken_is_an_error_not_a_hang():
 
 
 def test_import_is_light():
-    program = 'import sys, vit_jax.data.pipeline, vit_jax.data.sources; print(*sys.modules)'
+    program = 'import sys, vit_jax.data.dataset, vit_jax.data.sources; print(*sys.modules)'
     done = subprocess.run(
         [sys.executable, '-c', program], capture_output=True, text=True, env=os.environ
     )
     loaded = set(done.stdout.split())
-    assert 'vit_jax.data.pipeline' in loaded, done.stderr
+    assert 'vit_jax.data.dataset' in loaded, done.stderr
     heavy = {'jax', 'flax', 'grain', 'tensorflow', 'tensorflow_datasets', 'torch', 'sklearn'}
     assert not loaded & heavy

@@ -1,0 +1,77 @@
+"""What batches are like, and which of their rows a process makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one example's array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, value: Any) -> ArraySpec:
+        """The spec of a value in a batch: integers become int32, floats float32."""
+        array = np.asarray(value)
+        narrow = {'i': np.dtype(np.int32), 'f': np.dtype(np.float32)}
+        return cls(array.shape, narrow.get(array.dtype.kind, array.dtype))
+
+
+Spec = dict[str, ArraySpec]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One kind of batch.
+
+    Attributes:
+      rows: examples of a global batch, padding rows included.
+      share: of all batches of an epoch, those that are of this kind.
+      spec: of one example.
+    """
+
+    rows: int
+    share: float
+    spec: Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One of the processes that share every global batch.
+
+    Attributes:
+      index: which one this is, from 0.
+      count: how many there are.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, batch_size: int) -> range:
+        """The rows of a global batch that this process makes.
+
+        Raises:
+          UserError: if the processes cannot share the batch equally.
+        """
+        if batch_size < 1 or batch_size % self.count:
+            raise UserError(
+                f'batch_size={batch_size}: must be positive and divide among the {self.count} '
+                'processes'
+            )
+        each = batch_size // self.count
+        return range(self.index * each, (self.index + 1) * each)
+
+
+def zeros(spec: Spec, rows: int) -> Batch:
+    """A batch of `rows` examples that are all zero."""
+    return {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}
