@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax.commands import benchmark
 from vit_jax.config import load as config_lib
+from vit_jax.profiling.examples import example_spec
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_forward_only_without_data(digits, tmp_path, capsys):
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):
     config = config_lib.load(digits)
-    spec = benchmark.example_spec(config, None, None)
+    spec = example_spec(config)
     assert spec['image'].shape == (8, 8, 1)
     assert config.model.num_classes == 10
     config = config_lib.load(digits)
     config.model.num_classes = 7
-    assert benchmark.example_spec(config, None, 1)['image'].shape == (224, 224, 1)
+    assert example_spec(config, channels=1)['image'].shape == (224, 224, 1)
     assert config.model.num_classes == 7
 
 

@@ -12,7 +12,7 @@ from vit_jax.commands import scaling
 from vit_jax.config import construct
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.profiling import flops
+from vit_jax.profiling import cost, flops
 
 QUESTION = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
 
@@ -108,8 +108,8 @@ def test_flops_of_text_are_those_of_its_buckets(repo):
     kinds = [[10.5, {'source': [8], 'target': [8]}], [2.0, {'source': [13], 'target': [13]}]]
     meta = {'config': config.to_dict(), 'sequences': kinds}
     forward = [flops.forward_flops(model, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)]
-    assert scaling.train_flops(meta) == 3 * (10.5 * forward[0] + 2 * forward[1])
-    assert scaling.train_flops({'config': config.to_dict()}) is None
+    assert cost.train_flops(meta) == 3 * (10.5 * forward[0] + 2 * forward[1])
+    assert cost.train_flops({'config': config.to_dict()}) is None
 
 
 def test_report_writes_everything(tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_exaflops_are_those_of_the_paper(name):
     epochs, published, tolerance = TABLE_6[name]
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
     forward = flops.forward_flops(model(name), images)
-    run = plan.Run({}, 0, epochs * JFT // 4096, 4096, forward)
+    run = plan.PlannedRun({}, 0, epochs * JFT // 4096, 4096, forward)
     assert run.flops / 1e18 == pytest.approx(published, rel=tolerance)
 
 
@@ -150,7 +150,7 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
 def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
     monkeypatch.setenv('MULTI30K_DIR', str(tmp_path))
     words = ['plan', '--config', f'{repo}/experiments/translate/multi30k.py']
-    message = "vit_jax vocab'; scaling plan reads the lengths of all sentences$"
+    message = "vit_jax vocab'; the cost depends on the lengths of all sentences$"
     with pytest.raises(UserError, match=message):
         scaling.main(words)
     with pytest.raises(UserError, match='are of images, and this config is of text'):

@@ -50,3 +50,16 @@ def overview(
     shown.formatter_class = argparse.RawDescriptionHelpFormatter
     shown.epilog = ''.join(parser.format_usage() for parser in parsers)
     return shown
+
+
+def align(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Columns as wide as their widest cell, the first `left` of them flush left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    ]
+    return '\n'.join('  '.join(line).rstrip() for line in padded)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.config import construct, fill, sections
+from vit_jax.config import construct, sections
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -33,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.optim import make as optim
     from vit_jax.optim import param_groups
     from vit_jax.profiling import benchmark
+    from vit_jax.profiling.examples import batch_rows, example_spec
     from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
@@ -84,59 +84,6 @@ def add_size_flags(parser: argparse.ArgumentParser) -> None:
         '--image-size', type=int, metavar='PIXELS', help="square images, without the config's data"
     )
     parser.add_argument('--channels', type=int, help='of these images; 3 by default')
-
-
-def example_spec(config: Any, image_size: int | None, channels: int | None) -> dict[str, Any]:
-    """Shapes of one example of the config's data, or of an image of the given size.
-
-    Leaves no open end in the config: a model without `num_classes` gets those of the
-    data, or the 1,000 of ImageNet where the size is given instead of data.
-
-    Raises:
-      UserError: if no size is given and the data cannot be opened.
-    """
-    from vit_jax.profiling import benchmark
-
-    if image_size is not None or channels is not None:
-        if config.data.get('buckets'):
-            raise UserError('--image-size and --channels are of images, and this config is of text')
-        size, channels = image_size or 224, channels or 3
-        for flag, value in (('--image-size', size), ('--channels', channels)):
-            if value < 1:
-                raise UserError(f'{flag} {value}: must be at least 1')
-        if 'num_classes' in config.model and config.model.num_classes is None:
-            config.model.num_classes = 1000
-        return dict(benchmark.image_spec(size, channels))
-    data = open_example(config)
-    fill.num_classes(config, data.info.num_classes)
-    fill.vocab_size(config, data.info.vocab_size)
-    return dict(data.shapes[-1].spec)
-
-
-def open_example(config: Any) -> Any:
-    """The training data of a config, of text the first pair alone.
-
-    All pairs would be read and made into ids, while the buckets tell how long they are.
-    """
-    from vit_jax.data.dataset import open_dataset
-
-    keywords = sections.keywords(config.data)
-    if config.data.get('buckets'):
-        base = re.split(r'[\[+]', config.data.split)[0]
-        return open_dataset(config.batch_size, **keywords | {'split': f'{base}[:1]'})
-    try:
-        return open_dataset(config.batch_size, **keywords)
-    except UserError as e:
-        raise UserError(f'{e}; or give --image-size to do without data') from e
-
-
-def batch_rows(config: Any) -> int:
-    """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
-    from vit_jax.data import bucket_plan
-
-    if not (bounds := config.data.get('buckets')):
-        return int(config.batch_size)
-    return bucket_plan.train_rows(bounds, config.batch_size)[-1]
 
 
 def print_title(

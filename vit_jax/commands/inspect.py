@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.commands.benchmark import add_size_flags, example_spec
+from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import construct
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
@@ -81,6 +81,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
 
     from vit_jax import step
     from vit_jax.profiling import benchmark
+    from vit_jax.profiling.examples import example_spec
 
     spec = example_spec(config, image_size, channels)
     model, task = construct.model_and_task(config)
@@ -96,6 +97,7 @@ def from_checkpoint(
     from ml_collections import ConfigDict
 
     from vit_jax.checkpoints.checkpointer import load_variables
+    from vit_jax.profiling.examples import example_spec
 
     _, variables, meta = load_variables(folder, step)
     config = ConfigDict(meta['config'])

@@ -8,10 +8,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands import _plan
-from vit_jax.commands._parser import Parser
-from vit_jax.config import construct
-from vit_jax.config import load as config_lib
+from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -35,34 +33,13 @@ def usage() -> str:
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
 
 
-def plan(argv: Sequence[str]) -> int:
-    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
-    parser = Parser(_plan.COMMAND, plan.__doc__)
-    _plan.add_flags(parser)
-    args, config = config_lib.parse_config_args(parser, argv)
-    from vit_jax.profiling import plan as plan_lib
-
-    machine = plan_lib.Machine(args.device, args.mfu)
-    runs = _plan.read_runs(args, config)
-    print(align(plan_lib.lines(runs, machine), left=0))
-    searched = (
-        '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
-    )
-    if any(r.tokens for r in runs):
-        print('tokens: of the target, without padding, which the FLOPs count')
-    print(
-        f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
-        f'chip-hours of {args.device}, core-days of {plan_lib.CORE}, at {args.mfu:.0%} of the peak'
-    )
-    return 0
-
-
 def collect(argv: Sequence[str]) -> int:
     """Write one CSV row a run: parameters, examples seen, FLOPs, chip-hours, metrics."""
     parser = Parser('scaling collect', collect.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     parser.add_argument('--output', metavar='FILE', help='write here instead of printing')
     args = parser.parse_args(argv)
+    from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import runs
 
     text = runs.to_csv(runs.collect(args.folders, train_flops))
@@ -125,6 +102,7 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
     add_question_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
+    from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import plots, runs, table
     from vit_jax.scaling import report as report_lib
     from vit_jax.viz import figures
@@ -236,34 +214,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(',') if name.strip())
 
 
-def train_flops(meta: dict[str, Any]) -> float | None:
-    """FLOPs of a training step on average, from what a checkpoint says of its model and data.
-
-    None for a checkpoint that does not tell the shapes of its examples.
-    """
-    from vit_jax.profiling import benchmark, flops
-
-    if not (kinds := example_kinds(meta)):
-        return None
-    model, task = construct.model_and_task(config_lib.from_json(json.dumps(meta['config'])))
-    forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
-    return flops.TRAIN_TO_FORWARD * forward
-
-
-def example_kinds(meta: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-    """The inputs of one example of each kind of batch, and how many of them a step has."""
-    import jax
-    import numpy as np
-
-    def spec(shapes: dict[str, Any], dtype: type) -> dict[str, Any]:
-        return {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, shape in shapes.items()}
-
-    size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
-    if size and channels:
-        return [(meta['config']['batch_size'], spec({'image': [*size, channels]}, np.uint8))]
-    return [(rows, spec(shapes, np.int32)) for rows, shapes in meta.get('sequences', [])]
-
-
 def write(path: str | pathlib.Path, text: str, flag: str) -> None:
     """Writes a file, and makes its folder.
 
@@ -297,19 +247,6 @@ def print_table(curves: Sequence[Curve], question: Question) -> None:
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):
             print(f'{curve.label}: {warning}')
     print_medians(table.summary(curves, question))
-
-
-def align(lines: Sequence[Sequence[str]], left: int) -> str:
-    """Columns as wide as their widest cell, the first `left` of them flush left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return '\n'.join('  '.join(line).rstrip() for line in padded)
 
 
 def print_medians(summary: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a devic
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """What is to be trained.
 
     Attributes:
@@ -83,7 +83,7 @@ class Machine:
         return self.device_hours(operations) * flops.chips(1, self.device)
 
 
-def lines(runs: Sequence[Run], machine: Machine) -> list[list[str]]:
+def lines(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
     """A table: headings, a line a run, and the sum."""
     core = Machine(CORE, machine.mfu)
     names = [

@@ -1,0 +1,137 @@
+"""What training by a config costs, from shapes alone: nothing is trained."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import step
+from vit_jax.config import construct, durations, fill, sections
+from vit_jax.config import load as config_lib
+from vit_jax.data import known
+from vit_jax.data.batches import Shape
+from vit_jax.data.buckets import Buckets
+from vit_jax.data.dataset import open_dataset
+from vit_jax.data.fixed import FixedShapes
+from vit_jax.data.splits import Subset
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+from vit_jax.profiling import benchmark, flops
+from vit_jax.profiling.examples import example_spec, kinds_of_checkpoint
+from vit_jax.profiling.plan import PlannedRun
+
+
+def price(
+    config: ConfigDict,
+    examples: float | None = None,
+    image_size: int | None = None,
+    *,
+    point: Mapping[str, Any] | None = None,
+    count: int = 1,
+) -> PlannedRun:
+    """What runs of a config cost; data are opened only if nothing else tells.
+
+    Args:
+      config: whose open sizes are filled in.
+      examples: of an epoch, instead of those of the data.
+      image_size: side in pixels of square images, instead of those of the data.
+      point: how the config differs from others, {'model.width': 64}.
+      count: runs.
+
+    Raises:
+      UserError: if the data are neither known nor here, or they are text and `examples` or
+        `image_size` is given.
+    """
+    data = _open_text(config, examples, image_size) if config.data.get('buckets') else None
+    if data is not None:
+        kinds, epoch, each = data.shapes, data.num_examples, data.examples_per_step
+    else:
+        kinds = (Shape(config.batch_size, 1, _image_spec(config, image_size)),)
+        epoch, each = _epoch_size(config, examples), config.batch_size
+    model, task = construct.model_and_task(config)
+    measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in kinds]
+    spent = sum(k.rows * k.share * one for k, (_, one) in zip(kinds, measured, strict=True))
+    begun = config.get('branch', {}).get('step', 0)
+    return PlannedRun(
+        point=point or {},
+        parameters=measured[0][0],
+        steps=durations.of_run(config, each, epoch).total_steps - begun,
+        batch_size=each,
+        forward=spent / each,
+        count=count,
+        tokens=0 if data is None else data.tokens_per_step,
+    )
+
+
+def train_flops(meta: Mapping[str, Any]) -> float | None:
+    """FLOPs of a training step on average, from what a checkpoint says of its model and data.
+
+    None for a checkpoint that does not tell the shapes of its examples.
+    """
+    if not (kinds := kinds_of_checkpoint(meta)):
+        return None
+    model, task = construct.model_and_task(config_lib.from_dict(meta['config']))
+    forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
+    return flops.TRAIN_TO_FORWARD * forward
+
+
+def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Buckets:
+    """The sequences in buckets; the model's size of the vocabulary is filled in.
+
+    Raises:
+      UserError: if the data or the vocabulary are not here: nothing else tells the lengths.
+    """
+    if examples is not None or image_size is not None:
+        raise UserError('--examples and --image-size are of images, and this config is of text')
+    data = _read_text(config_lib.to_json(config.data), config.batch_size)
+    fill.vocab_size(config, data.info.vocab_size)
+    return data
+
+
+@functools.cache
+def _read_text(section: str, batch_size: int) -> Any:
+    """The data of `config.data` as JSON."""
+    try:
+        return open_dataset(batch_size, **sections.keywords(config_lib.from_json(section)))
+    except UserError as e:
+        raise UserError(f'{e}; the cost depends on the lengths of all sentences') from e
+
+
+def _image_spec(config: ConfigDict, image_size: int | None) -> dict[str, Any]:
+    """What an example is like for the model, whose number of classes is filled in."""
+    if image_size is not None:
+        return example_spec(config, image_size)
+    source = _open_source(config.data)
+    fill.num_classes(config, source.info.num_classes)
+    parsed = parse_transforms(config.data.get('transforms', ''))
+    return dict(FixedShapes(source, parsed, 1).shapes[-1].spec)
+
+
+def _epoch_size(config: ConfigDict, examples: float | None) -> int:
+    """Of the training data, as far as the length of training depends on it, else 1."""
+    if examples is not None:
+        return round(examples)
+    _, unit = durations.parse_duration(config.total, 'config.total')
+    return len(_open_source(config.data)) if unit == 'epochs' else 1
+
+
+def _open_source(section: ConfigDict) -> Subset:
+    """The source of a data section, or what stands in for it."""
+    try:
+        source = known.open_source(section.source, section.split)
+    except UserError as e:
+        raise UserError(f'{e}; or give --examples and --image-size to do without data') from e
+    return source.only_classes(section.classes) if 'classes' in section else source
+
+
+@functools.cache
+def _measure(model: Any, task: Any, spec: tuple[tuple[str, Any], ...]) -> tuple[int, int]:
+    """How many parameters a model has, and the FLOPs of its forward pass on one example."""
+    one = benchmark.blank_example(dict(spec))
+    params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
+    forward = benchmark.forward_flops(model, task, dict(spec))
+    return sum(leaf.size for leaf in jax.tree.leaves(params)), forward

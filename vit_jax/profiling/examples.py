@@ -1,0 +1,96 @@
+"""What examples are like for a model: shapes and dtypes, from data, from a size or a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.config import fill, sections
+from vit_jax.data import bucket_plan
+from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.errors import UserError
+from vit_jax.profiling import benchmark
+
+Spec = dict[str, Any]  # shape and dtype of one example's arrays
+CLASSES = 1000  # those of ImageNet, where nothing else tells
+
+
+def example_spec(
+    config: ConfigDict, image_size: int | None = None, channels: int | None = None
+) -> Spec:
+    """Shapes of one example of the config's data, or of an image of the given size.
+
+    Leaves no open end in the config: a model without `num_classes` gets those of the
+    data, or the 1,000 of ImageNet where the size is given instead of data.
+
+    Args:
+      config: whose open sizes are filled in.
+      image_size: side in pixels of square images, 224 where only `channels` is given.
+      channels: of these images, 3 where only `image_size` is given.
+
+    Raises:
+      UserError: if no size is given and the data cannot be opened.
+    """
+    if image_size is None and channels is None:
+        data = open_example(config)
+        fill.num_classes(config, data.info.num_classes)
+        fill.vocab_size(config, data.info.vocab_size)
+        return dict(data.shapes[-1].spec)
+    if config.data.get('buckets'):
+        raise UserError('--image-size and --channels are of images, and this config is of text')
+    size, channels = image_size or 224, channels or 3
+    for flag, value in (('--image-size', size), ('--channels', channels)):
+        if value < 1:
+            raise UserError(f'{flag} {value}: must be at least 1')
+    if 'num_classes' in config.model and config.model.num_classes is None:
+        config.model.num_classes = CLASSES
+    return dict(benchmark.image_spec(size, channels))
+
+
+def open_example(config: ConfigDict) -> Dataset:
+    """The training data of a config, of text the first pair alone.
+
+    All pairs would be read and made into ids, while the buckets tell how long they are.
+
+    Raises:
+      UserError: if the data cannot be opened.
+    """
+    keywords = sections.keywords(config.data)
+    if config.data.get('buckets'):
+        base = re.split(r'[\[+]', config.data.split)[0]
+        return open_dataset(config.batch_size, **keywords | {'split': f'{base}[:1]'})
+    try:
+        return open_dataset(config.batch_size, **keywords)
+    except UserError as e:
+        raise UserError(f'{e}; or give --image-size to do without data') from e
+
+
+def batch_rows(config: ConfigDict) -> int:
+    """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
+    if not (bounds := config.data.get('buckets')):
+        return int(config.batch_size)
+    return bucket_plan.train_rows(bounds, config.batch_size)[-1]
+
+
+def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
+    """The inputs of one example of each kind of batch, and how many of them a step has.
+
+    Args:
+      meta: of a checkpoint.
+
+    Returns:
+      An empty list for a checkpoint that does not tell the shapes of its examples.
+    """
+    size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
+    if size and channels:
+        return [(meta['config']['batch_size'], _spec({'image': [*size, channels]}, np.uint8))]
+    return [(rows, _spec(shapes, np.int32)) for rows, shapes in meta.get('sequences', [])]
+
+
+def _spec(shapes: Mapping[str, Any], dtype: type) -> Spec:
+    return {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, shape in shapes.items()}
