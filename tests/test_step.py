@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import toys
 
 from vit_jax.models import vit
 from vit_jax.ops import terms
 from vit_jax.optim import make as optim
+from vit_jax.profiling import flops
 from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks import classify
@@ -241,6 +243,21 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_step
     careless = jax.jit(make(accum_steps=accum_steps))
     assert_trees_close(before.params, careless(state, make_batch(1))[0].params, atol=1e-7)
     assert np.isnan(careless(before, broken)[0].params['Dense_0']['kernel']).any()
+
+
+def test_counting_first_costs_no_second_forward_pass():
+    """Unless a count is made of the outputs, which are then needed."""
+    model, tx, batch = toys.Model(hidden=64), optax.sgd(1.0), toys.make_batch()
+
+    def cost(task):
+        variables = init_variables(model, task, batch, seed=0)
+        step = jax.jit(make_train_step(model, task, tx, accum_steps=4))
+        compiled = step.lower(init_state(variables, tx, 0, ema=False), batch).compile()
+        return compiled.cost_analysis()['flops']
+
+    microbatch = jnp.zeros((len(batch['x']) // 4, *batch['x'].shape[1:]))
+    forward = flops.forward_flops(model, microbatch, rngs=toys.Task.rngs)
+    assert cost(toys.Task(counts_outputs=True)) - cost(toys.Task()) > 0.9 * forward > 0
 
 
 def assert_same(a, b):

@@ -10,7 +10,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from helpers import toys
 
 from vit_jax.models import vit
 from vit_jax.optim import make as optim
@@ -66,18 +68,44 @@ def test_mfu_where_the_peak_is_known(monkeypatch):
 
 
 def test_synthetic_batches():
-    spec = SPEC | {'boxes': jax.ShapeDtypeStruct((5, 4), np.float32)}
+    spec = SPEC | {
+        'boxes': jax.ShapeDtypeStruct((5, 4), np.float32),
+        'there': jax.ShapeDtypeStruct((5,), bool),
+        'tokens': jax.ShapeDtypeStruct((7,), np.int32),
+        'mask': jax.ShapeDtypeStruct((), np.float32),
+    }
     batch = benchmark.synthetic_batch(spec, 8, seed=1)
     assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
         'image': ((8, 16, 16, 3), np.uint8),
         'label': ((8,), np.int32),
         'boxes': ((8, 5, 4), np.float32),
+        'there': ((8, 5), np.bool_),
+        'tokens': ((8, 7), np.int32),
+        'mask': ((8,), np.float32),
     }
-    assert batch['image'].min() == 0
-    assert batch['image'].max() == 255
-    assert batch['boxes'].std() == pytest.approx(1, abs=0.2)
+    assert (batch['image'].min(), batch['image'].max()) == (0, 255)
+    assert 0 <= batch['boxes'].min() < 0.1 and 0.9 < batch['boxes'].max() < 1
+    assert not batch['label'].any()
+    assert all(batch[name].all() for name in ('there', 'tokens', 'mask'))
     again = benchmark.synthetic_batch(spec, 8, seed=1)
     np.testing.assert_array_equal(batch['image'], again['image'])
+
+
+def test_a_model_that_draws_in_evaluation_and_has_boxes_is_measured():
+    layout = sharding.make_layout(devices=jax.devices()[:1])
+    spec = {
+        'x': jax.ShapeDtypeStruct((toys.BOXES, toys.WIDTH), np.float32),
+        'there': jax.ShapeDtypeStruct((toys.BOXES,), bool),
+    }
+    sizes = {'batch_size': 4, 'steps': 2}
+    forward = benchmark.time_forward(toys.Model(), toys.Task(), layout, spec, **sizes)
+    train = benchmark.time_train(
+        toys.Model(), toys.Task(), lambda _: optax.sgd(0.1), layout, spec, **sizes
+    )
+    products = 2 * toys.BOXES * 8 * (toys.WIDTH + 2)
+    assert benchmark.forward_flops(toys.Model(), toys.Task(), spec) == products
+    assert forward.flops_per_sec * forward.step_sec == pytest.approx(4 * products)
+    assert train.flops_per_sec * train.step_sec == pytest.approx(12 * products)
 
 
 BLOCKER = """

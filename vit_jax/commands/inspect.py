@@ -144,7 +144,7 @@ def report(subject: Subject) -> dict[str, Any]:
         model, task = construct.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.eval_shape(task.inputs, one)
-        forward = flops.forward_flops(model, *inputs)
+        forward = flops.forward_flops(model, *inputs, rngs=task.rngs)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
         result['flops'] = {'forward': forward, 'train': flops.TRAIN_TO_FORWARD * forward}
     return result

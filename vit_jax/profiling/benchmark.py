@@ -63,7 +63,7 @@ def time_forward(
     seed: int = 0,
 ) -> Timing:
     """Times the eval step: the model's forward pass, and the sums of its metrics."""
-    batch = synthetic_batch(spec, batch_size, seed) | {'mask': np.ones(batch_size, np.float32)}
+    batch = synthetic_batch(spec, batch_size, seed) | real_rows(batch_size)
     one = blank_example(spec)
     variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
     compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
@@ -145,21 +145,37 @@ def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarr
 def forward_flops(model: Any, task: Any, spec: Spec) -> int:
     """FLOPs of the model for one example."""
     one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    return flops.forward_flops(model, *jax.eval_shape(task.inputs, one))
+    return flops.forward_flops(model, *jax.eval_shape(task.inputs, one), rngs=task.rngs)
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
-    """Random arrays: bytes of any value, floats normal; labels are 0, and the ids of tokens 1."""
-    rng = np.random.default_rng(seed)
+    """Arrays that any system can take: bytes of any value, floats in [0, 1), booleans True.
+
+    Whole numbers are 0 where an example has one, as a label, and 1 where it has several: as the id
+    of a token, 0 would be padding. All rows are real ones.
+    """
+    rng, known = np.random.default_rng(seed), real_rows(batch_size)
 
     def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if dtype == np.uint8:
             return rng.integers(0, 256, shape, np.uint8)
         if np.issubdtype(dtype, np.floating):
-            return rng.standard_normal(shape, np.float32).astype(dtype)
-        return np.full(shape, 1 if len(shape) > 1 else 0, dtype)  # the id 0 would be padding
+            return rng.random(shape, np.float32).astype(dtype)
+        return np.full(shape, dtype.kind == 'b' or len(shape) > 1, dtype)
 
-    return {k: draw((batch_size, *s.shape), np.dtype(s.dtype)) for k, s in spec.items()}
+    shapes = {name: (batch_size, *s.shape) for name, s in spec.items()}
+    return {
+        name: known[name] if name in known else draw(shape, np.dtype(spec[name].dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def real_rows(batch_size: int) -> dict[str, np.ndarray]:
+    """What a batch without padding says of its rows: their `index` and `mask`."""
+    return {
+        'index': np.arange(batch_size, dtype=np.int32),
+        'mask': np.ones(batch_size, np.float32),
+    }
 
 
 def blank_example(spec: Spec) -> dict[str, jax.Array]:

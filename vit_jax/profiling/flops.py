@@ -35,14 +35,20 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
     return _count(jax.make_jaxpr(fn)(*abstract_args))
 
 
-def forward_flops(model: Any, *inputs: Any) -> int:
-    """FLOPs of a Flax model's evaluation pass on (abstract) inputs of shape [B, ...]."""
+def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
+    """FLOPs of a Flax model's evaluation pass on (abstract) inputs of shape [B, ...].
+
+    Args:
+      model: a Linen module.
+      *inputs: what it is called with.
+      rngs: names of the random streams that it draws from even so, as `Task.rngs` has them.
+    """
+    keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
 
     def apply(variables: Any, *args: Any) -> Any:
-        return model.apply(variables, *args, train=False)
+        return model.apply(variables, *args, train=False, rngs=keys)
 
-    init = lambda key, *args: model.init(key, *args, train=False)  # noqa: E731
-    variables = jax.eval_shape(init, jax.random.key(0), *inputs)
+    variables = jax.eval_shape(lambda *args: model.init(keys, *args, train=False), *inputs)
     return count_flops(apply, variables, *inputs)
 
 
