@@ -75,7 +75,7 @@ def ours(*names: str) -> tuple[str, ...]:
 
 # Rooms, the lower ones first: a module imports from its own row or those above.
 ORDER = (
-    ('errors', 'tree_paths'),
+    ('errors', 'signatures', 'tree_paths'),
     ('runtime', 'optim', 'nn', 'ops'),
     ('config', 'storage', 'models', 'tasks', 'step', 'evaluators'),
     ('data', 'checkpoints', 'viz'),

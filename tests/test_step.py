@@ -201,7 +201,7 @@ def test_eval_step_leaves_padding_and_dropout_out():
 
 
 def test_the_old_state_is_donated():
-    layout = sharding.make_layout('jit', devices=jax.devices()[:1])
+    layout = sharding.make_layout(jax.devices()[:1])
     model, task, tx = tiny_vit(), classify.Task(), optax.adamw(1e-3)
 
     def init():

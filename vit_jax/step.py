@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.ops import terms
 
@@ -85,11 +86,11 @@ def make_train_step(
     model: Any,
     task: Any,
     tx: optax.GradientTransformation,
+    axis_name: str | None = None,
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
     max_skips: int = 0,
-    axis_name: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure update: augment, differentiate, add up over devices, apply.
 
@@ -98,16 +99,20 @@ def make_train_step(
     what it counts. Hence the gradients of microbatches and devices are added up.
 
     Args:
+      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       max_skips: above 0, where a metric is not finite only `step` changes; how many such steps
         there may be in a row is for whoever reads the metrics to count, as `Meter` does.
-      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
       their weighted total, and the norms of gradient, update and parameters.
+
+    Raises:
+      UserError: for an argument outside its range.
     """
+    _check_ranges(accum_steps, ema_decay, max_skips)
 
     def forward(params, collections, examples, rngs):
         batch, positions = examples
@@ -174,6 +179,14 @@ def make_train_step(
         return after, metrics
 
     return train_step
+
+
+def _check_ranges(accum_steps: int, ema_decay: float, max_skips: int) -> None:
+    for key, value, least in (('accum_steps', accum_steps, 1), ('max_skips', max_skips, 0)):
+        if value < least:
+            raise UserError(f'config.step.{key}={value}: must be at least {least}')
+    if not 0 <= ema_decay < 1:
+        raise UserError(f'config.step.ema_decay={ema_decay}: must be in [0, 1)')
 
 
 def global_counts(

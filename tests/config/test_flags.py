@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax.config import flags
 from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
 
@@ -33,6 +34,18 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('model.scan=true', 'model.scan', True),
         ('optim.layer_decay=0.75', 'optim.layer_decay', 0.75),
         ('optim.freeze=("pos",)', 'optim.freeze', ('pos',)),
+        ('optim.lr=3e-4', 'optim.lr', 3e-4),
+        ('optim.mu_dtype=bfloat16', 'optim.mu_dtype', 'bfloat16'),
+        ('optim.clip_norm=None', 'optim.clip_norm', None),
+        ('model.representation_size=None', 'model.representation_size', None),
+        ('parallel.min_split_size=1', 'parallel.min_split_size', 1),
+        ('checkpoint.keep_every=5', 'checkpoint.keep_every', '5'),
+        ('every.eval=5', 'every.eval', '5'),
+        ('evals.test.every=3 epochs', 'evals.test.every', '3 epochs'),
+        ('evals.test.classes=[1, 2]', 'evals.test.classes', (1, 2)),
+        ('data.threads=2', 'data.threads', 2),
+        ('init.from=a.npz', 'init.from', 'a.npz'),
+        ('branch.step=7', 'branch.step', 7),
         ('optim.schedule.cooldown=5%', 'optim.schedule.cooldown', '5%'),
     ],
 )
@@ -50,3 +63,44 @@ def test_overrides_are_found_among_other_words() -> None:
         ['a=1', 'b=2'],
         ['--workdir', 'x', '--config', 'f.py'],
     )
+
+
+def test_keys_of_the_optimizer_that_the_file_names() -> None:
+    overrides = ['optim.clipping_threshold=None', 'optim.decay_rate=0.9']
+    config = config_lib.load(f'{DIGITS}:adafactor', overrides)
+    assert config.optim.clipping_threshold is None
+    assert config.optim.decay_rate == 0.9
+
+
+@pytest.mark.parametrize(
+    ('override', 'words'),
+    [
+        ('optim.lr=None', 'expected float'),
+        ('optim.clip_norm=much', 'expected float or None'),
+        ('optim.clipping_threshold=1.0', "unknown key of config.optim 'clipping_threshold'"),
+        ('optim.schedule=cosine', 'is a group; set one of its keys: name, warmup'),
+        ('init=a.npz', 'is a group'),
+        ('step.axis_name=data', "unknown key of config.step 'axis_name'"),
+        ('data.seed=3', "unknown key of config.data 'seed'"),
+        ('evals.tset.split=test', "did you mean 'test'"),
+        ('task.value_range=1', 'expected tuple'),
+        ('checkpoint.keep_every=often', 'write '),
+    ],
+)
+def test_mistakes_are_one_line(override: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        config_lib.load(DIGITS, [override])
+    assert words in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_a_flag_may_set_what_has_another_type_in_the_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'config.py').write_text(
+        'from experiments.vit import digits\n'
+        'def get_config(arg):\n'
+        '    config = digits.get_config(arg)\n'
+        '    changed = dict(total=100, optim=dict(name="adam", lr=1))\n'
+        '    return type(config)(config.to_dict() | changed)\n'
+    )
+    config = config_lib.load(f'{tmp_path}/config.py', ['optim.lr=3e-4', 'total=2 epochs'])
+    assert (config.optim.lr, config.total) == (3e-4, '2 epochs')

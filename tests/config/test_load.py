@@ -5,8 +5,9 @@ import pathlib
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax.config import construct, sections, validation
 from vit_jax.config import load as config_lib
+from vit_jax.config import objects, schema
+from vit_jax.config.validate import validate
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -44,7 +45,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:
     with pytest.raises(UserError) as error:
-        construct.model_and_task(config_lib.load(DIGITS, [override]))
+        objects.model_and_task(config_lib.load(DIGITS, [override]))
     assert words in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -64,7 +65,7 @@ def test_dotted_names_reach_outside_of_the_package(
     (tmp_path / 'my_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
     monkeypatch.syspath_prepend(tmp_path)
     config = config_lib.load(DIGITS, ['model.name=my_lab.tiny'])
-    assert construct.model_and_task(config)[0].width == config.model.width
+    assert objects.model_and_task(config)[0].width == config.model.width
     with pytest.raises(UserError, match=r'my_lab\.absent'):
         config_lib.load(DIGITS, ['model.name=my_lab.absent'])
 
@@ -73,7 +74,7 @@ def test_stored_config_builds_the_same_objects() -> None:
     config = config_lib.load(DIGITS, ['model.num_classes=10'])
     again = config_lib.from_json(config_lib.to_json(config))
     assert again.to_dict() == config.to_dict()
-    assert construct.model_and_task(again) == construct.model_and_task(config)
+    assert objects.model_and_task(again) == objects.model_and_task(config)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,16 @@ def test_stored_config_builds_the_same_objects() -> None:
         ('step', {'acum_steps': 2}, "config.step: unknown key 'acum_steps'; did you mean 'accum_s"),
         ('step', {'accum_steps': 2.0}, 'config.step.accum_steps=2.0: expected int'),
         ('step', {'max_skips': -1}, 'config.step.max_skips=-1: must be at least 0'),
+        ('model', {'name': 'vit', 'width': '96'}, "config.model.width='96': expected int"),
+        ('model', {'name': 'vit', 'width': None}, 'config.model.width=None: expected int'),
+        ('optim', {'name': 'adamm', 'lr': 1.0}, "did you mean 'adam'"),
+        ('init', {'posemb': 'cubic'}, "config.init.posemb: unknown method 'cubic'"),
+        ('init', {'form': 'a.npz'}, "did you mean 'from'"),
         ('step', 3, 'config.step=3: expected a group of keys'),
         ('checkpoint', {'keep_lost': 2}, "did you mean 'keep_last'"),
-        ('checkpoint', {'keep_last': 0}, 'config.checkpoint.keep_last=0: must be at least 1'),
+        ('step', {'ema_decay': 1.0}, 'config.step.ema_decay=1.0: must be in [0, 1)'),
+        ('every', {'log': ''}, "config.every.log='': must be positive"),
+        ('checkpoint', {'keep_every': '3 fortnights'}, "config.checkpoint.keep_every='3 fortni"),
         ('parallel', {'strategi': 'jit'}, "did you mean 'strategy'"),
         ('every', {'chekpoint': '1 epoch'}, "did you mean 'checkpoint'"),
         ('evals', {'test': 3}, 'config.evals.test=3: expected a group of keys'),
@@ -98,21 +106,35 @@ def test_stored_config_builds_the_same_objects() -> None:
 def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> None:
     config = ConfigDict(config_lib.load(DIGITS).to_dict() | {section: value})
     with pytest.raises(UserError) as error:
-        validation.validate(config)
+        validate(config)
     assert words in str(error.value)
 
 
 def test_lists_count_as_tuples() -> None:
     parallel = {'rules': [['kernel$', [None, 'tensor']]]}
-    validation.validate(ConfigDict(config_lib.load(DIGITS).to_dict() | {'parallel': parallel}))
+    validate(ConfigDict(config_lib.load(DIGITS).to_dict() | {'parallel': parallel}))
 
 
 def test_what_a_section_leaves_out_has_a_default() -> None:
-    config = config_lib.load(DIGITS, ['step.max_skips=3', 'parallel.small=100'])
-    assert config.step.max_skips == 3
-    sparse = ConfigDict(config.to_dict() | {name: {} for name in sections.FIELDS})
-    validation.validate(sparse)
-    assert sections.fields(sparse, 'step') == {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0}
+    empty = {name: {} for name in ('every', 'step', 'checkpoint', 'parallel')}
+    sparse = ConfigDict(config_lib.load(DIGITS).to_dict() | empty)
+    validate(sparse)
+    assert schema.arguments(sparse, 'step') == {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0}
+
+
+def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:
+    before = config_lib.load(DIGITS).to_dict()
+    before['parallel'] = {'fsdp': 2, 'small': 100}
+    stored = config_lib.from_json(config_lib.to_json(ConfigDict(before)))
+    (tmp_path / 'old.py').write_text(
+        f'from ml_collections import ConfigDict\ndef get_config(arg): return ConfigDict({before})'
+    )
+    written = config_lib.load(f'{tmp_path}/old.py')
+    flag = config_lib.load(DIGITS, ['parallel.fsdp=2', 'parallel.small=100'])
+    for config in (stored, written, flag):
+        assert config.parallel.min_split_size == 100
+        assert config.parallel.fsdp == 2
+        assert 'small' not in config.parallel
 
 
 def test_unknown_section_is_refused() -> None:
@@ -120,4 +142,4 @@ def test_unknown_section_is_refused() -> None:
     with config.unlocked():
         config.optimiser = ConfigDict()
     with pytest.raises(UserError, match="did you mean 'optim'"):
-        validation.validate(config)
+        validate(config)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.datasets import dataset
 
-from vit_jax.config import construct
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base, fewshot, knn, linear_probe
 
@@ -74,10 +74,10 @@ def test_an_evaluator_without_the_base_class_is_refused_by_name(found, monkeypat
     monkeypatch.setitem(sys.modules, 'my_lab', package)
     monkeypatch.setitem(sys.modules, 'my_lab.measure', module)
     with pytest.raises(UserError, match=r'my_lab\.measure.*vit_jax\.evaluators\.base\.Evalua') as e:
-        construct.evaluator_class('my_lab.measure')
+        schema.evaluator_class('my_lab.measure')
     assert '\n' not in str(e.value)
 
 
 def test_the_base_class_is_no_choice():
     with pytest.raises(UserError, match=r"'base'.*\(valid: bleu, fewshot, knn, linear_probe\)"):
-        construct.evaluator_class('base')
+        schema.evaluator_class('base')

@@ -8,7 +8,7 @@ from vit_jax.optim import schedules
 
 
 def values(name, steps, **options):
-    schedule = schedules.make(name, peak=2.0, total_steps=100, **options)
+    schedule = schedules.make(2.0, 100, name=name, **options)
     return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)))
 
 
@@ -54,7 +54,7 @@ def test_rsqrt_halves_when_three_timescales_have_passed():
 def test_rsqrt_with_timescale_of_the_warmup_is_that_of_the_transformer():
     d, warmup = 512, 40
     peak = d**-0.5 * warmup**-0.5
-    schedule = schedules.make('rsqrt', peak=peak, total_steps=100, warmup=warmup, timescale=warmup)
+    schedule = schedules.make(peak, 100, name='rsqrt', warmup=warmup, timescale=warmup)
     for t in (1, 20, 40, 60, 100):
         paper = d**-0.5 * min(t**-0.5, t * warmup**-1.5)
         assert float(schedule(t)) == pytest.approx(paper, rel=1e-6)

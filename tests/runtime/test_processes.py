@@ -26,7 +26,7 @@ def get_config(arg=None):
     config.optim = dict(name='sgd', lr=0.5, momentum=0.9, schedule=dict(name='cosine'))
     config.total, config.batch_size = arg, 16
     config.every = dict(log='1', eval='3', checkpoint='3')
-    config.parallel = dict(strategy='jit', fsdp=1, small=64)
+    config.parallel = dict(strategy='jit', fsdp=1, min_split_size=64)
     if int(arg) > 6:  # What is stopped on the way needs little to compile.
         config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
     else:

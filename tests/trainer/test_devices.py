@@ -25,8 +25,14 @@ TENSOR_RULES = (
 LAYOUTS = {
     'one': {'devices': 1},
     'jit': {},
-    'fsdp': {'fsdp': 8, 'small': 64},
-    'all axes': {'fsdp': 2, 'tensor': 2, 'small': 64, 'rules': TENSOR_RULES, 'accum_steps': 2},
+    'fsdp': {'fsdp': 8, 'min_split_size': 64},
+    'all axes': {
+        'fsdp': 2,
+        'tensor': 2,
+        'min_split_size': 64,
+        'rules': TENSOR_RULES,
+        'accum_steps': 2,
+    },
     'pmap': {'strategy': 'pmap'},
 }
 EIGHT = [name for name in LAYOUTS if name != 'one']

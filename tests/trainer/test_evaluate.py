@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax.config import construct, validation
 from vit_jax.config import load as config_lib
+from vit_jax.config import schema, validate
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.models import vit
@@ -23,7 +23,12 @@ MODEL = vit.Model(
     num_classes=10, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2, pool='gap'
 )
 TASK = classify.Task()
-LAYOUTS = {'one': {}, 'jit': {}, 'fsdp': {'fsdp': 4, 'small': 64}, 'pmap': {'strategy': 'pmap'}}
+LAYOUTS = {
+    'one': {},
+    'jit': {},
+    'fsdp': {'fsdp': 4, 'min_split_size': 64},
+    'pmap': {'strategy': 'pmap'},
+}
 DATA = {'source': 'digits', 'split': 'test[:61]', 'batch_size': 24}
 FIT = 'train[:30 per class]'
 ENTRIES = {
@@ -68,7 +73,7 @@ def recorder(tmp_path, monkeypatch):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab' / 'recorder.py').write_text(RECORDER)
     monkeypatch.syspath_prepend(tmp_path)
-    yield construct.evaluator_class('my_lab.recorder')
+    yield schema.evaluator_class('my_lab.recorder')
     for name in ('my_lab.recorder', 'my_lab'):
         sys.modules.pop(name, None)
 
@@ -187,7 +192,7 @@ def test_a_task_without_predictions():
         ({'evaluator': 'fewshot', 'shot': (1,)}, r"config.evals.x: unknown key 'shot'.*'shots'"),
         ({'evaluator': 'knn', 'temprature': 1.0}, "did you mean 'temperature'"),
         ({'evaluator': 'knn', 'fit': None}, 'config.evals.x: name the split to learn from'),
-        ({'evaluator': 'fewshot', 'shots': 5}, "config.evals.x: 'int' object is not iterable"),
+        ({'evaluator': 'fewshot', 'shots': 5}, 'config.evals.x.shots=5: expected tuple'),
         ({'evaluator': 'knn', 'k': 0}, 'config.evals.x: k=0: must be at least 1'),
         ({'shots': (1,)}, "config.evals.x: unknown key 'shots'"),
         ({'split': None}, "config.evals.x: the key 'split' is missing"),
@@ -202,7 +207,7 @@ def test_mistakes_are_seen_when_the_config_is_read(entry, message):
             del section['fit']
         config.evals.x = {k: v for k, v in section.items() if v is not None}
     with pytest.raises(UserError, match=message) as error:
-        validation.validate(config)
+        validate.validate(config)
     assert '\n' not in str(error.value)
 
 

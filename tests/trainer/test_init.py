@@ -69,7 +69,8 @@ HEAD = {'head/kernel', 'head/bias'}
 
 
 @pytest.mark.parametrize(
-    'parallel', [dict(strategy='jit'), dict(strategy='jit', fsdp=4, small=1), dict(strategy='pmap')]
+    'parallel',
+    [dict(strategy='jit'), dict(strategy='jit', fsdp=4, min_split_size=1), dict(strategy='pmap')],
 )
 def test_parameters_and_their_average_start_from_the_file(config, tmp_path, capsys, parallel):
     params = random_npz(tmp_path / 'a.npz')

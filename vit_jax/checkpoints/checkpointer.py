@@ -21,6 +21,7 @@ from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest, staging
 from vit_jax.errors import UserError
 from vit_jax.runtime.processes import on_process_0
+from vit_jax.signatures import Steps
 from vit_jax.storage import paths, step_folder
 
 PyTree = Any
@@ -37,7 +38,7 @@ class Checkpointer:
       keep_every: multiples of it stay for good; 0 for none.
     """
 
-    def __init__(self, directory: str | Path, *, keep_last: int = 2, keep_every: int = 0) -> None:
+    def __init__(self, directory: str | Path, *, keep_last: int = 2, keep_every: Steps = 0) -> None:
         if keep_last < 1 or keep_every < 0:
             raise UserError(
                 f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {keep_last} and '

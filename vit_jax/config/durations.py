@@ -8,6 +8,7 @@ import math
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.signatures import Duration
 
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
 
@@ -27,6 +28,25 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     if unit is None or not 0 <= amount < math.inf:
         raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
     return amount, unit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Every:
+    """`config.every`: how often something is done; empty for never.
+
+    Attributes:
+      log: training metrics.
+      eval: the entries of `config.evals` that do not say it themselves.
+      checkpoint: the state.
+    """
+
+    log: Duration = '1%'
+    eval: Duration = '10%'
+    checkpoint: Duration = '10%'
+
+    def __post_init__(self) -> None:
+        if parse_duration(self.log)[0] <= 0:
+            raise UserError(f'config.every.log={self.log!r}: must be positive')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ what every later command reads, and which is never executed.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import json
 import pathlib
@@ -18,8 +19,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import flags
-from vit_jax.config.validation import validate
+from vit_jax.config.validate import validate
 from vit_jax.errors import UserError
+
+# Keys that have got another name. Configs with the old one still load.
+RENAMED = {'parallel.small': 'parallel.min_split_size'}
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -33,16 +37,29 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def override(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
-    """Locks the config, applies overrides such as `optim.lr=3e-4` to it, and validates it.
+    """A locked copy of a config with overrides such as `optim.lr=3e-4`, validated.
 
     Raises:
       UserError: as `load`.
     """
+    config = copy.deepcopy(config)
+    _rename(config)
     config.lock()
     for text in overrides:
-        flags.apply(config, text)
+        dotted, equals, value = text.partition('=')
+        flags.apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
     validate(config)
     return config
+
+
+def _rename(config: ConfigDict) -> None:
+    for old, new in RENAMED.items():
+        (section, before), (_, after) = old.split('.'), new.split('.')
+        group = config.get(section)
+        if isinstance(group, ConfigDict) and before in group:
+            with config.unlocked():
+                group[after] = group[before]
+                del group[before]
 
 
 def run_file(spec: str, function: str, flag: str) -> Any:
@@ -99,7 +116,9 @@ def from_json(text: str) -> ConfigDict:
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:
     """As `from_json`, of what is parsed already."""
-    return ConfigDict(_tuples(stored))
+    config = ConfigDict(_tuples(stored))
+    _rename(config)
+    return config
 
 
 def _tuples(value: Any) -> Any:

@@ -27,6 +27,7 @@ from vit_jax.optim.param_groups import (
     layer_scale,
     scale_by_path,
 )
+from vit_jax.signatures import Parameters, in_steps, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
@@ -136,11 +137,8 @@ def _optimizer(
 
 def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
     """(lr, weight_decay, mask) -> the optimizer, with weight decay in the place it gives it."""
-    if name not in (known := optimizers()):
-        raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
-    factory = getattr(optax, name)
-    takes = set(inspect.signature(factory).parameters)
-    options = _options(name, kwargs, takes)
+    factory, takes = _factory(name), set(parameters(_factory(name)))
+    options = _options(name, kwargs)
     mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
 
     def build(lr: optax.Schedule, weight_decay: float, mask: Callable) -> Any:
@@ -156,6 +154,23 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
         return factory(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
 
     return build
+
+
+def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
+    if name not in (known := optimizers()):
+        raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
+    return getattr(optax, name)
+
+
+def options(name: str) -> Parameters:
+    """The keywords of an optimizer of Optax that `make` passes on to it.
+
+    Raises:
+      UserError: if there is no such optimizer, or it does not work with gradients alone.
+    """
+    reserved = ('learning_rate', 'weight_decay', 'weight_decay_rate')
+    found = parameters(_factory(name)).items()
+    return {key: p for key, p in found if key not in reserved and not key.endswith('mask')}
 
 
 # They need the loss, a random key or a constant learning rate.
@@ -180,15 +195,13 @@ def _is_optimizer(name: str) -> bool:
 _FRACTIONS = ('b1', 'b2', 'b3', 'momentum', 'decay', 'rho')
 
 
-def _options(name: str, kwargs: dict[str, Any], takes: set[str]) -> dict[str, Any]:
+def _options(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Checks the optimizer's own keywords and turns names of dtypes into dtypes."""
-    reserved = {'learning_rate', 'weight_decay', 'weight_decay_rate'}
-    valid = {key for key in takes - reserved if not key.endswith('mask')}
+    valid = options(name)
     for key in kwargs:
         if key not in valid:
-            parameters = inspect.signature(make).parameters.values()
-            ours = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-            raise UserError(f'config.optim ({name}): ' + nearest('key', key, valid | ours))
+            ours = keyword_only(make)
+            raise UserError(f'config.optim ({name}): ' + nearest('key', key, {*valid, *ours}))
     for key in kwargs.keys() & set(_FRACTIONS):
         if kwargs[key] is not None:
             check_number(key, kwargs[key], lambda x: 0 <= x < 1, 'in [0, 1)')
@@ -202,20 +215,11 @@ def _dtype(key: str, name: Any) -> Any:
         raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
 
 
-# Keys of a schedule that a config gives as text, such as '5%'.
-DURATIONS = ('warmup', 'cooldown', 'timescale')
-
-
 def _schedule(
     spec: Mapping[str, Any], lr: float, total_steps: int, to_steps: Callable[[str], int]
 ) -> optax.Schedule:
-    keywords = dict(spec)
-    valid = set(inspect.signature(schedules.make).parameters) - {'peak', 'total_steps'}
-    for key in keywords:
+    valid = keyword_only(schedules.make)
+    for key in spec:
         if key not in valid:
             raise UserError('config.optim.schedule: ' + nearest('key', key, valid))
-    for key in keywords.keys() & set(DURATIONS):
-        keywords[key] = to_steps(str(keywords[key]))
-    if 'boundaries' in keywords:
-        keywords['boundaries'] = tuple(to_steps(str(text)) for text in keywords['boundaries'])
-    return schedules.make(**{'name': 'constant'} | keywords, peak=lr, total_steps=total_steps)
+    return schedules.make(lr, total_steps, **in_steps(schedules.make, spec, to_steps))

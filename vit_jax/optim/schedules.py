@@ -12,17 +12,18 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.signatures import Steps
 
 
 def make(
-    name: str,
-    *,
     peak: float,
     total_steps: int,
-    warmup: int = 0,
-    cooldown: int = 0,
-    timescale: int = 10_000,
-    boundaries: Sequence[int] = (),
+    *,
+    name: str = 'constant',
+    warmup: Steps = 0,
+    cooldown: Steps = 0,
+    timescale: Steps = 10_000,
+    boundaries: Sequence[Steps] = (),
     factor: float = 0.1,
     init: float = 0.0,
     final: float = 0.0,
@@ -34,6 +35,8 @@ def make(
     wherever the shape had brought it. Beyond `total_steps` it stays put.
 
     Args:
+      peak: the highest learning rate.
+      total_steps: length of training.
       name: `constant`; `linear` or `cosine`, which reach `final` at
         `total_steps`; `stair`, multiplied by `factor` from each of `boundaries`
         on (He et al. 2016, section 3.4); or `rsqrt`, the reciprocal square root
@@ -41,8 +44,6 @@ def make(
         with a cooldown gives a finished model at any length (Zhai et al. 2022,
         "Scaling Vision Transformers", section 3.4) and with timescale = warmup
         is Vaswani et al. 2017, equation 3.
-      peak: the highest learning rate.
-      total_steps: length of training.
       warmup: length of the warm-up, in steps.
       cooldown: length of the cooldown, in steps.
       timescale: of `rsqrt`, in steps.

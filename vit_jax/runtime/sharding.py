@@ -46,19 +46,19 @@ def make_mesh(devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> 
 
 
 def leaf_spec(
-    name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], small: int
+    name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], min_size: int
 ) -> P:
     """Where one array lies: the first rule that matches its name, else fsdp.
 
     Under fsdp the largest dimension that the axis divides is split; arrays with fewer
-    than `small` elements are replicated, as their communication costs more than it saves.
+    than `min_size` elements are replicated, as their communication costs more than it saves.
     """
     for pattern, axes in rules:
         if re.search(pattern, name) and len(axes) == len(shape):
             return P(*axes)
     size = mesh.shape['fsdp']
     divisible = [i for i, n in enumerate(shape) if n % size == 0]
-    if size == 1 or not divisible or np.prod(shape) < small:
+    if size == 1 or not divisible or np.prod(shape) < min_size:
         return P()
     split = max(divisible, key=lambda i: shape[i])
     return P(*['fsdp' if i == split else None for i in range(len(shape))])
@@ -70,7 +70,7 @@ class Jit:
 
     mesh: Mesh
     rules: tuple[Rule, ...] = ()
-    small: int = 2**14
+    min_split_size: int = 2**14
     axis_name = None
 
     @property
@@ -82,7 +82,9 @@ class Jit:
         """A NamedSharding for every leaf of a state or of variables."""
 
         def place(path, leaf):
-            spec = leaf_spec(path_name(path), leaf.shape, self.mesh, self.rules, self.small)
+            spec = leaf_spec(
+                path_name(path), leaf.shape, self.mesh, self.rules, self.min_split_size
+            )
             return NamedSharding(self.mesh, spec)
 
         return jax.tree_util.tree_map_with_path(place, abstract)
@@ -190,30 +192,30 @@ def _first_metrics(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
 
 
 def make_layout(
-    strategy: str = 'jit',
+    devices: Sequence[jax.Device] | None = None,
     *,
+    strategy: str = 'jit',
     fsdp: int = 1,
     tensor: int = 1,
     rules: tuple[Rule, ...] = (),
-    small: int = 2**14,
-    devices: Sequence[jax.Device] | None = None,
+    min_split_size: int = 2**14,
 ) -> Layout:
-    """The layout of `config.parallel`, whose keys are these keywords.
+    """The layout of `config.parallel`, whose keys are the keywords after the `*`.
 
     Args:
+      devices: all by default.
       strategy: `jit` or `pmap`.
       fsdp: over how many devices parameters and optimizer state are split.
       tensor: size of the axis that `rules` may name.
       rules: (regex over the parameter's path, a mesh axis or None a dimension).
-      small: arrays with fewer elements than this are replicated under fsdp.
-      devices: all by default.
+      min_split_size: arrays with fewer elements than this are replicated under fsdp.
 
     Raises:
       UserError: unknown strategy, or sizes that do not fit the devices.
     """
     mesh = make_mesh(devices if devices is not None else jax.devices(), fsdp, tensor)
     if strategy == 'jit':
-        return Jit(mesh, tuple(rules), small)
+        return Jit(mesh, tuple(rules), min_split_size)
     if strategy != 'pmap':
         raise UserError('config.parallel.strategy: ' + nearest('strategy', strategy, LAYOUTS))
     if fsdp * tensor > 1 or rules:

@@ -1,0 +1,102 @@
+"""Which values a parameter may be given, by its annotation or else by its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from vit_jax import signatures
+from vit_jax.config import values
+from vit_jax.errors import UserError
+from vit_jax.signatures import Steps
+
+
+def example(
+    number: float,
+    size: int | None,
+    pair: tuple[float, float],
+    some: Sequence[Steps],
+    group: Mapping[str, Any],
+    steps: Steps = 0,
+    rate: float | Callable = 0.5,
+    dtype: Any | None = None,
+    plain=True,
+):
+    """Has every kind of annotation."""
+
+
+PARAMETERS = signatures.parameters(example)
+NONE = type(None)
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('number', (float,)),
+        ('size', (int, NONE)),
+        ('pair', (tuple,)),
+        ('some', (tuple,)),
+        ('group', (dict,)),
+        ('steps', (str, int)),
+        ('rate', (float,)),
+        ('dtype', ()),
+        ('plain', (bool,)),
+    ],
+)
+def test_kinds(name: str, expected: tuple[type, ...]) -> None:
+    assert values.kinds(PARAMETERS[name]) == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [('number', 1), ('size', None), ('pair', [0, 1]), ('steps', 5), ('steps', '5%'), ('dtype', 3)],
+)
+def test_values_that_fit(name: str, value: Any) -> None:
+    values.check(PARAMETERS[name], value, name)
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'words'),
+    [
+        ('number', '1', "x='1': expected float"),
+        ('size', 1.5, 'x=1.5: expected int or None'),
+        ('pair', 1.0, 'expected tuple'),
+        ('group', 1, 'x=1: expected a group of keys'),
+        ('steps', 'now', 'write '),
+        ('some', ('5%', 'now'), "x='now': write "),
+    ],
+)
+def test_values_that_do_not_fit(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        values.check(PARAMETERS[name], value, 'x')
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('text', 'kinds', 'value'),
+    [
+        ('1e3', (int,), 1000),
+        ('1', (float,), 1.0),
+        ('None', (float, NONE), None),
+        ('None', (str,), 'None'),
+        ('TRUE', (bool,), True),
+        ('[1, 2]', (tuple,), (1, 2)),
+        ('bfloat16', (), 'bfloat16'),
+        ('7', (), 7),
+    ],
+)
+def test_text(text: str, kinds: tuple[type, ...], value: Any) -> None:
+    parsed = values.parse(text, kinds)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ('text', 'kinds'),
+    [('1.5', (int,)), ('None', (int,)), ('maybe', (bool,)), ('abc', (tuple,)), ('3', (tuple,))],
+)
+def test_text_of_another_type(text: str, kinds: tuple[type, ...]) -> None:
+    with pytest.raises(ValueError, match=text):
+        values.parse(text, kinds)

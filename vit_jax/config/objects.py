@@ -1,0 +1,47 @@
+"""The objects that the sections of a config make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import schema
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+
+
+def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
+    """The model and the task of a config.
+
+    Raises:
+      UserError: if a constructor refuses its keywords.
+    """
+    made = []
+    for kind, cls in (('model', schema.model_class(config)), ('task', schema.task_class(config))):
+        try:
+            made.append(cls(**schema.keywords(config[kind])))
+        except TypeError as e:
+            raise UserError(f'config.{kind}: {e}') from e
+    return made[0], made[1]
+
+
+def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
+    """The evaluator of an entry of `config.evals`; None where the task evaluates it.
+
+    Raises:
+      UserError: no such evaluator, a key that is not known or has a value that cannot be, or
+        no `fit` split for an evaluator that learns.
+    """
+    schema.check_group(section, where)
+    schema.check(section, schema.entry_parameters(section), where)
+    if not section.get('evaluator'):
+        return None
+    cls = schema.evaluator_class(section.evaluator)
+    if cls.learns and not section.get('fit'):
+        raise UserError(f"{where}: name the split to learn from, as fit='train'")
+    own = schema.keys_of(cls)
+    try:
+        return cls(**{k: v for k, v in schema.keywords(section).items() if k in own})
+    except (TypeError, UserError) as e:
+        raise UserError(f'{where}: {e}') from e

@@ -1,0 +1,39 @@
+"""The two sections that name what a new run starts from; a config may leave both out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from vit_jax.errors import UserError, nearest
+
+POSEMBS = ('bilinear', 'bicubic')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Init:
+    """`config.init`: the parameters come from a checkpoint.
+
+    Attributes:
+      from_: a checkpoint of another code base or a run folder; empty for none.
+      posemb: how its position embedding is resized.
+    """
+
+    from_: str = ''
+    posemb: str = 'bilinear'
+
+    def __post_init__(self) -> None:
+        if self.posemb not in POSEMBS:
+            raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branch:
+    """`config.branch`: the whole state of another run is continued.
+
+    Attributes:
+      from_: a run folder; empty for none.
+      step: one of its kept steps.
+    """
+
+    from_: str = ''
+    step: int = 0

@@ -1,0 +1,261 @@
+"""The keys of a config are the keywords of the constructors that read its sections.
+
+So there is no second list of them: names, defaults and types stand in signatures, and a key
+without a default has to be given. Constructors are looked up by their dotted names when they are
+needed, since most of them live in rooms that stand above this one.
+
+Models, tasks and evaluators take all their parameters from a section. The other constructors take
+those after the `*` of their signature; what stands before it comes from the trainer. A parameter
+whose name would be a word of Python ends in an underscore: `from_` is the key `from`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import values
+from vit_jax.errors import UserError, nearest, resolve
+from vit_jax.evaluators import base
+from vit_jax.signatures import Duration, Parameters, keyword_only
+from vit_jax.signatures import parameters as all_parameters
+
+Group = Mapping[str, Any]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Config:
+    """The keys of a config. Groups are its sections.
+
+    Attributes:
+      seed: of everything random.
+      total: length of the run.
+      batch_size: examples of a global batch; tokens if the data are sequences in buckets.
+      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator.
+      init, branch: see `vit_jax.config.origin`.
+    """
+
+    seed: int
+    total: Duration
+    batch_size: int
+    model: Group
+    task: Group
+    data: Group
+    evals: Group
+    optim: Group
+    step: Group
+    every: Group
+    checkpoint: Group
+    parallel: Group
+    init: Group = dataclasses.field(default_factory=dict)
+    branch: Group = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Entry:
+    """What an entry of `config.evals` has beside its data.
+
+    Attributes:
+      evaluator: its name; without one the task evaluates.
+      fit: the split that an evaluator learns from.
+      every: instead of `config.every.eval`.
+      batch_size: instead of `config.batch_size`.
+    """
+
+    evaluator: str | None = None
+    fit: str | None = None
+    every: Duration | None = None
+    batch_size: int | None = None
+
+
+_CONSTRUCTORS = {
+    '': 'vit_jax.config.schema.Config',
+    'data': 'vit_jax.data.dataset.open_dataset',
+    'optim': 'vit_jax.optim.make.make',
+    'optim.schedule': 'vit_jax.optim.schedules.make',
+    'step': 'vit_jax.step.make_train_step',
+    'every': 'vit_jax.config.durations.Every',
+    'checkpoint': 'vit_jax.checkpoints.checkpointer.Checkpointer',
+    'parallel': 'vit_jax.runtime.sharding.make_layout',
+    'init': 'vit_jax.config.origin.Init',
+    'branch': 'vit_jax.config.origin.Branch',
+}
+
+
+def constructor(section: str) -> Callable:
+    """What reads one of the trainer's own sections, as 'optim.schedule'."""
+    module, _, name = _CONSTRUCTORS[section].rpartition('.')
+    return getattr(importlib.import_module(module), name)
+
+
+def model_class(config: ConfigDict) -> Any:
+    """The Linen module class that `config.model.name` stands for."""
+    return resolve('vit_jax.models', _name(config, 'model'), 'Model')
+
+
+def task_class(config: ConfigDict) -> Any:
+    """The task dataclass that `config.task.name` stands for."""
+    return resolve('vit_jax.tasks', _name(config, 'task'), 'Task')
+
+
+def evaluator_class(name: str) -> type[base.Evaluator]:
+    """The class that `name`, an entry's `evaluator`, stands for.
+
+    Raises:
+      UserError: if there is none, or it is not derived from `base.Evaluator`.
+    """
+    found = resolve('vit_jax.evaluators', name, 'Evaluator')
+    if not (isinstance(found, type) and issubclass(found, base.Evaluator)):
+        raise UserError(
+            f'evaluator name {name!r}: its Evaluator must be derived from {base.__name__}.Evaluator'
+        )
+    return found
+
+
+def parameters(config: ConfigDict, section: str) -> Parameters:
+    """The keys that a section may have, with their defaults and types.
+
+    Args:
+      config: tells which model, task, optimizer and evaluators they are.
+      section: its place, as 'optim.schedule' or 'evals.test'; empty for the config itself.
+
+    Raises:
+      UserError: for the name of a model, task, optimizer or evaluator that there is not.
+    """
+    if section in ('model', 'task'):
+        cls = model_class(config) if section == 'model' else task_class(config)
+        name = inspect.Parameter('name', inspect.Parameter.KEYWORD_ONLY, annotation=str)
+        return {'name': name} | keys_of(cls)
+    if section.startswith('evals.'):
+        return entry_parameters(config.evals[section.removeprefix('evals.')])
+    if section not in _CONSTRUCTORS:
+        return {}
+    found = {_key(name): p for name, p in keyword_only(constructor(section)).items()}
+    if section == 'optim':
+        options = importlib.import_module('vit_jax.optim.make').options
+        found = options(_name(config, 'optim')) | found
+    return found
+
+
+def entry_parameters(section: Mapping[str, Any]) -> Parameters:
+    """The keys that an entry of `config.evals` may have."""
+    found = keyword_only(constructor('data')) | keyword_only(Entry)
+    cls = evaluator_class(section['evaluator']) if section.get('evaluator') else None
+    if cls is None:
+        return {name: p for name, p in found.items() if name != 'fit'}
+    if not cls.learns:
+        del found['fit']
+    return found | keys_of(cls)
+
+
+def keys_of(cls: Callable) -> Parameters:
+    """The keys of a model, a task or an evaluator; `parent` and `name` are Flax's own."""
+    found = all_parameters(cls).items()
+    return {_key(name): p for name, p in found if name not in ('parent', 'name')}
+
+
+def _key(name: str) -> str:
+    """The key of a parameter: `from_` -> `from`."""
+    return name[:-1] if keyword.iskeyword(name.removesuffix('_')) else name
+
+
+def _name(config: ConfigDict, section: str) -> str:
+    if 'name' not in config.get(section, {}):
+        raise UserError(f"config.{section}: the key 'name' is missing")
+    return config[section].name
+
+
+# Sizes of a model that a config leaves open by None: the data have them by the same names.
+_SIZES = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
+
+
+def complete(config: ConfigDict, info: Any) -> ConfigDict:
+    """A copy of a config in which the model has the sizes that the data decide.
+
+    Args:
+      config: left as it is.
+      info: `num_classes` and `vocab_size` of the data; 0 where they have none.
+
+    Raises:
+      UserError: if the data have more classes or ids than the config's model.
+    """
+    config = copy.deepcopy(config)
+    for key, what in _SIZES.items():
+        size = getattr(info, key)
+        if key not in config.model or not size:
+            continue
+        if config.model[key] is None:
+            config.model[key] = size
+        if config.model[key] < size:
+            raise UserError(
+                f'config.model.{key}={config.model[key]}: {config.data.source} has {size} '
+                f'{what}; leave it unset or raise it'
+            )
+    return config
+
+
+def places(config: ConfigDict) -> Iterator[str]:
+    """The sections that a config has, those within others too."""
+    for section in keyword_only(Config):
+        if section not in config or not isinstance(config[section], ConfigDict):
+            continue
+        yield section
+        if section == 'evals':
+            yield from (f'evals.{name}' for name in config.evals)
+        if section == 'optim' and 'schedule' in config.optim:
+            yield 'optim.schedule'
+
+
+def check_group(section: Any, where: str) -> None:
+    """Raises UserError if a section is a value."""
+    if not isinstance(section, (ConfigDict, dict)):
+        raise UserError(f'{where}={section!r}: expected a group of keys')
+
+
+def check(section: Group, known: Parameters, where: str) -> None:
+    """Raises UserError unless a section has the keys that it must have and no unknown ones.
+
+    Args:
+      section: a group of keys of a config.
+      known: as from `parameters`.
+      where: its place, for the message.
+    """
+    for key in section:
+        if key not in known:
+            raise UserError(f'{where}: ' + nearest('key', key, known))
+    for key, parameter in known.items():
+        if key in section:
+            open_size = key in _SIZES and section[key] is None
+            if not open_size:
+                values.check(parameter, section[key], f'{where}.{key}')
+        elif parameter.default is parameter.empty:
+            raise UserError(f'{where}: the key {key!r} is missing')
+
+
+def keywords(section: Group) -> dict[str, Any]:
+    """A section as keywords of its constructor: plain and hashable, without `name`."""
+    plain = section.to_dict() if isinstance(section, ConfigDict) else dict(section)
+    return {key: _freeze(value) for key, value in plain.items() if key != 'name'}
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    return value
+
+
+def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
+    """A section as keywords of its constructor, with the defaults of those that it leaves out."""
+    found = {}
+    for key, parameter in parameters(config, section).items():
+        found[parameter.name] = parameter.default
+        if key in config.get(section, {}):
+            found[parameter.name] = _freeze(config[section][key])
+    return found

@@ -1,0 +1,64 @@
+"""What can be seen to be wrong with a config before anything is built or written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import durations, objects, schema
+from vit_jax.config.durations import Every
+from vit_jax.config.origin import Branch, Init
+from vit_jax.errors import UserError
+
+
+def validate(config: ConfigDict) -> None:
+    """Rejects what can be seen to be wrong before anything is built or written.
+
+    Raises:
+      UserError: a key that is missing, that nothing reads or that has a value of another type; a
+        number that is not finite; a length that is no duration.
+    """
+    schema.check(config, schema.parameters(config, ''), 'config')
+    for place in schema.places(config):
+        if not place.startswith('evals'):
+            schema.check(_at(config, place), schema.parameters(config, place), f'config.{place}')
+    for name, section in config.evals.items():
+        objects.make_evaluator(section, f'config.evals.{name}')
+    _check_finite(config, 'config')
+    if durations.parse_duration(config.total, 'config.total')[0] <= 0:
+        raise UserError(f'config.total={config.total!r}: must be positive')
+    if config.batch_size < 1:
+        raise UserError(f'config.batch_size={config.batch_size}: must be at least 1')
+    _check_ranges(config)
+
+
+def _check_ranges(config: ConfigDict) -> None:
+    """Lets the constructors refuse what they would refuse later; nothing is computed."""
+    Every(**schema.arguments(config, 'every'))
+    init, branch = (
+        cls(**schema.arguments(config, place))
+        for cls, place in ((Init, 'init'), (Branch, 'branch'))
+    )
+    if branch.from_ and init.from_:
+        raise UserError('config: a run starts from config.branch or config.init, not both')
+    schema.constructor('step')(None, None, None, **schema.arguments(config, 'step'))
+
+
+def _at(config: ConfigDict, place: str) -> Any:
+    node: Any = config
+    for key in place.split('.'):
+        node = node[key]
+    return node
+
+
+def _check_finite(node: Any, path: str) -> None:
+    if isinstance(node, (ConfigDict, dict)):
+        for key, value in node.items():
+            _check_finite(value, f'{path}.{key}')
+    elif isinstance(node, (tuple, list)):
+        for i, value in enumerate(node):
+            _check_finite(value, f'{path}.{i}')
+    elif isinstance(node, float) and not math.isfinite(node):
+        raise UserError(f'{path}={node}: must be a finite number')
