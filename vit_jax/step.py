@@ -249,14 +249,15 @@ def bind(
 ) -> Callable[..., Any]:
     """The call of a model that is not training, and by `method=NAME` its other methods.
 
+    Further keywords go to `Module.apply`: `mutable=['intermediates']` returns these too.
     What the model draws for an example is a function of `seed` and the example's `index`; in a
     batch without that, of its position in the global batch.
     """
     keys = stream_keys(jax.random.key(seed), task.rngs)
     positions = batch['index'] if 'index' in batch else global_positions(batch, axis_name)
 
-    def apply(*inputs: Any, method: str | None = None) -> Any:
-        options = {'train': False} if method is None else {'method': method}
+    def apply(*inputs: Any, method: str | None = None, **options: Any) -> Any:
+        options |= {'train': False} if method is None else {'method': method}
         with stochastic.example_positions(positions):
             return model.apply(variables, *inputs, rngs=keys, **options)
 

@@ -14,7 +14,6 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.commands.scaling import train_flops
 from vit_jax.config import load as config_lib
 from vit_jax.config import sections
 from vit_jax.data import vocabulary
@@ -22,6 +21,7 @@ from vit_jax.data.bucket_plan import BucketPlan
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
+from vit_jax.profiling.cost import train_flops
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import build, train
 

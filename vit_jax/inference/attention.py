@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax import step
 from vit_jax.errors import UserError, nearest
 from vit_jax.inference.load import Run
 from vit_jax.nn.attention_maps import AttentionMap
@@ -28,7 +29,8 @@ def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], lis
     @jax.jit
     def apply(variables: Any, batch: Any) -> Any:
         inputs = run.task.inputs(batch)
-        outputs, sown = run.model.apply(variables, *inputs, train=False, mutable=['intermediates'])
+        bound = step.bind(run.model, run.task, variables, batch)
+        outputs, sown = bound(*inputs, mutable=['intermediates'])
         return outputs, sown.get('intermediates', {}), inputs
 
     outputs, intermediates, inputs = apply(run.variables, dict(batch))
