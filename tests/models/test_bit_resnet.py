@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import precision
 from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax.errors import UserError
@@ -189,14 +190,11 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
     error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.05
-    lines = str(jax.make_jaxpr(half.apply)(params, images)).splitlines()
-    convs = [line for line in lines if ' conv_general_dilated[' in line]
-    rsqrts = [line for line in lines if re.search(r'\b(rsqrt|sqrt) ', line)]
     # A convolution and a standardisation each; ten norms: three a block, and the last.
-    assert len(convs) == 12
-    assert all(':bf16[' in line for line in convs)
-    assert len(rsqrts) == 12 + 10
-    assert all(':f32[' in line for line in rsqrts)
+    precision.assert_norms_have_float32_statistics(half, params['params'], images, 10)
+    precision.assert_convolutions_are_bfloat16_and_standardised_in_float32(
+        half, params['params'], images, 12
+    )
 
 
 def test_gradients_are_finite_and_reach_every_parameter():

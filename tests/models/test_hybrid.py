@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import precision
 from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax import __main__ as cli
@@ -211,14 +211,11 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
     error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.08
-    lines = str(jax.make_jaxpr(half.apply)(params, images)).splitlines()
-    convs = [line for line in lines if ' conv_general_dilated[' in line]
-    roots = [line for line in lines if re.search(r'\b(rsqrt|sqrt) ', line)]
-    # Nine convolutions, as many standardisations and group norms, and three layer norms.
-    assert len(convs) == 9
-    assert all(':bf16[' in line for line in convs)
-    assert len(roots) == 9 + 9 + 3
-    assert all(':f32[' in line for line in roots)
+    # Nine convolutions, as many group norms, and three layer norms.
+    precision.assert_norms_have_float32_statistics(half, params['params'], images, 9 + 3)
+    precision.assert_convolutions_are_bfloat16_and_standardised_in_float32(
+        half, params['params'], images, 9
+    )
 
 
 def test_gradients_are_finite_and_reach_every_parameter():

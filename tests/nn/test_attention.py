@@ -1,15 +1,10 @@
-"""Attention: the equation, masks, dtypes, what is kept for looking at, initial values."""
+"""Attention: the equation, masks, biases, dtypes."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.errors import UserError
 from vit_jax.nn.attention import (
-    CrossAttention,
-    KeyValue,
-    SelfAttention,
     additive,
     attention_weights,
     causal_mask,
@@ -19,7 +14,6 @@ from vit_jax.nn.attention import (
 )
 
 BATCH, HEADS, TOKENS, SIZE = 2, 3, 7, 4
-WIDTH = HEADS * SIZE
 
 
 def random(*shape, seed=0):
@@ -31,21 +25,15 @@ def qkv(memory=TOKENS):
     return query, *(random(BATCH, HEADS, memory, SIZE, seed=seed) for seed in (1, 2))
 
 
-def reference(query, key, value, mask=None):
+def reference(query, key, value, mask=None, bias=0.0):
     """The equation in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    scores = query @ key.swapaxes(2, 3) / np.sqrt(query.shape[-1])
+    scores = query @ key.swapaxes(-2, -1) / np.sqrt(query.shape[-1]) + bias
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return weights @ value
-
-
-def init(layer, *inputs):
-    """Parameters, the biases shifted so that they matter."""
-    params = layer.init(jax.random.key(0), *inputs)['params']
-    return {'params': jax.tree.map(lambda x: x + 0.1 * random(*x.shape, seed=5), params)}
 
 
 @pytest.mark.parametrize('memory', [TOKENS, 5])
@@ -67,6 +55,31 @@ def test_masked_keys_get_no_weight():
         reference(query, key, value, mask),
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('shape', [(BATCH, HEADS), (HEADS,), ()])
+def test_a_bias_is_added_to_the_scores(shape, masked):
+    query, key, value = qkv(5)
+    bias = random(*shape, TOKENS, 5, seed=3)
+    mask = jnp.arange(5) < jnp.array([3, 5])[:, None, None, None] if masked else None
+    np.testing.assert_allclose(
+        scaled_dot_product(query, key, value, mask, bias)[0],
+        reference(query, key, value, mask, bias),
+        atol=1e-6,
+    )
+
+
+def test_a_bias_of_windows_and_one_of_heads_broadcast():
+    """As in Swin: [H N N] of the relative positions and [W 1 N N] of what lies in one window."""
+    query, key, value = (random(BATCH, 5, HEADS, TOKENS, SIZE, seed=seed) for seed in range(3))
+    apart = np.random.default_rng(3).random((5, 1, TOKENS, TOKENS)) < 0.3
+    apart &= ~np.eye(TOKENS, dtype=bool)
+    bias = random(HEADS, TOKENS, TOKENS, seed=4) + jnp.where(apart, -100.0, 0.0)
+    context, weights = scaled_dot_product(query, key, value, bias=bias)
+    assert weights.shape == (BATCH, 5, HEADS, TOKENS, TOKENS)
+    np.testing.assert_allclose(context, reference(query, key, value, bias=bias), atol=1e-6)
+    assert weights[np.broadcast_to(apart, weights.shape)].max() < 1e-30
 
 
 def test_weights_are_float32_probabilities_even_in_bfloat16():
@@ -120,89 +133,3 @@ def test_a_query_that_may_look_nowhere_gets_the_mean():
     np.testing.assert_allclose(
         out, np.broadcast_to(value.mean(2, keepdims=True), out.shape), atol=1e-6
     )
-
-
-def test_steps_of_self_attention_equal_the_whole_under_a_causal_mask():
-    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
-    variables = init(layer, x)
-    whole = layer.apply(variables, x, causal_mask(TOKENS))
-    # Room that is never filled must not be looked at.
-    past = KeyValue(*[jnp.full((BATCH, HEADS, TOKENS + 2, SIZE), 9.0)] * 2)
-    for i in range(TOKENS):
-        y, past = layer.apply(variables, x[:, i : i + 1], past, i, method='step')
-        np.testing.assert_allclose(y[:, 0], whole[:, i], atol=5e-6)
-
-
-def test_self_attention_is_its_projections_around_the_equation():
-    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
-    variables = init(layer, x)
-    params = variables['params']
-    projected = np.einsum('bnd,dchk->cbhnk', x, params['qkv']['kernel'])
-    heads = reference(*(projected + params['qkv']['bias'][:, None, :, None]))
-    expected = np.einsum('bhnk,hkd->bnd', heads, params['out']['kernel']) + params['out']['bias']
-    np.testing.assert_allclose(layer.apply(variables, x), expected, atol=5e-6)
-
-
-def test_cross_attention_is_its_projections_around_the_equation():
-    layer = CrossAttention(HEADS)
-    x, memory = random(BATCH, 2, WIDTH), random(BATCH, TOKENS, WIDTH, seed=1)
-    variables = init(layer, x, memory)
-    params = variables['params']
-
-    def project(inputs, name):
-        heads = np.einsum('bnd,dchk->cbhnk', inputs, params[name]['kernel'])
-        return heads + params[name]['bias'][:, None, :, None]
-
-    heads = reference(*project(x, 'q'), *project(memory, 'kv'))
-    expected = np.einsum('bhnk,hkd->bnd', heads, params['out']['kernel']) + params['out']['bias']
-    np.testing.assert_allclose(layer.apply(variables, x, memory), expected, atol=5e-6)
-
-
-def test_self_attention_follows_a_permutation_of_the_tokens():
-    layer, x = SelfAttention(HEADS), random(BATCH, TOKENS, WIDTH)
-    variables, order = init(layer, x), np.random.default_rng(0).permutation(TOKENS)
-    np.testing.assert_allclose(
-        layer.apply(variables, x[:, order]), layer.apply(variables, x)[:, order], atol=1e-5
-    )
-
-
-@pytest.mark.parametrize('layer', [SelfAttention(HEADS), CrossAttention(HEADS)])
-def test_weights_are_kept_only_when_asked_for(layer):
-    x = random(BATCH, TOKENS, WIDTH)
-    inputs = (x,) if isinstance(layer, SelfAttention) else (x, x[:, :4])
-    variables = layer.init(jax.random.key(0), *inputs)
-    assert set(variables) == {'params'}
-    plain = layer.apply(variables, *inputs)
-    out, kept = layer.apply(variables, *inputs, mutable='intermediates')
-    np.testing.assert_array_equal(out, plain)
-    (weights,) = kept['intermediates']['attention']
-    assert weights.shape == (BATCH, HEADS, TOKENS, inputs[-1].shape[1])
-    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
-
-
-def test_dropout_of_the_weights_acts_in_training_alone():
-    layer, x = SelfAttention(HEADS, dropout=0.5), random(BATCH, TOKENS, WIDTH)
-    variables = init(layer, x)
-    evaluated = layer.apply(variables, x)
-    np.testing.assert_array_equal(evaluated, SelfAttention(HEADS).apply(variables, x))
-    trained = layer.apply(variables, x, train=True, rngs={'dropout': jax.random.key(0)})
-    assert (trained != evaluated).any()
-
-
-def test_every_projection_starts_as_a_xavier_matrix_of_its_own():
-    width, heads = 96, 4
-    params = SelfAttention(heads).init(jax.random.key(0), jnp.zeros((1, 3, width)))['params']
-    bound = np.sqrt(6 / (width + width))
-    for i in range(3):
-        kernel = np.asarray(params['qkv']['kernel'][:, i])
-        # Uniform in +-bound; of 9,216 draws the largest lies within 0.1 % of it.
-        assert 0.998 * bound < np.abs(kernel).max() <= bound
-        assert kernel.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
-    out = np.asarray(params['out']['kernel'])
-    assert 0.998 * bound < np.abs(out).max() <= bound
-    assert not np.asarray(params['qkv']['bias']).any()
-
-
-def test_heads_must_divide_the_width():
-    with pytest.raises(UserError, match='width 12 is not a multiple of num_heads 5'):
-        SelfAttention(5).init(jax.random.key(0), jnp.zeros((1, 3, 12)))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.attention import SelfAttention
 from vit_jax.nn.blocks import Block, Encoder, Mlp
+from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.tree_paths import path_name
 
 BATCH, TOKENS, WIDTH, DEPTH = 4, 6, 16, 3
@@ -56,7 +56,7 @@ def test_block_is_its_two_equations():
         mean, var = z.mean(-1, keepdims=True), z.var(-1, keepdims=True)
         return (z - mean) / np.sqrt(var + 1e-6) * params[name]['scale'] + params[name]['bias']
 
-    attention, mlp = SelfAttention(2), Mlp(32)
+    attention, mlp = MultiHeadAttention(2), Mlp(32)
     z = attention.apply({'params': params['attention']}, norm('norm1', x)) + x
     z = mlp.apply({'params': params['mlp']}, norm('norm2', z)) + z
     np.testing.assert_allclose(block.apply({'params': params}, x), z, atol=2e-5)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import attention, lstm
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.attention_maps import AttentionMap, keep
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.stochastic import Dropout, check_rate
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
             out_axes=1,
         )
         _, (found, weights) = scanned(self, memory.states, x)
-        attention.sow_attention(self, weights[:, None])
+        keep(self, weights[:, None])
         return self._read_out(found, train)
 
     def step(self, x: Float[Array, 'B E'], memory: Memory) -> tuple[Float[Array, 'B E'], Memory]:

@@ -1,4 +1,4 @@
-"""Attention as pure functions, and the multi-head layers around scaled dot products.
+"""Attention as pure functions.
 
 A query looks at M keys and gets the average of their values:
 
@@ -8,33 +8,26 @@ A query looks at M keys and gets the average of their values:
 
 are the scores whose softmax over the keys are the weights. Each function returns (context,
 weights), and takes a mask that is true where a query may look at a key.
-
-Layers hold arrays as [B H N K]: batch, heads, tokens, width of a head. With heads before tokens
-both products are plain batched matrix products.
 """
 
 import math
-from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
-
-from vit_jax.errors import UserError
-from vit_jax.nn.stochastic import Dropout
 
 
 def attention_weights(
     query: Float[Array, '*B N K'],
     key: Float[Array, '*B M K'],
-    mask: Bool[Array, '*#B #N M'] | None = None,
+    mask: Bool[Array, '*#B #N #M'] | None = None,
+    bias: Float[Array, '*#B #N #M'] | None = None,
 ) -> Float[Array, '*B N M']:
-    """softmax(Q K^T / sqrt(K)) over the keys (equation 1), in float32 whatever the inputs' dtype.
-
-    `mask` is true where a query may look at a key.
+    """softmax(Q K^T / sqrt(K) + bias) over the keys (equation 1), in float32 whatever the inputs'
+    dtype. `mask` is true where a query may look at a key.
     """
-    return masked_softmax(_products(query, key) / math.sqrt(query.shape[-1]), mask)
+    scores = _products(query, key) / math.sqrt(query.shape[-1])
+    return masked_softmax(scores if bias is None else scores + bias, mask)
 
 
 def _products(query: Array, key: Array) -> Array:
@@ -42,7 +35,7 @@ def _products(query: Array, key: Array) -> Array:
 
 
 def masked_softmax(
-    scores: Float[Array, '*B N M'], mask: Bool[Array, '*#B #N M'] | None = None
+    scores: Float[Array, '*B N M'], mask: Bool[Array, '*#B #N #M'] | None = None
 ) -> Float[Array, '*B N M']:
     """Softmax over the keys where `mask` is true; a query that may look nowhere looks everywhere
     alike, so that nothing becomes NaN.
@@ -80,10 +73,11 @@ def scaled_dot_product(
     query: Float[Array, '*B N K'],
     key: Float[Array, '*B M K'],
     value: Float[Array, '*B M D'],
-    mask: Bool[Array, '*#B #N M'] | None = None,
+    mask: Bool[Array, '*#B #N #M'] | None = None,
+    bias: Float[Array, '*#B #N #M'] | None = None,
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, equation 1 of Vaswani et al."""
-    weights = attention_weights(query, key, mask)
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(K) + bias) V, equation 1 of Vaswani et al."""
+    weights = attention_weights(query, key, mask, bias)
     return attend(weights, value), weights
 
 
@@ -91,7 +85,7 @@ def dot_product(
     query: Float[Array, '*B N K'],
     key: Float[Array, '*B M K'],
     value: Float[Array, '*B M D'],
-    mask: Bool[Array, '*#B #N M'] | None = None,
+    mask: Bool[Array, '*#B #N #M'] | None = None,
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
     """softmax(Q K^T) V, Luong's `dot`; with keys W h it is his `general`."""
     weights = masked_softmax(_products(query, key), mask)
@@ -103,7 +97,7 @@ def additive(
     key: Float[Array, '*B M K'],
     value: Float[Array, '*B M D'],
     v: Float[Array, 'K'],
-    mask: Bool[Array, '*#B #N M'] | None = None,
+    mask: Bool[Array, '*#B #N #M'] | None = None,
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
     """softmax(v^T tanh(q + k)) V of Bahdanau et al., for queries W s and keys U h.
 
@@ -123,157 +117,3 @@ def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 
 def causal_mask(tokens: int) -> Bool[Array, '1 1 N N']:
     """True where the key does not come after the query."""
     return jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
-
-
-class KeyValue(NamedTuple):
-    """What queries look at, in heads."""
-
-    key: Float[Array, 'B H M K']
-    value: Float[Array, 'B H M K']
-
-    def write(self, new: 'KeyValue', position: int | Int[Array, '']) -> 'KeyValue':
-        """With `new` in the places of the tokens from `position` on."""
-        update = jax.lax.dynamic_update_slice_in_dim
-        return KeyValue(*(update(a, b, position, axis=2) for a, b in zip(self, new, strict=True)))
-
-
-class Heads(nn.Module):
-    """`count` projections of the same tokens to heads, as one matrix product.
-
-    Kernel [D count H K] and bias [count H K]. Each projection starts as a Xavier-uniform matrix of
-    its own, so that a fused kernel begins like separate ones.
-    """
-
-    count: int
-    num_heads: int
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B N D']) -> tuple[Float[Array, 'B H N K'], ...]:
-        width = x.shape[-1]
-        if width % self.num_heads:
-            raise UserError(f'width {width} is not a multiple of num_heads {self.num_heads}')
-        shape = (self.count, self.num_heads, width // self.num_heads)
-        init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
-        kernel = self.param('kernel', init, (width, *shape))
-        bias = self.param('bias', nn.initializers.zeros, shape)
-        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-        y = x @ kernel.reshape(width, -1) + bias.reshape(-1)
-        # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
-        parts = jnp.split(y, self.count, axis=-1)
-        return tuple(part.reshape(*x.shape[:2], *shape[1:]).swapaxes(1, 2) for part in parts)
-
-
-class MergeHeads(nn.Module):
-    """The output projection W^O of the concatenated heads. Kernel [H K D], bias [D]."""
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B H N K']) -> Float[Array, 'B N D']:
-        batch, heads, tokens, size = x.shape
-        width = heads * size
-        init = nn.initializers.xavier_uniform(in_axis=(0, 1), out_axis=2)
-        kernel = self.param('kernel', init, (heads, size, width))
-        bias = self.param('bias', nn.initializers.zeros, (width,))
-        x = x.swapaxes(1, 2).reshape(batch, tokens, width).astype(self.dtype)
-        return x @ kernel.reshape(width, width).astype(self.dtype) + bias.astype(self.dtype)
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention, section 3.2.2 of Vaswani et al.
-
-    Parameters `qkv` (queries, keys and values in this order) and `out`. When the collection
-    `intermediates` is mutable it receives the weights [B H N N], named `attention`.
-    """
-
-    num_heads: int
-    dropout: float = 0.0
-    dtype: Any = jnp.float32
-
-    def __call__(
-        self,
-        x: Float[Array, 'B N D'],
-        mask: Bool[Array, '#B #H #N N'] | None = None,
-        train: bool = False,
-    ) -> Float[Array, 'B N D']:
-        return self._attend(x, mask, train)[0]
-
-    def step(
-        self, x: Float[Array, 'B 1 D'], past: KeyValue, position: int | Int[Array, '']
-    ) -> tuple[Float[Array, 'B 1 D'], KeyValue]:
-        """The token at `position`, which looks at itself and at the tokens before it in `past`.
-
-        Returns:
-          what `__call__` under a causal mask gives for this token, and `past` with the token.
-        """
-        seen = jnp.arange(past.key.shape[2]) <= position
-        return self._attend(x, seen[None, None, None], False, past, position)
-
-    @nn.compact
-    def _attend(
-        self,
-        x: Array,
-        mask: Array | None,
-        train: bool,
-        past: KeyValue | None = None,
-        position: int | Array = 0,
-    ) -> tuple[Array, KeyValue]:
-        query, key, value = Heads(3, self.num_heads, self.dtype, name='qkv')(x)
-        tokens = KeyValue(key, value)
-        if past is not None:
-            tokens = past.write(tokens, position)
-        weights = attention_weights(query, tokens.key, mask)
-        sow_attention(self, weights)
-        weights = Dropout(self.dropout)(weights, train)
-        return MergeHeads(self.dtype, name='out')(attend(weights, tokens.value)), tokens
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention of one sequence to another. Parameters `q`, `kv` and `out`.
-
-    When the collection `intermediates` is mutable it receives the weights [B H N M], named
-    `attention`.
-    """
-
-    num_heads: int
-    dropout: float = 0.0
-    dtype: Any = jnp.float32
-
-    def setup(self) -> None:
-        self.q = Heads(1, self.num_heads, self.dtype)
-        self.kv = Heads(2, self.num_heads, self.dtype)
-        self.out = MergeHeads(self.dtype)
-        self.drop = Dropout(self.dropout)
-
-    def __call__(
-        self,
-        x: Float[Array, 'B N D'],
-        memory: Float[Array, 'B M D'],
-        mask: Bool[Array, '#B #H #N M'] | None = None,
-        train: bool = False,
-    ) -> Float[Array, 'B N D']:
-        return self.attend(x, self.project(memory), mask, train)
-
-    def project(self, memory: Float[Array, 'B M D']) -> KeyValue:
-        """The keys and values of a sequence, which many queries may share."""
-        return KeyValue(*self.kv(memory))
-
-    def attend(
-        self,
-        x: Float[Array, 'B N D'],
-        memory: KeyValue,
-        mask: Bool[Array, '#B #H #N M'] | None = None,
-        train: bool = False,
-    ) -> Float[Array, 'B N D']:
-        """`__call__` for a sequence that is projected already."""
-        (query,) = self.q(x)
-        weights = attention_weights(query, memory.key, mask)
-        sow_attention(self, weights)
-        return self.out(attend(self.drop(weights, train), memory.value))
-
-
-def sow_attention(module: nn.Module, weights: Float[Array, 'B H N M']) -> None:
-    """Keeps the attention weights for whoever made `intermediates` mutable; else costs nothing."""
-    if module.is_mutable_collection('intermediates'):
-        module.sow('intermediates', 'attention', weights)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 from jaxtyping import Array, Float
 
 
@@ -25,6 +26,12 @@ class AttentionMap(NamedTuple):
     weights: Float[Array, 'B H Q K']
     query_grid: tuple[int, ...]
     key_grid: tuple[int, ...]
+
+
+def keep(module: nn.Module, weights: Float[Array, '*B H Q K']) -> None:
+    """Keeps the weights of a module if `intermediates` is mutable; else costs nothing."""
+    if module.is_mutable_collection('intermediates'):
+        module.sow('intermediates', 'attention', weights)
 
 
 def collect(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.nn.attention import SelfAttention
+from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.stochastic import Dropout, DropPath
 
 
@@ -72,8 +72,8 @@ class Block(nn.Module):
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
 
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
-        attention = SelfAttention(
-            self.num_heads, self.attention_dropout, self.dtype, name='attention'
+        attention = MultiHeadAttention(
+            self.num_heads, dropout=self.attention_dropout, dtype=self.dtype, name='attention'
         )
         x = add(attention(norm(x), train=train))
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.nn.attention import CrossAttention, KeyValue, SelfAttention
 from vit_jax.nn.blocks import dense, erf_gelu
+from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.stochastic import Dropout
 
 NORMS = ('post', 'pre')
@@ -30,10 +30,12 @@ class Memory(NamedTuple):
     Attributes:
       tokens: outputs of the encoder.
       mask: true where the source is not padding.
+      positions: added to the tokens where they are keys; None for nothing.
     """
 
     tokens: Float[Array, 'B S D']
     mask: Bool[Array, 'B 1 1 S']
+    positions: Float[Array, '#B S D'] | None = None
 
 
 class Past(NamedTuple):
@@ -61,16 +63,21 @@ class Cache(NamedTuple):
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with an activation between them, equation 2. Parameters `fc1` and `fc2`."""
+    """Two dense layers with an activation between them, equation 2. Parameters `fc1` and `fc2`.
+
+    Dropout acts on the activation.
+    """
 
     hidden_dim: int
     activation: str = 'relu'
+    dropout: float = 0.0
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'B N D']) -> Float[Array, 'B N D']:
+    def __call__(self, x: Float[Array, 'B N D'], train: bool = False) -> Float[Array, 'B N D']:
         y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
-        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(ACTIVATIONS[self.activation](y))
+        y = Dropout(self.dropout)(ACTIVATIONS[self.activation](y), train)
+        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)
 
 
 class _Block(nn.Module):
@@ -79,7 +86,9 @@ class _Block(nn.Module):
         post-norm: LN(x + f(x))
         pre-norm:  x + f(LN(x))
 
-    f(x) goes through dropout before it is added.
+    f(x) goes through dropout before it is added. Positions, where there are any, are added to
+    queries and keys in every block, but not to values (Carion et al., 2020, arXiv:2005.12872,
+    appendix A.3).
     """
 
     num_heads: int
@@ -87,56 +96,82 @@ class _Block(nn.Module):
     norm: str = 'post'
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
     activation: str = 'relu'
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        self.attention = SelfAttention(self.num_heads, self.attention_dropout, self.dtype)
+        self.attention = self._make_attention(('qkv',))
         self.attention_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
-        self.mlp = FeedForward(self.mlp_dim, self.activation, self.dtype)
+        self.mlp = FeedForward(self.mlp_dim, self.activation, self.activation_dropout, self.dtype)
         self.mlp_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
         self.drop = Dropout(self.dropout)
 
-    def _transform(self, x: Array, train: bool) -> Array:
-        return self._after(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm, train)
+    def _make_attention(self, kernels: tuple[str, ...]) -> MultiHeadAttention:
+        return MultiHeadAttention(self.num_heads, kernels, self.attention_dropout, self.dtype)
 
-    def _before(self, x: Array, norm: nn.LayerNorm) -> Array:
+    def _attend_to_itself(
+        self, x: Array, mask: Array | None, positions: Array | None, train: bool
+    ) -> Array:
+        value = self._enter(x, self.attention_norm)
+        query = _add_positions(value, positions)
+        y = self.attention(query, query, value, mask=mask, train=train)
+        return self._leave(x, y, self.attention_norm, train)
+
+    def _feed_forward(self, x: Array, train: bool) -> Array:
+        y = self.mlp(self._enter(x, self.mlp_norm), train)
+        return self._leave(x, y, self.mlp_norm, train)
+
+    def _enter(self, x: Array, norm: nn.LayerNorm) -> Array:
+        """What f gets."""
         return norm(x) if self.norm == 'pre' else x
 
-    def _after(self, x: Array, y: Array, norm: nn.LayerNorm, train: bool) -> Array:
+    def _leave(self, x: Array, y: Array, norm: nn.LayerNorm, train: bool) -> Array:
+        """What the residual connection makes of x and y = f(...)."""
         x = x + self.drop(y, train)
         return x if self.norm == 'pre' else norm(x)
+
+
+def _add_positions(x: Array, positions: Array | None) -> Array:
+    return x if positions is None else x + positions.astype(x.dtype)
 
 
 class EncoderBlock(_Block):
     """Self-attention and a feed-forward layer."""
 
     def __call__(
-        self, x: Float[Array, 'B N D'], mask: Bool[Array, '#B 1 #N N'], train: bool = False
+        self,
+        x: Float[Array, 'B N D'],
+        mask: Bool[Array, '#B 1 #N N'] | None = None,
+        train: bool = False,
+        positions: Float[Array, '#B N D'] | None = None,
     ) -> Float[Array, 'B N D']:
-        y = self.attention(self._before(x, self.attention_norm), mask, train)
-        return self._transform(self._after(x, y, self.attention_norm, train), train)
+        return self._feed_forward(self._attend_to_itself(x, mask, positions, train), train)
 
 
 class DecoderBlock(_Block):
-    """Causal self-attention, attention to the source, and a feed-forward layer."""
+    """Self-attention, which a mask can make causal, attention to the source, and a feed-forward
+    layer.
+    """
 
     def setup(self) -> None:
         super().setup()
-        self.cross = CrossAttention(self.num_heads, self.attention_dropout, self.dtype)
+        self.cross = self._make_attention(('q', 'kv'))
         self.cross_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
 
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        mask: Bool[Array, '#B 1 #T T'],
+        mask: Bool[Array, '#B 1 #T T'] | None,
         memory: Memory,
         train: bool = False,
+        positions: Float[Array, '#B T D'] | None = None,
     ) -> Float[Array, 'B T D']:
-        y = self.attention(self._before(x, self.attention_norm), mask, train)
-        x = self._after(x, y, self.attention_norm, train)
-        return self._look(x, self.cross.project(memory.tokens), memory.mask, train)
+        x = self._attend_to_itself(x, mask, positions, train)
+        keys = _add_positions(memory.tokens, memory.positions)
+        source = self.cross.project(keys, memory.tokens)
+        return self._finish(x, source, memory.mask, positions, train)
 
     def start(self, memory: Float[Array, 'B S D'], max_len: int) -> Past:
         """The source's keys and values, and room for those of `max_len` tokens of the target."""
@@ -152,15 +187,21 @@ class DecoderBlock(_Block):
         mask: Bool[Array, 'B 1 1 S'],
         position: int | Int[Array, ''],
     ) -> tuple[Float[Array, 'B 1 D'], Past]:
-        """What `__call__` gives for the token at `position`, after those before it."""
-        y = self._before(x, self.attention_norm)
+        """What `__call__` under a causal mask gives for the token at `position`, after those
+        before it.
+        """
+        y = self._enter(x, self.attention_norm)
         y, target = self.attention.step(y, past.target, position)
-        x = self._after(x, y, self.attention_norm, train=False)
-        return self._look(x, past.source, mask, train=False), Past(target, past.source)
+        x = self._leave(x, y, self.attention_norm, train=False)
+        return self._finish(x, past.source, mask, None, False), Past(target, past.source)
 
-    def _look(self, x: Array, source: KeyValue, mask: Array, train: bool) -> Array:
-        y = self.cross.attend(self._before(x, self.cross_norm), source, mask, train)
-        return self._transform(self._after(x, y, self.cross_norm, train), train)
+    def _finish(
+        self, x: Array, source: KeyValue, mask: Array, positions: Array | None, train: bool
+    ) -> Array:
+        """What follows the self-attention."""
+        query = _add_positions(self._enter(x, self.cross_norm), positions)
+        y = self.cross.attend(query, source, mask=mask, train=train)
+        return self._feed_forward(self._leave(x, y, self.cross_norm, train), train)
 
 
 class Stack(nn.Module):

@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.nn.attention import CrossAttention
 from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.multi_head import MultiHeadAttention
 
 
 class MapHead(nn.Module):
@@ -27,7 +27,10 @@ class MapHead(nn.Module):
         batch, _, width = x.shape
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
         probe = jnp.broadcast_to(probe, (batch, 1, width)).astype(self.dtype)
-        x = CrossAttention(self.num_heads, dtype=self.dtype, name='attention')(probe, x)
+        attention = MultiHeadAttention(
+            self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
+        )
+        x = attention(probe, x)
         y = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
         x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
         return x[:, 0]

@@ -1,0 +1,80 @@
+"""How precisely the layers of a model in bfloat16 compute, seen from what comes out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.nn.std_conv import StdConv
+from vit_jax.tree_paths import path_name
+
+NORMS = (nn.LayerNorm, nn.GroupNorm)
+
+
+def assert_norms_have_float32_statistics(
+    model: nn.Module, params: Any, images: Any, norms: int
+) -> None:
+    """Each of so many norms takes the mean and variance of its input without rounding them.
+
+    Every norm is given values of mean 30 and variance 1. In bfloat16 their squares are known to
+    about 4, so that the variance would be lost.
+    """
+
+    def run(params: Any) -> list[tuple[jax.Array, jax.Array]]:
+        calls: list[Any] = []
+
+        def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if not isinstance(context.module, NORMS):
+                return call(*args, **kwargs)
+            x = 30 + jax.random.normal(jax.random.key(len(calls)), args[0].shape)
+            x = x.astype(jnp.bfloat16)
+            exact = context.module.clone(parent=None, name=None, dtype=jnp.float32)
+            calls.append((exact, context.module.variables, x, call(x)))
+            return calls[-1][-1]
+
+        with nn.intercept_methods(intercept):
+            model.apply({'params': params}, images)
+        return [(half, exact.apply(v, x.astype(jnp.float32))) for exact, v, x, half in calls]
+
+    results = jax.jit(run)(params)
+    assert len(results) == norms
+    for half, full in results:
+        assert half.dtype == jnp.bfloat16
+        np.testing.assert_allclose(half.astype(np.float32), full, rtol=2**-8, atol=1e-3)
+
+
+def assert_convolutions_are_bfloat16_and_standardised_in_float32(
+    model: nn.Module, params: Any, images: Any, convolutions: int
+) -> None:
+    """So many convolutions give bfloat16, and a constant added to all kernels changes nothing.
+
+    The constant is far above the kernels' deviation: bfloat16 would round the latter away.
+    """
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        return model.apply(
+            {'params': params},
+            images,
+            capture_intermediates=lambda module, _: isinstance(module, StdConv),
+            mutable='intermediates',
+        )
+
+    outputs, kept = run(params)
+    named = jax.tree_util.tree_leaves_with_path(kept['intermediates'])
+    results = {path_name(path): x for path, x in named if '__call__' in path_name(path)}
+    assert len(results) == convolutions
+    assert {x.dtype for x in results.values()} == {jnp.dtype('bfloat16')}
+    assert all(name.endswith('__call__/0') for name in results)
+    kernels = {name.replace('__call__/0', 'kernel') for name in results}
+
+    def shifted(path: Any, p: jax.Array) -> jax.Array:
+        return p + 8 if path_name(path) in kernels else p
+
+    moved = jax.tree_util.tree_map_with_path(shifted, params)
+    expected, found = outputs['logits'], run(moved)[0]['logits']
+    assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()

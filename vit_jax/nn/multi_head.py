@@ -1,0 +1,200 @@
+"""The multi-head attention layer: heads of queries, keys and values around scaled dot products.
+
+Arrays in heads are [B H N K]: batch, heads, tokens, width of a head. With heads before tokens both
+products are plain batched matrix products. There may be axes between batch and tokens, of windows
+for example: [B W N D] becomes [B W H N K].
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.nn.attention import attend, attention_weights
+from vit_jax.nn.attention_maps import keep
+from vit_jax.nn.stochastic import Dropout
+
+
+class KeyValue(NamedTuple):
+    """What queries look at, in heads."""
+
+    key: Float[Array, '*B H M K']
+    value: Float[Array, '*B H M K']
+
+    def write(self, new: 'KeyValue', position: int | Int[Array, '']) -> 'KeyValue':
+        """With `new` in the places of the tokens from `position` on."""
+        update = jax.lax.dynamic_update_slice_in_dim
+        return KeyValue(*(update(a, b, position, axis=-2) for a, b in zip(self, new, strict=True)))
+
+
+class Heads(nn.Module):
+    """C projections of tokens to heads, with one kernel [D C H K] and one bias [C H K].
+
+    Each projection starts as a Xavier-uniform matrix of its own, so that a fused kernel begins like
+    separate ones.
+    """
+
+    num_heads: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, *inputs: Float[Array, '*B _ D'] | None
+    ) -> tuple[Float[Array, '*B H _ K'] | None, ...]:
+        """One projection of each input; None where an input is None.
+
+        Neighbours that are one and the same array share a matrix product.
+        """
+        (width,) = {x.shape[-1] for x in inputs if x is not None}
+        if width % self.num_heads:
+            raise UserError(f'width {width} is not a multiple of num_heads {self.num_heads}')
+        shape = (len(inputs), self.num_heads, width // self.num_heads)
+        init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
+        kernel = self.param('kernel', init, (width, *shape))
+        bias = self.param('bias', nn.initializers.zeros, shape)
+        heads: list[Array | None] = [None] * len(inputs)
+        for x, places in _runs(inputs):
+            heads[places] = self._project(x, kernel[:, places], bias[places])
+        return tuple(heads)
+
+    def _project(self, x: Array, kernel: Array, bias: Array) -> list[Array]:
+        """The projections of one input by some of the kernels."""
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        y = x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
+        # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
+        parts = jnp.split(y, len(bias), axis=-1)
+        return [part.reshape(*x.shape[:-1], *bias.shape[1:]).swapaxes(-3, -2) for part in parts]
+
+
+def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
+    """The arrays among the inputs and their places; neighbours that are the same come as one."""
+    first = 0
+    for _, group in itertools.groupby(inputs, key=id):
+        x, *others = group
+        last = first + 1 + len(others)
+        if x is not None:
+            yield x, slice(first, last)
+        first = last
+
+
+class MergeHeads(nn.Module):
+    """The output projection W^O of the concatenated heads. Kernel [H K D], bias [D]."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B H N K']) -> Float[Array, '*B N D']:
+        *batch, heads, tokens, size = x.shape
+        width = heads * size
+        init = nn.initializers.xavier_uniform(in_axis=(0, 1), out_axis=2)
+        kernel = self.param('kernel', init, (heads, size, width))
+        bias = self.param('bias', nn.initializers.zeros, (width,))
+        x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
+        return x @ kernel.reshape(width, width).astype(self.dtype) + bias.astype(self.dtype)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention, section 3.2.2 of Vaswani et al., of tokens to themselves or to others.
+
+    When the collection `intermediates` is mutable it receives the weights [B H N M], named
+    `attention`.
+
+    Attributes:
+      num_heads: H; divides the width.
+      kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
+        product, for tokens that look at themselves; ('q', 'kv') for those that look at others.
+        Besides these there is `out`.
+      dropout: on the weights.
+      dtype: of the computation; the softmax stays float32.
+    """
+
+    num_heads: int
+    kernels: tuple[str, ...] = ('qkv',)
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        for name in self.kernels:
+            setattr(self, name, Heads(self.num_heads, self.dtype))
+        self.out = MergeHeads(self.dtype)
+
+    def __call__(
+        self,
+        query: Float[Array, '*B N D'],
+        key: Float[Array, '*B M D'] | None = None,
+        value: Float[Array, '*B M D'] | None = None,
+        *,
+        mask: Bool[Array, '*#B #H #N #M'] | None = None,
+        bias: Float[Array, '*#B #H #N #M'] | None = None,
+        train: bool = False,
+    ) -> Float[Array, '*B N D']:
+        """What each query finds.
+
+        Args:
+          query: the tokens that look.
+          key: those that are looked at; by default the queries.
+          value: what is found there; by default the keys. Positions that shall decide where to look
+            but not be part of what is found belong to `query` and `key` alone.
+          mask: true where a query may look at a key.
+          bias: added to the scores before the softmax.
+          train: whether dropout acts.
+        """
+        key = query if key is None else key
+        heads = self._project(query, key, key if value is None else value)
+        return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
+
+    def project(
+        self, key: Float[Array, '*B M D'], value: Float[Array, '*B M D'] | None = None
+    ) -> KeyValue:
+        """The keys and values of tokens that many queries look at; see `__call__`."""
+        heads = self._project(None, key, key if value is None else value)
+        return KeyValue(heads['k'], heads['v'])
+
+    def attend(
+        self,
+        query: Float[Array, '*B N D'],
+        memory: KeyValue,
+        *,
+        mask: Bool[Array, '*#B #H #N #M'] | None = None,
+        bias: Float[Array, '*#B #H #N #M'] | None = None,
+        train: bool = False,
+    ) -> Float[Array, '*B N D']:
+        """`__call__` for keys and values that are projected already."""
+        return self._attend(self._project(query, None, None)['q'], memory, mask, bias, train)
+
+    def step(
+        self, x: Float[Array, 'B 1 D'], past: KeyValue, position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B 1 D'], KeyValue]:
+        """The token at `position`, which looks at itself and at the tokens before it in `past`.
+
+        Returns:
+          what `__call__` under a causal mask gives for this token, and `past` with the token.
+        """
+        seen = jnp.arange(past.key.shape[-2]) <= position
+        heads = self._project(x, x, x)
+        tokens = past.write(KeyValue(heads['k'], heads['v']), position)
+        return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
+
+    def _project(self, *inputs: Array | None) -> dict[str, Any]:
+        """The heads by letter: of queries `q`, keys `k` and values `v`."""
+        tokens = dict(zip('qkv', inputs, strict=True))
+        heads: dict[str, Any] = {}
+        for name in self.kernels:
+            wanted = [tokens[letter] for letter in name]
+            if any(x is not None for x in wanted):
+                heads.update(zip(name, getattr(self, name)(*wanted), strict=True))
+        return heads
+
+    @nn.compact
+    def _attend(
+        self, query: Array, memory: KeyValue, mask: Array | None, bias: Array | None, train: bool
+    ) -> Array:
+        weights = attention_weights(query, memory.key, mask, bias)
+        keep(self, weights)
+        weights = Dropout(self.dropout)(weights, train)
+        return self.out(attend(weights, memory.value))
