@@ -14,7 +14,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost, flops
 
-QUESTION = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
+COLUMNS = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def run(capsys, *words):
 
 
 def test_fit_as_json(points, capsys):
-    result = json.loads(run(capsys, 'fit', '--csv', points, *QUESTION, '--by', 'model', '--json'))
+    result = json.loads(run(capsys, 'fit', '--csv', points, *COLUMNS, '--by', 'model', '--json'))
     assert [curve['by'] for curve in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
     first = result['curves'][0]
     assert first['params']['c'] == pytest.approx(0.3, rel=0.01)
@@ -46,7 +46,7 @@ def test_fit_as_json(points, capsys):
 
 def test_fit_as_a_table(points, tmp_path, capsys):
     file = tmp_path / 'new' / 'fit.json'
-    words = ['--csv', points, *QUESTION, '--by', 'model', '--against', 'm2,power', '--json', file]
+    words = ['--csv', points, *COLUMNS, '--by', 'model', '--against', 'm2,power', '--json', file]
     lines = run(capsys, 'fit', *words).splitlines()
     assert lines[0] == 'shifted: a (x + d)^-b + c'
     assert ' '.join(lines[1].split()) == 'model points a b c d held out m2 power'
@@ -58,7 +58,7 @@ def test_fit_as_a_table(points, tmp_path, capsys):
 @pytest.mark.parametrize('suffix', ['png', 'svg'])
 def test_plot(points, tmp_path, capsys, suffix):
     path = tmp_path / f'curves.{suffix}'
-    run(capsys, 'plot', '--csv', points, *QUESTION, '--by', 'model', '--output', path)
+    run(capsys, 'plot', '--csv', points, *COLUMNS, '--by', 'model', '--output', path)
     assert path.read_bytes()[:5] in (b'\x89PNG\r', b'<?xml')
 
 
@@ -66,12 +66,12 @@ def test_plot(points, tmp_path, capsys, suffix):
     ('words', 'message'),
     [
         (['fitt'], "unknown subcommand 'fitt'; did you mean 'fit'"),
-        (['fit', '--csv', 'nowhere.csv', *QUESTION], "--csv 'nowhere.csv' cannot be read"),
+        (['fit', '--csv', 'nowhere.csv', *COLUMNS], "--csv 'nowhere.csv' cannot be read"),
         (['fit', '--x', 'seen', '--y', 'loss'], 'required: --csv'),
-        (['fit', '--csv', 'POINTS', *QUESTION, '--holdout', '1'], '--holdout 1.0: must be'),
-        (['fit', '--csv', 'POINTS', *QUESTION, '--against', 'm5'], "unknown form 'm5'"),
-        (['fit', '--csv', 'POINTS', *QUESTION, '--by', 'modl'], "did you mean 'model'"),
-        (['plot', '--csv', 'POINTS', *QUESTION, '--output', 'a.txt'], '--output'),
+        (['fit', '--csv', 'POINTS', *COLUMNS, '--holdout', '1'], '--holdout 1.0: must be'),
+        (['fit', '--csv', 'POINTS', *COLUMNS, '--against', 'm5'], "unknown form 'm5'"),
+        (['fit', '--csv', 'POINTS', *COLUMNS, '--by', 'modl'], "did you mean 'model'"),
+        (['plot', '--csv', 'POINTS', *COLUMNS, '--output', 'a.txt'], '--output'),
         (['collect', 'nowhere'], "'nowhere' holds no run"),
     ],
 )

@@ -17,7 +17,7 @@ TRAIN = ['train', '--config', 'experiments/vit/imagenet2012.py:B/16', '--workdir
 QUOTED = "--config.data.transforms=resize_small(36)|flip  it's $HOME {x} `id`"
 TEXTS = {
     'two_nodes.sbatch': lambda: slurm.script(
-        slurm.Job(
+        slurm.SlurmJob(
             [*TRAIN, 'runs/b16', QUOTED],
             'b16 again',
             nodes=2,
@@ -28,13 +28,13 @@ TEXTS = {
         )
     ),
     'sweep.sbatch': lambda: slurm.script(
-        slurm.Job(['sweep', 'work', 'digits'], 'digits', array=8, grace=60, restarts=0)
+        slurm.SlurmJob(['sweep', 'work', 'digits'], 'digits', array=8, grace=60, restarts=0)
     ),
     'pod.yaml': lambda: sky.text(
-        sky.Job([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', spot=True)
+        sky.SkyJob([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', spot=True)
     ),
     'one_host.yaml': lambda: sky.text(
-        sky.Job([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', zone='us-east5-b', restarts=0)
+        sky.SkyJob([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', zone='us-east5-b', restarts=0)
     ),
 }
 
@@ -51,11 +51,11 @@ def test_script_is_valid_bash(name):
 
 def test_every_word_of_the_command_survives_the_shell():
     words = [*TRAIN, 'runs/b16', QUOTED, 'two\nlines', '']
-    script = slurm.script(slurm.Job(words, 'a'))
+    script = slurm.script(slurm.SlurmJob(words, 'a'))
     heard = script.replace('srun --kill-on-bad-exit=0 python', "printf '%s\\0'")
     printed = subprocess.run(['bash', '-c', heard], capture_output=True, text=True, check=True)
     assert printed.stdout.split('\0')[:-1] == ['-m', 'vit_jax', *words]
-    run = yaml.safe_load(sky.text(sky.Job([*TRAIN, 'gs://b/r', QUOTED], 'a', 'v4-8')))['run']
+    run = yaml.safe_load(sky.text(sky.SkyJob([*TRAIN, 'gs://b/r', QUOTED], 'a', 'v4-8')))['run']
     assert shlex.split(run)[3:] == [*TRAIN, 'gs://b/r', QUOTED]
 
 
@@ -91,7 +91,7 @@ def run_script(folder, srun, stopped=False, **environ):
     for name, text in programs.items():
         (folder / name).write_text(f'#!/bin/bash\n{text}\n')
         (folder / name).chmod(0o755)
-    script = slurm.script(slurm.Job(['train'], 'a', restarts=2))
+    script = slurm.script(slurm.SlurmJob(['train'], 'a', restarts=2))
     environ['PATH'] = f'{folder}:/usr/bin:/bin'
     done = subprocess.run(['bash', '-c', script], env=environ, check=False)
     asked = folder / 'requeued'
@@ -122,7 +122,7 @@ def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
 )
 def test_number_of_machines_of_a_slice(tpu, hosts):
     assert sky.hosts(tpu) == hosts
-    words = sky.task(sky.Job(['train', '--workdir', 'gs://b/r'], 'a', tpu))['run'].split()
+    words = sky.task(sky.SkyJob(['train', '--workdir', 'gs://b/r'], 'a', tpu))['run'].split()
     assert ('--distributed' in words) == (hosts > 1)
 
 
@@ -157,9 +157,9 @@ def test_what_outlives_the_machine_is_not_refused(words):
 
 def test_processes_that_cannot_share_a_command():
     with pytest.raises(UserError, match='evaluate runs in one process'):
-        slurm.script(slurm.Job(['evaluate', '--workdir', 'a'], 'a', nodes=2))
+        slurm.script(slurm.SlurmJob(['evaluate', '--workdir', 'a'], 'a', nodes=2))
     with pytest.raises(UserError, match='--array'):
-        slurm.script(slurm.Job(['train'], 'a', array=2))
+        slurm.script(slurm.SlurmJob(['train'], 'a', array=2))
     assert command.for_processes(['train', '--distributed'], 2) == ['train', '--distributed']
 
 

@@ -22,13 +22,15 @@ def rows(spoil=1.0):
 
 
 def ask(**options):
-    return table.Question(**{'x': ('x',), 'y': 'loss', 'by': ('model',), 'bootstrap': 0} | options)
+    return table.FitOptions(
+        **{'x': ('x',), 'y': 'loss', 'by': ('model',), 'bootstrap': 0} | options
+    )
 
 
 def test_one_curve_a_group():
-    question = ask(against=('m2',))
-    curves = table.fit_curves(rows(), question)
-    result = table.summary(curves, question)
+    options = ask(against=('m2',))
+    curves = table.fit_curves(rows(), options)
+    result = table.summary(curves, options)
     assert [c['by'] for c in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
     floors = [c['params']['c'] for c in result['curves']]
     assert floors == pytest.approx([0.3, 0.2], rel=0.01)
@@ -66,8 +68,8 @@ def test_curves_stand_in_the_order_of_their_numbers():
 def test_rows_with_gaps_are_left_out_and_short_curves_named():
     made = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
     made.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})
-    question = ask()
-    last = table.summary(table.fit_curves(made, question), question)['curves'][-1]
+    options = ask()
+    last = table.summary(table.fit_curves(made, options), options)['curves'][-1]
     assert last['params'] is None
     assert last['warnings'][0].startswith('0 points cannot determine')
     assert last['warnings'][0].endswith('(1 held out)')
@@ -122,8 +124,8 @@ PUBLISHED = {
 
 
 def test_extrapolates_the_published_image_curves(published):
-    question = ask(**PUBLISHED, against=('m2',))
-    result = table.summary(table.fit_curves(published, question), question)
+    options = ask(**PUBLISHED, against=('m2',))
+    result = table.summary(table.fit_curves(published, options), options)
     assert len(result['curves']) == result['against']['m2']['of'] == 72
     assert result['median_holdout_rmse'] <= 0.035
     assert result['against']['m2']['better_on'] >= 0.75 * 72
@@ -134,8 +136,8 @@ def test_extrapolates_the_published_image_curves(published):
 
 def test_m4_extrapolates_the_imagenet_curves(published):
     chosen = [row for row in published if row['Task'] == 'inet_10']
-    question = ask(**PUBLISHED, form='m4')
-    result = table.summary(table.fit_curves(chosen, question), question)
+    options = ask(**PUBLISHED, form='m4')
+    result = table.summary(table.fit_curves(chosen, options), options)
     assert result['median_holdout_rmse'] <= 0.035
 
 

@@ -14,8 +14,7 @@ import time
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.storage import lock as workdir
-from vit_jax.storage import paths as storage
+from vit_jax.storage import lock, paths
 
 HOLD = """
 import sys, time
@@ -37,12 +36,12 @@ def holder(tmp_path, repo):
 
 
 def record(path: pathlib.Path) -> dict:
-    return json.loads((path / workdir.LOCK).read_text())
+    return json.loads((path / lock.LOCK).read_text())
 
 
 def take(path: pathlib.Path, **options) -> dict:
     """Holds the folder for a moment; what its record then said."""
-    with workdir.lock(path, **options):
+    with lock.lock(path, **options):
         return record(path)
 
 
@@ -64,13 +63,13 @@ def test_the_folder_is_made_and_free_afterwards(tmp_path):
     folder = tmp_path / 'a' / 'b'
     for _ in range(2):
         assert take(folder)['pid'] == os.getpid()
-    with pytest.raises(ZeroDivisionError), workdir.lock(folder):
+    with pytest.raises(ZeroDivisionError), lock.lock(folder):
         raise ZeroDivisionError
     take(folder)
 
 
 def leave_record_of_another_host(folder: pathlib.Path) -> pathlib.Path:
-    file = folder / workdir.LOCK
+    file = folder / lock.LOCK
     file.write_text(json.dumps({'host': 'elsewhere', 'pid': 1, 'since': 'yesterday'}))
     return file
 
@@ -94,17 +93,17 @@ def test_a_living_owner_on_another_host_is_not(tmp_path, clock):
 
 
 def test_the_owner_shows_that_it_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir, '_HEARTBEAT_SECONDS', 0.02)
-    with workdir.lock(tmp_path):
-        os.utime(tmp_path / workdir.LOCK, (0, 0))
+    monkeypatch.setattr(lock, '_HEARTBEAT_SECONDS', 0.02)
+    with lock.lock(tmp_path):
+        os.utime(tmp_path / lock.LOCK, (0, 0))
         deadline = time.monotonic() + 5
-        while (tmp_path / workdir.LOCK).stat().st_mtime == 0 and time.monotonic() < deadline:
+        while (tmp_path / lock.LOCK).stat().st_mtime == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert (tmp_path / workdir.LOCK).stat().st_mtime > 0
+        assert (tmp_path / lock.LOCK).stat().st_mtime > 0
 
 
 def test_an_unreadable_record_does_not_block(tmp_path):
-    (tmp_path / workdir.LOCK).write_text('{"host": "else')
+    (tmp_path / lock.LOCK).write_text('{"host": "else')
     assert take(tmp_path)['pid'] == os.getpid()
 
 
@@ -131,7 +130,7 @@ def read_only(tmp_path):
 def test_a_read_only_folder_is_refused_at_once(read_only, name):
     start = time.monotonic()
     with pytest.raises(UserError, match=r'cannot write to the workdir .*read.only'):
-        storage.require_writable(read_only / name)
+        paths.require_writable(read_only / name)
     with pytest.raises(UserError, match='cannot write to the workdir'):
         take(read_only / name)
     assert time.monotonic() - start < 1
@@ -140,13 +139,13 @@ def test_a_read_only_folder_is_refused_at_once(read_only, name):
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='is not a folder'):
-        storage.require_writable(tmp_path / 'file' / 'run')
+        paths.require_writable(tmp_path / 'file' / 'run')
     with pytest.raises(UserError, match='cannot write to the workdir'):
         take(tmp_path / 'file' / 'run')
 
 
 def test_asking_leaves_no_trace(tmp_path):
-    storage.require_writable(tmp_path / 'a' / 'b')
+    paths.require_writable(tmp_path / 'a' / 'b')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -155,19 +154,19 @@ def test_asking_leaves_no_trace(tmp_path):
 
 def test_text_is_written_over_and_no_partial_file_stays(tmp_path):
     for text in ('first', 'zweites, länger'):
-        storage.write_text_atomic(tmp_path / 'file', text)
+        paths.write_text_atomic(tmp_path / 'file', text)
         assert (tmp_path / 'file').read_text(encoding='utf-8') == text
     assert [path.name for path in tmp_path.iterdir()] == ['file']
 
 
 def test_a_write_that_fails_keeps_the_old_text(tmp_path, monkeypatch):
-    storage.write_text_atomic(tmp_path / 'file', 'old')
+    paths.write_text_atomic(tmp_path / 'file', 'old')
 
     def full_disk(_):
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'fsync', full_disk)
     with pytest.raises(OSError, match='No space'):
-        storage.write_text_atomic(tmp_path / 'file', 'new')
+        paths.write_text_atomic(tmp_path / 'file', 'new')
     assert (tmp_path / 'file').read_text() == 'old'
     assert [path.name for path in tmp_path.iterdir()] == ['file']

@@ -23,9 +23,7 @@ from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.runtime import sharding
-from vit_jax.storage import lease, run_folder
-from vit_jax.storage import lock as workdir
-from vit_jax.storage import paths as storage
+from vit_jax.storage import lease, lock, paths, run_folder
 from vit_jax.trainer import build
 
 TOTAL = 24
@@ -57,8 +55,7 @@ def at_the_root(repo, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """The locks of killed runs are taken over soon."""
-    lock = functools.partial(workdir.lock, silent_seconds=1.0)
-    monkeypatch.setattr(workdir, 'lock', lock)
+    monkeypatch.setattr(lock, 'lock', functools.partial(lock.lock, silent_seconds=1.0))
 
 
 @pytest.fixture(scope='module')
@@ -74,8 +71,8 @@ def local(tmp_path_factory, repo):
 @pytest.fixture
 def copied(bucket, local, request):
     """The same run in the bucket."""
-    folder = storage.path(f'{bucket}/{request.node.originalname}')
-    storage.copy(local, folder)
+    folder = paths.path(f'{bucket}/{request.node.originalname}')
+    paths.copy(local, folder)
     return folder
 
 
@@ -97,7 +94,7 @@ def digest(folder) -> str:
 
 
 def losses(folder) -> list[tuple[int, float]]:
-    lines = map(json.loads, storage.read_text(folder / 'metrics.jsonl').splitlines())
+    lines = map(json.loads, paths.read_text(folder / 'metrics.jsonl').splitlines())
     return [(line['step'], line['train/loss']) for line in lines if 'train/loss' in line]
 
 
@@ -112,11 +109,11 @@ def kill_at_step(step: int, folder) -> None:
 
 
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
-    folder = storage.path(f'{bucket}/killed')
+    folder = paths.path(f'{bucket}/killed')
     kill_at_step(14, folder)
     left = run_folder.steps(folder)
     assert 8 in left and TOTAL not in left
-    assert storage.read_text(folder / 'lock')
+    assert paths.read_text(folder / 'lock')
 
     assert main(train(folder)) == 0
     assert 'waiting 1 s to see whether the run that held the lock is alive: host' in caplog.text
@@ -124,9 +121,9 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     assert digest(folder) == digest(local)
     assert losses(folder) == losses(local)
     assert len(losses(folder)) == TOTAL
-    assert storage.read_text(folder / 'result.json') == (local / 'result.json').read_text()
+    assert paths.read_text(folder / 'result.json') == (local / 'result.json').read_text()
 
-    files = storage.files(folder)
+    files = paths.files(folder)
     assert 'lock' not in files
     assert {'config.json', 'curves.png'} <= set(files)
     assert any('tfevents' in name for name in files)
@@ -159,7 +156,7 @@ def test_commands_read_it_as_one_on_the_disk(copied, local, tmp_path, capsys):
 
 def test_a_damaged_step_is_passed_over(copied, local, caplog):
     (copied / 'result.json').unlink()
-    arrays = next(name for name in storage.files(copied) if name.startswith('checkpoints/24/v'))
+    arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/24/v'))
     (copied / arrays).write_bytes(b'torn')
     assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 20
 
@@ -175,7 +172,7 @@ def test_a_step_without_its_mark_was_never_finished(copied):
     (checkpoints / '24' / 'commit_success.txt').unlink()
     assert run_folder.steps(copied) == [20]
     manifest.clear_newer(checkpoints, 20)
-    assert not any(name.startswith('24/') for name in storage.files(checkpoints))
+    assert not any(name.startswith('24/') for name in paths.files(checkpoints))
 
 
 def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
@@ -188,41 +185,41 @@ def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
         f'    return Sweep({CONFIG!r}, "test/accuracy", points=points, overrides=FLAGS)\n'
     )
     pytest.importorskip('optuna')
-    folder = storage.path(f'{bucket}/sweep')
+    folder = paths.path(f'{bucket}/sweep')
     assert main(['sweep', 'create', str(file), '--study', 's', '--workdir', str(folder)]) == 2
     assert '--storage' in capsys.readouterr().err
 
     place = ['--workdir', str(folder), '--storage', f'sqlite:///{tmp_path}/s.db']
     assert main(['sweep', 'create', str(file), '--study', 's', *place]) == 0
-    with workdir.lock(folder / 'claims' / '0'):  # as another worker does
+    with lock.lock(folder / 'claims' / '0'):  # as another worker does
         assert main(['sweep', 'work', 's', *place]) == 0
-        assert storage.read_text(folder / '0000' / 'config.json') is None
-        assert storage.read_text(folder / '0001' / 'result.json')
+        assert paths.read_text(folder / '0000' / 'config.json') is None
+        assert paths.read_text(folder / '0001' / 'result.json')
     assert main(['sweep', 'work', 's', '--workdir', str(folder)]) == 0  # the folder says where
-    assert storage.read_text(folder / '0000' / 'result.json')
-    assert not [name for name in storage.files(folder) if name.endswith('lock')]
+    assert paths.read_text(folder / '0000' / 'result.json')
+    assert not [name for name in paths.files(folder) if name.endswith('lock')]
 
 
 def test_a_folder_in_use(bucket, capsys):
-    folder = storage.path(f'{bucket}/in_use')
-    with workdir.lock(folder):
+    folder = paths.path(f'{bucket}/in_use')
+    with lock.lock(folder):
         with (
-            pytest.raises(workdir.InUse, match=rf'in use by another run: host .*pid {os.getpid()}'),
-            workdir.lock(folder),
+            pytest.raises(lock.InUse, match=rf'in use by another run: host .*pid {os.getpid()}'),
+            lock.lock(folder),
         ):
             pass
-        assert storage.read_text(folder / 'lock')
-    assert storage.read_text(folder / 'lock') is None
+        assert paths.read_text(folder / 'lock')
+    assert paths.read_text(folder / 'lock') is None
 
 
 def test_who_comes_late_is_refused(bucket):
     if bucket.startswith('gs'):
         pytest.skip('fake-gcs-server carries out writes on an old generation; Google refuses them')
-    store = lease.open_store(storage.path(f'{bucket}/late'))
+    store = lease.open_store(paths.path(f'{bucket}/late'))
     absent = store.read('lock').result().stamp.generation
-    first = lease.Lease(store, 'lock', {'host': 'here'}, 0.1, lambda _: workdir.InUse())
+    first = lease.Lease(store, 'lock', {'host': 'here'}, 0.1, lambda _: lock.InUse())
     assert not store.write('lock', b'{}', if_equal=absent).result().generation
-    second = lease.Lease(store, 'lock', {'host': 'there'}, 0.1, lambda _: workdir.InUse())
+    second = lease.Lease(store, 'lock', {'host': 'there'}, 0.1, lambda _: lock.InUse())
     assert not first.renew()
     first.release()
     assert second.renew()
@@ -255,7 +252,7 @@ def test_a_missing_package_is_named(scheme, package, monkeypatch, capsys):
 def test_a_bucket_has_a_name():
     for name in ('gs://', 's3:///'):
         with pytest.raises(UserError, match='BUCKET/FOLDER'):
-            storage.path(name)
+            paths.path(name)
 
 
 def test_to_s3_one_process_saves(monkeypatch):

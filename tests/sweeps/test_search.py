@@ -10,7 +10,7 @@ from helpers.studies import make
 from optuna.trial import TrialState
 
 from vit_jax.errors import UserError
-from vit_jax.sweeps import report, search, worker
+from vit_jax.sweeps import search, status, worker
 from vit_jax.sweeps.space import choice, grid, log_uniform, uniform
 
 
@@ -24,11 +24,11 @@ def test_the_pruner_ends_runs_that_are_behind(tmp_path, pruner, fake_training):
     made = make(tmp_path, points=seeds, pruner=pruner, pruner_options=options[pruner])
     fake_training(lambda config, step: 1 - 0.01 * config.seed)
     assert worker.work(made).failures == []
-    counts = report.counts(made)
+    counts = status.counts(made)
     assert counts['pruned'] and counts['complete'] and counts['pruned'] + counts['complete'] == 12
     ended = next(t for t in made.trials() if t.state == TrialState.PRUNED)
     assert len(ended.intermediate_values) < 3
-    assert report.best(made).params == {'seed': 0}
+    assert status.best(made).params == {'seed': 0}
 
 
 def test_a_search_takes_the_number_of_trials_and_its_seed(tmp_path, fake_training):

@@ -21,7 +21,7 @@ pytest.importorskip('optuna')
 from helpers.studies import make
 from optuna.trial import TrialState
 
-from vit_jax.sweeps import report, storages
+from vit_jax.sweeps import status, storages
 from vit_jax.sweeps.space import grid, log_uniform
 
 # --- PostgreSQL ---
@@ -108,14 +108,14 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     assert Counter(line.split()[0] for line in lines) == {f'{n:04d}': 1 for n in range(6)}
     assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
-    assert report.best(made).value == 0.3
+    assert status.best(made).value == 0.3
 
 
 def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
     log = tmp_path / 'log.txt'
     assert start_worker(repo, tmp_path, log, victim='0001').wait(timeout=120) == -9
-    states = [row[1] for row in report.rows(made)]
+    states = [row[1] for row in status.rows(made)]
     assert states == ['complete', 'interrupted']
     assert start_worker(repo, tmp_path, log).wait(timeout=120) == 0
     begun = log.read_text().splitlines()

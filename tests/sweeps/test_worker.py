@@ -20,7 +20,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.storage import run_folder
-from vit_jax.sweeps import claims, report, study, worker
+from vit_jax.sweeps import claims, status, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
 from vit_jax.trainer import train
 from vit_jax.trainer.meter import Diverged
@@ -53,7 +53,7 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
     assert [process.wait() for process in workers] == [0, 0]
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     assert Counter(lines) == {f'{seed} {lr}': 1 for seed in range(3) for lr in (0.1, 0.2)}
-    assert report.counts(made) | {'complete': 6} == report.counts(made)
+    assert status.counts(made) | {'complete': 6} == status.counts(made)
     assert len(made.trials()) == 6
 
 
@@ -88,11 +88,11 @@ def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             worker.work(made)
-        assert report.rows(made)[0][:2] == ['0', 'interrupted']
+        assert status.rows(made)[0][:2] == ['0', 'interrupted']
     assert worker.work(made).finished == 1
-    assert [row[1] for row in report.rows(made)] == ['fail', 'complete']
+    assert [row[1] for row in status.rows(made)] == ['fail', 'complete']
     reason = 'trial 0 failed: its worker died 3 times after step 0'
-    assert report.notes(made) == [reason]
+    assert status.notes(made) == [reason]
 
 
 def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypat
     for _ in range(3):
         with pytest.raises(train.Preempted):
             worker.work(made)
-    tally = report.counts(made)
+    tally = status.counts(made)
     assert (tally['running'], tally['interrupted']) == (0, 1)
 
 
@@ -123,13 +123,13 @@ def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_traini
     made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
     fake_training(lambda config, step: 0.5)
     worker.work(made, 1)
-    assert report.notes(made) == []
+    assert status.notes(made) == []
     with claims.claimed(made) as trial:
         owner = f'running on {socket.gethostname()}:{os.getpid()}'
-        assert report.rows(made)[1][:2] == [str(trial.number), owner]
-        (line,) = report.notes(made)
+        assert status.rows(made)[1][:2] == [str(trial.number), owner]
+        (line,) = status.notes(made)
         assert re.fullmatch(r'about 0:00:\d\d left: 3 trials of 0:00:\d\d .*workers: 1', line)
-    assert report.rows(made)[1][1] == 'interrupted'
+    assert status.rows(made)[1][1] == 'interrupted'
 
 
 def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
         assert study.retry(made) == 0
         worker.work(made)
     assert folders == ['0000', '0001', '0001', '0001']
-    states = [row[1] for row in report.rows(made)]
+    states = [row[1] for row in status.rows(made)]
     assert states == ['complete', 'fail', 'fail', 'complete']
     assert made.trials()[-1].params == {'seed': 1}
 
@@ -170,7 +170,7 @@ def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
             worker.work(made)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert report.counts(made) | {'complete': 1, 'waiting': 1} == report.counts(made)
+    assert status.counts(made) | {'complete': 1, 'waiting': 1} == status.counts(made)
 
 
 def test_a_trial_that_ended_before_it_was_claimed_is_left_alone(tmp_path, fake_training):
@@ -204,7 +204,7 @@ def test_what_diverges_is_pruned_and_what_cannot_run_fails(tmp_path, monkeypatch
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 2
     error = 'error: 1 of 4 trials failed; the first: trial 1: no such data\n'
     assert capsys.readouterr().err == error
-    states = [row[1] for row in report.rows(made)]
+    states = [row[1] for row in status.rows(made)]
     assert states == ['diverged', 'fail', 'diverged', 'complete']
 
 

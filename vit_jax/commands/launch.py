@@ -100,7 +100,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:
     """Submit a job to Slurm by sbatch."""
     from vit_jax.launch import slurm, submit
 
-    job = slurm.Job(
+    job = slurm.SlurmJob(
         command,
         args.job_name or f'vit-jax-{command[0]}',
         nodes=args.nodes,
@@ -123,7 +123,7 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
 
     name = args.job_name or f'vit-jax-{command[0]}'
     task = sky.text(
-        sky.Job(
+        sky.SkyJob(
             command,
             name,
             tpu=args.tpu,

@@ -13,7 +13,7 @@ from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from vit_jax.scaling.table import Curve, Question
+    from vit_jax.scaling.table import Curve, FitOptions
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,16 +61,16 @@ def fit(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from vit_jax.scaling import table
 
-    question = read_question(args)
-    curves = table.fit_curves(table.read_csv(args.csv), question)
+    options = read_options(args)
+    curves = table.fit_curves(table.read_csv(args.csv), options)
     table.require_fit(curves)
-    text = json.dumps(table.summary(curves, question), indent=2, allow_nan=False) + '\n'
+    text = json.dumps(table.summary(curves, options), indent=2, allow_nan=False) + '\n'
     if args.json == '-':
         print(text, end='')
         return 0
     if args.json:
         write(args.json, text, '--json')
-    print_table(curves, question)
+    print_table(curves, options)
     return 0
 
 
@@ -84,8 +84,8 @@ def plot(argv: Sequence[str]) -> int:
     from vit_jax.viz import figures
 
     figures.check_format(args.output, '--output')
-    question = read_question(args)
-    figure = plots.draw(table.fit_curves(table.read_csv(args.csv), question), question)
+    options = read_options(args)
+    figure = plots.draw(table.fit_curves(table.read_csv(args.csv), options), options)
     try:
         figures.save(figure, args.output)
     except OSError as e:
@@ -100,14 +100,14 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
     parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
-    add_question_flags(parser, x='examples_seen', y='1-test/accuracy')
+    add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import plots, runs, table
     from vit_jax.scaling import report as report_lib
     from vit_jax.viz import figures
 
-    question = read_question(args)
+    options = read_options(args)
     rows = runs.collect(args.folders, train_flops)
     folder = pathlib.Path(args.output)
     write(folder / 'runs.csv', runs.to_csv(rows), '--output')
@@ -115,15 +115,15 @@ def report(argv: Sequence[str]) -> int:
     taken = [row for row in read if args.unfinished or row['finished'] == '1']
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
-    curves = table.fit_curves(taken, question)
-    summary = table.summary(curves, question)
+    curves = table.fit_curves(taken, options)
+    summary = table.summary(curves, options)
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
     write(folder / 'scaling.json', text, '--output')
     write(folder / 'scaling.md', report_lib.markdown(summary, len(taken), len(rows)), '--output')
-    figure = plots.draw(curves, question)
+    figure = plots.draw(curves, options)
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
-    print_table(curves, question)
+    print_table(curves, options)
     print(f'{len(taken)} of {len(rows)} runs; {folder}/scaling.md has the report')
     return 0
 
@@ -140,10 +140,10 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of what reads a table."""
     parser.add_argument('--csv', metavar='FILE', required=True, help='a table with a header')
-    add_question_flags(parser)
+    add_fit_flags(parser)
 
 
-def add_question_flags(
+def add_fit_flags(
     parser: argparse.ArgumentParser, x: str | None = None, y: str | None = None
 ) -> None:
     """Flags of what is fitted; x and y are required where they have no default."""
@@ -180,14 +180,14 @@ def add_question_flags(
     add('--bootstrap', type=int, default=100, metavar='N', help=f'for the bands{default}')
 
 
-def read_question(args: argparse.Namespace) -> Question:
+def read_options(args: argparse.Namespace) -> FitOptions:
     """What the flags ask for.
 
     Raises:
       UserError: a number out of range, or an unknown form.
     """
     from vit_jax.scaling import forms
-    from vit_jax.scaling.table import Question
+    from vit_jax.scaling.table import FitOptions
 
     if not 0 <= args.holdout < 1:
         raise UserError(f'--holdout {args.holdout}: must be at least 0 and less than 1')
@@ -196,7 +196,7 @@ def read_question(args: argparse.Namespace) -> Question:
     against = names(args.against)
     for name in (args.form, *against):
         forms.find(name)
-    return Question(
+    return FitOptions(
         x=names(args.x),
         y=args.y,
         by=names(args.by),
@@ -230,23 +230,23 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
         raise UserError(f'{flag}: {str(path)!r} cannot be written: {e.strerror}') from e
 
 
-def print_table(curves: Sequence[Curve], question: Question) -> None:
+def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """A line a curve, what is doubtful below it, and the medians."""
     from vit_jax.scaling import forms, table
 
-    form = forms.find(question.form)
-    lines = [[*question.by, 'points', *form.names, 'held out', *question.against]]
+    form = forms.find(options.form)
+    lines = [[*options.by, 'points', *form.names, 'held out', *options.against]]
     for curve in curves:
         found = curve.fit.params if curve.fit else {}
         values = [*(found.get(n) for n in form.names), curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
         lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
     print(f'{form.name}: {form.formula}')
-    print(align(lines, left=len(question.by)))
+    print(align(lines, left=len(options.by)))
     for curve in curves:
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):
             print(f'{curve.label}: {warning}')
-    print_medians(table.summary(curves, question))
+    print_medians(table.summary(curves, options))
 
 
 def print_medians(summary: dict[str, Any]) -> None:

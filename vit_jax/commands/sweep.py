@@ -105,10 +105,10 @@ def status(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from vit_jax.sweeps import report
+    from vit_jax.sweeps import status as status_lib
 
     study = open_study(args)
-    tally = '  '.join(f'{state} {count}' for state, count in report.counts(study).items())
+    tally = '  '.join(f'{state} {count}' for state, count in status_lib.counts(study).items())
     console = Console(highlight=False)
     sweep = study.sweep
     title = f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}'
@@ -116,31 +116,31 @@ def status(args: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False)
     for heading in ('trial', 'state', 'step', sweep.metric, *sweep.dimensions()):
         table.add_column(heading, justify='left' if heading == 'state' else 'right')
-    for row in report.rows(study):
+    for row in status_lib.rows(study):
         table.add_row(*row)
     console.print(table)
-    for line in report.notes(study):
+    for line in status_lib.notes(study):
         console.print(line, soft_wrap=True, markup=False)
     return 0
 
 
 def best(args: argparse.Namespace) -> int:
     """Show the best trial, and the command that trains as it did."""
-    from vit_jax.sweeps import report
+    from vit_jax.sweeps import status as status_lib
 
     study = open_study(args)
-    trial = report.best(study)
-    print(f'trial {trial.number}: {study.sweep.metric} {report.value(trial)}')
+    trial = status_lib.best(study)
+    print(f'trial {trial.number}: {study.sweep.metric} {status_lib.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
     print(f'run folder: {trial.user_attrs["folder"]}')
-    print(report.command(study, trial))
+    print(status_lib.command(study, trial))
     return 0
 
 
 def plot(args: argparse.Namespace) -> int:
     """Draw the evaluations of all trials, and their values over each dimension."""
-    from vit_jax.sweeps import report
+    from vit_jax.sweeps import picture
     from vit_jax.viz import figures
 
     if args.output:
@@ -148,7 +148,7 @@ def plot(args: argparse.Namespace) -> int:
     study = open_study(args)
     output = args.output or study.folder / 'sweep.png'
     try:
-        print(report.plot(study, output))
+        print(picture.plot(study, output))
     except OSError as e:
         raise UserError(f'--output {str(output)!r} cannot be written: {e.strerror}') from e
     return 0

@@ -47,7 +47,7 @@ uv pip install --python .venv -c constraints.txt -e '.[tpu,gcs,sweep]'
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class SkyJob:
     """What to run, and where.
 
     Attributes:
@@ -88,7 +88,7 @@ def hosts(tpu: str) -> int:
     return 1 if size <= generation.single else size // generation.step
 
 
-def task(job: Job) -> dict[str, Any]:
+def task(job: SkyJob) -> dict[str, Any]:
     """The fields of the task, as docs.skypilot.co/en/latest/reference/yaml-spec.html has them.
 
     Raises:
@@ -117,7 +117,7 @@ def task(job: Job) -> dict[str, Any]:
     }
 
 
-def text(job: Job) -> str:
+def text(job: SkyJob) -> str:
     """The task as YAML; raises UserError as `task`."""
     return yaml.dump(task(job), Dumper=_Dumper, sort_keys=False, width=1000)
 

@@ -15,7 +15,7 @@ from vit_jax.launch import command
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """What to run, and where.
 
     Attributes:
@@ -69,7 +69,7 @@ exit $code
 """
 
 
-def script(job: Job) -> str:
+def script(job: SlurmJob) -> str:
     """The text that sbatch reads.
 
     Raises:
@@ -87,7 +87,7 @@ def script(job: Job) -> str:
     return '\n'.join(['#!/bin/bash', *lines, '', body])
 
 
-def _options(job: Job) -> list[str]:
+def _options(job: SlurmJob) -> list[str]:
     options = {
         'job-name': job.name,
         'nodes': job.nodes,

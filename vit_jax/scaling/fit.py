@@ -102,7 +102,7 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
         n_points=len(y),
         rmse=rms(residuals),
         replicates=replicates,
-        warnings=_doubts(form, theta, bounds, residuals, jacobian, replicates, scales),
+        warnings=_warnings(form, theta, bounds, residuals, jacobian, replicates, scales),
     )
 
 
@@ -199,7 +199,7 @@ def _bootstrap(
     return found
 
 
-def _doubts(
+def _warnings(
     form: Form,
     theta: Theta,
     bounds: Bounds,
@@ -209,25 +209,25 @@ def _doubts(
     scales: tuple[np.ndarray, float],
 ) -> tuple[str, ...]:
     """What the points do not tell."""
-    doubts = []
+    warnings = []
     if len(residuals) < 2 * len(form.names):
-        doubts.append(
+        warnings.append(
             f'too few points: {len(residuals)} for {len(form.names)} parameters; '
             'the curve goes through them whatever the law'
         )
     free = [i for i, (low, high) in enumerate(bounds) if low < high]
     edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]
     values = form.params(theta, *scales)
-    spread = _spread(theta, residuals, jacobian, [i for i in free if i not in edge])
-    for name, i in form.telling.items():
+    errors = _standard_errors(theta, residuals, jacobian, [i for i in free if i not in edge])
+    for name, i in form.interpreted.items():
         if i in edge:
-            doubts.append(_at_edge(name, values[name], bool(theta[i] <= bounds[i][0] + 1e-9)))
-        elif (error := _reach(theta, i, spread, replicates)) > _WIDE * abs(theta[i]):
-            doubts.append(
+            warnings.append(_at_edge(name, values[name], bool(theta[i] <= bounds[i][0] + 1e-9)))
+        elif (error := _half_interval(theta, i, errors, replicates)) > _WIDE * abs(theta[i]):
+            warnings.append(
                 f'{name} = {values[name]:.3g} is not identified: the points allow '
                 f'+- {100 * error / max(abs(theta[i]), 1e-12):.0f} %'
             )
-    return tuple(doubts)
+    return tuple(warnings)
 
 
 def _at_edge(name: str, value: float, lower: bool) -> str:
@@ -236,7 +236,7 @@ def _at_edge(name: str, value: float, lower: bool) -> str:
     return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
 
 
-def _spread(
+def _standard_errors(
     theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
 ) -> np.ndarray:
     """Standard errors [P] by linearisation; zero for what is held."""
@@ -247,7 +247,7 @@ def _spread(
     return errors
 
 
-def _reach(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
+def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
     """Half the 90 % interval: the wider of the linear estimate and of the bootstrap."""
     linear = 1.645 * errors[i]
     if not len(replicates):

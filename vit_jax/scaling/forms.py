@@ -35,8 +35,8 @@ class Form:
       starts: (x, y) -> points from which to search.
       bounds: (x, y) -> a closed interval for each of theta.
       params: (theta, scales of x [K], scale of y) -> {name: value}.
-      telling: the parameters that say something beyond the points (limits and
-        exponents), and their places in theta.
+      interpreted: the limits and exponents, which people read a law from, and their places in
+        theta; a fit warns where the points do not determine them.
       columns: K, how many columns of the table x has.
       solve: (x, y) -> theta, where the paper has an estimator of its own; None
         for the minimum of the log-Huber loss.
@@ -50,7 +50,7 @@ class Form:
     starts: Callable[[np.ndarray, np.ndarray], list[Theta]]
     bounds: Callable[[np.ndarray, np.ndarray], Bounds]
     params: Callable[[Theta, np.ndarray, float], dict[str, float]]
-    telling: Mapping[str, int]
+    interpreted: Mapping[str, int]
     columns: int = 1
     solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None
 
@@ -129,7 +129,7 @@ def _shifted_form(
         starts=lambda x, y: _shifted_starts(x, y, has_c, has_d),
         bounds=lambda x, y: _shifted_bounds(x, y, has_c, has_d),
         params=params,
-        telling={n: 'abcd'.index(n) for n in names if n in 'bc'},
+        interpreted={n: 'abcd'.index(n) for n in names if n in 'bc'},
         solve=solve,
     )
 
@@ -260,7 +260,7 @@ FORMS = {
             starts=_m4_starts,
             bounds=_m4_bounds,
             params=_m4_params,
-            telling={'b': 1, 'c': 2},
+            interpreted={'b': 1, 'c': 2},
         ),
         Form(
             name='joint',
@@ -271,7 +271,7 @@ FORMS = {
             starts=_joint_starts,
             bounds=_joint_bounds,
             params=_joint_params,
-            telling={'alpha': 1, 'beta': 3, 'E': 4},
+            interpreted={'alpha': 1, 'beta': 3, 'E': 4},
             columns=2,
         ),
     )

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import table
-from vit_jax.scaling.table import Curve, Question
+from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
@@ -30,7 +30,7 @@ WORDS = {
 }
 
 
-def draw(curves: Sequence[Curve], question: Question) -> Figure:
+def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Few curves in one panel, many in a panel each; logarithmic axes.
 
     Filled points were fitted to, hollow ones were held out, and right of the dotted line
@@ -41,11 +41,9 @@ def draw(curves: Sequence[Curve], question: Question) -> Figure:
     """
     if len(curves) > MAX_PANELS:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
-    if len(question.x) > 1:
-        return _draw_predicted(curves, question)
-    return (
-        _draw_shared(curves, question) if len(curves) <= TOGETHER else _draw_grid(curves, question)
-    )
+    if len(options.x) > 1:
+        return _draw_predicted(curves, options)
+    return _draw_shared(curves, options) if len(curves) <= TOGETHER else _draw_grid(curves, options)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -53,24 +51,24 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _draw_shared(curves: Sequence[Curve], question: Question) -> Figure:
+def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
     figure = _figure(8, 4.6 + 0.2 * len(curves))
     axes = figure.add_subplot()
     boundaries = [_boundary(curve) for curve in curves]
     shared = len(set(boundaries)) == 1
     for curve, colour in zip(curves, _colours(curves), strict=True):
         _draw_curve(axes, curve, colour, size=4.5, label=_legend(curve), mark=not shared)
-    _finish(axes, _title(question), curves, few=False)
-    axes.set_xlabel(spoken(question.x[0]), color=figures.FAINT, fontsize=9)
-    axes.set_ylabel(spoken(question.y), color=figures.FAINT, fontsize=9)
+    _finish(axes, _title(options), curves, few=False)
+    axes.set_xlabel(spoken(options.x[0]), color=figures.FAINT, fontsize=9)
+    axes.set_ylabel(spoken(options.y), color=figures.FAINT, fontsize=9)
     if shared and boundaries[0] is not None:
         _mark_held_out(axes, boundaries[0])
     _add_legend(figure)
     return figure
 
 
-def _title(question: Question) -> str:
-    return f'{spoken(question.y)} over {spoken(question.x[0])}'
+def _title(options: FitOptions) -> str:
+    return f'{spoken(options.y)} over {spoken(options.x[0])}'
 
 
 def spoken(column: str) -> str:
@@ -112,11 +110,11 @@ def _mark_held_out(axes: Axes, x: float) -> None:
     axes.text(x, 0.99, ' held out', transform=across, va='top', fontsize=8, color=figures.FAINT)
 
 
-def _draw_grid(curves: Sequence[Curve], question: Question) -> Figure:
+def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
     columns = math.ceil(math.sqrt(1.5 * len(curves)))
     rows = math.ceil(len(curves) / columns)
     figure = _figure(2.3 * columns, 1.9 * rows + 0.4)
-    figure.suptitle(_title(question), x=0.01, ha='left', fontsize=13, color=figures.INK)
+    figure.suptitle(_title(options), x=0.01, ha='left', fontsize=13, color=figures.INK)
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw_curve(axes, curve, figures.COLOURS[0], size=2.5, label=None)
@@ -127,7 +125,7 @@ def _draw_grid(curves: Sequence[Curve], question: Question) -> Figure:
     return figure
 
 
-def _draw_predicted(curves: Sequence[Curve], question: Question) -> Figure:
+def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Of forms with two columns of x: predicted over measured."""
     figure = _figure(5.6, 5 + 0.2 * len(curves))
     axes = figure.add_subplot()
@@ -139,7 +137,7 @@ def _draw_predicted(curves: Sequence[Curve], question: Question) -> Figure:
     axes.plot(ends, ends, color=figures.FAINT, linewidth=1)
     axes.set_xscale('log')
     axes.set_yscale('log')
-    figures.style(axes, f'{question.y} over {", ".join(question.x)}')
+    figures.style(axes, f'{options.y} over {", ".join(options.x)}')
     _ticks(axes, 'x', *ends)
     _ticks(axes, 'y', *ends)
     axes.set_xlabel('measured', color=figures.FAINT, fontsize=9)

@@ -18,7 +18,7 @@ Row = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class FitOptions:
     """What is fitted.
 
     Attributes:
@@ -106,7 +106,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
     return rows
 
 
-def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
+def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     """One curve a group, in the order of their values, if these are numbers, or of appearance.
 
     Rows without a value of x or y are left out.
@@ -114,20 +114,20 @@ def fit_curves(rows: Sequence[Row], question: Question) -> list[Curve]:
     Raises:
       UserError: an unknown column or form, a value that is no positive number, or no row.
     """
-    form = forms.find(question.form)
-    others = [forms.find(name) for name in question.against]
+    form = forms.find(options.form)
+    others = [forms.find(name) for name in options.against]
     for other in (form, *others):
-        if other.columns != len(question.x):
+        if other.columns != len(options.x):
             raise UserError(f'--form {other.name}: --x takes {other.columns} column(s)')
     groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, start=2):
-        key = tuple(_cell(row, column, '--by') for column in question.by)
-        if all(_cell(row, *flag) for flag in _needed(question)):
+        key = tuple(_cell(row, column, '--by') for column in options.by)
+        if all(_cell(row, *flag) for flag in _needed(options)):
             groups.setdefault(key, []).append((number, row))
     if not groups:
-        raise UserError(f'no row has values of {", ".join((*question.x, question.y))}')
+        raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
     return [
-        _curve(dict(zip(question.by, key, strict=True)), groups[key], question, form, others)
+        _curve(dict(zip(options.by, key, strict=True)), groups[key], options, form, others)
         for key in _ordered(groups)
     ]
 
@@ -154,9 +154,9 @@ def _ranks(values: Sequence[str]) -> dict[str, float]:
         return {value: i for i, value in enumerate(different)}
 
 
-def _needed(question: Question) -> list[tuple[str, str]]:
+def _needed(options: FitOptions) -> list[tuple[str, str]]:
     """The columns that a row must have a value of, and the flags that name them."""
-    return [*((x, '--x') for x in question.x), (question.y, '--y')]
+    return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
 def _cell(row: Row, column: str, flag: str) -> str:
@@ -179,41 +179,39 @@ def _number(numbered: tuple[int, Row], column: str, flag: str) -> float:
 def _curve(
     by: dict[str, str],
     group: list[tuple[int, Row]],
-    question: Question,
+    options: FitOptions,
     form: forms.Form,
     others: Sequence[forms.Form],
 ) -> Curve:
-    x = np.array([[_number(row, column, '--x') for column in question.x] for row in group])
-    y = np.array([_number(row, question.y, '--y') for row in group])
+    x = np.array([[_number(row, column, '--x') for column in options.x] for row in group])
+    y = np.array([_number(row, options.y, '--y') for row in group])
     bad = ~((x > 0).all(axis=1) & (y > 0) & np.isfinite(y) & np.isfinite(x).all(axis=1))
     if bad.any():
         line = group[int(np.argmax(bad))][0]
         raise UserError(f'line {line}: x and y must be finite and positive to be fitted')
-    kept = _kept(x, group, question)
-    if question.frontier:
+    kept = _kept(x, group, options)
+    if options.frontier:
         chosen = _on_frontier(x, y, kept)
         x, y, kept = x[chosen], y[chosen], kept[chosen]
     order = np.lexsort((y, *x.T[::-1]))
     x, y, kept = x[order], y[order], kept[order]
     try:
-        found = fit_lib.fit(form, x[kept], y[kept], bootstrap=question.bootstrap)
+        found = fit_lib.fit(form, x[kept], y[kept], bootstrap=options.bootstrap)
     except UserError as e:
         problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
-        return Curve(by, x, y, kept, None, None, dict.fromkeys(question.against), problem)
+        return Curve(by, x, y, kept, None, None, dict.fromkeys(options.against), problem)
     error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
     against = {other.name: _extrapolation(other, x, y, kept) for other in others}
     return Curve(by, x, y, kept, found, error, against)
 
 
-def _kept(x: np.ndarray, group: list[tuple[int, Row]], question: Question) -> np.ndarray:
+def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> np.ndarray:
     """Which points are fitted to; of two columns of x, the last tells what is held out."""
-    if question.holdout_column is None:
-        return x[:, -1] <= (1 - question.holdout) * x[:, -1].max()
-    marks = np.array([_number(row, question.holdout_column, '--holdout-column') for row in group])
+    if options.holdout_column is None:
+        return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
+    marks = np.array([_number(row, options.holdout_column, '--holdout-column') for row in group])
     if not np.isin(marks, (0, 1)).all():
-        raise UserError(
-            f'--holdout-column {question.holdout_column}: 1 (fit on it) or 0 (held out)'
-        )
+        raise UserError(f'--holdout-column {options.holdout_column}: 1 (fit on it) or 0 (held out)')
     return marks == 1
 
 
@@ -235,16 +233,16 @@ def _extrapolation(
         return None
 
 
-def summary(curves: Sequence[Curve], question: Question) -> dict[str, Any]:
+def summary(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
     """All curves and their median extrapolation error, as JSON can hold it."""
     return {
-        'x': list(question.x),
-        'y': question.y,
-        'form': question.form,
-        'formula': forms.find(question.form).formula,
+        'x': list(options.x),
+        'y': options.y,
+        'form': options.form,
+        'formula': forms.find(options.form).formula,
         'curves': [_curve_summary(curve) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
-        'against': {name: _comparison(curves, name) for name in question.against},
+        'against': {name: _comparison(curves, name) for name in options.against},
     }
 
 

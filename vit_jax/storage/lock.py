@@ -17,8 +17,7 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.runtime.processes import on_process_0
-from vit_jax.storage import lease
-from vit_jax.storage import paths as storage
+from vit_jax.storage import lease, paths
 
 LOCK = 'lock'
 
@@ -47,7 +46,7 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
       UserError: if it cannot be written.
     """
     with contextlib.ExitStack() as held:
-        on_process_0(lambda: _hold(held, storage.path(path), silent_seconds))
+        on_process_0(lambda: _hold(held, paths.path(path), silent_seconds))
         yield
 
 
@@ -55,7 +54,7 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
     """As `lock`, by this process alone: the others of its job are not asked."""
     with contextlib.ExitStack() as held:
-        _hold(held, storage.path(path), silent_seconds)
+        _hold(held, paths.path(path), silent_seconds)
         yield
 
 
@@ -65,9 +64,9 @@ def holder(path: str | Path) -> dict[str, Any] | None:
     For display: the lock is not touched, so that nobody who tries for it meanwhile fails. An
     owner on this host lives if its process does; one on another, if its time stamp is recent.
     """
-    file = storage.path(path) / LOCK
+    file = paths.path(path) / LOCK
     try:
-        owner, renewed = json.loads(storage.read_text(file) or ''), storage.modified(file)
+        owner, renewed = json.loads(paths.read_text(file) or ''), paths.modified(file)
     except (OSError, ValueError):
         return None
     if owner['host'] == socket.gethostname():
@@ -85,7 +84,7 @@ def _is_alive(pid: int) -> bool:
 
 def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
     """Takes the lock until `held` is closed."""
-    if storage.is_remote(path):
+    if paths.is_remote(path):
         return _hold_lease(held, path, silent_seconds)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
 
 
 def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
-    with storage.reaching(path):
+    with paths.reaching(path):
         store = lease.open_store(path)
         taken = lease.Lease(
             store, LOCK, _record(), silent_seconds, lambda owner: InUse(_in_use(path, owner))

@@ -4,5 +4,6 @@ space     what a sweep file says: a base config, points or ranges, how to search
 study     a study in its storage, and the folder that all its workers share
 claims    whose a trial is, from its claim to its end
 worker    claim a trial -> train -> tell, until none is left
-report    tables and the picture
+status    how far it has come: trials, workers, the best
+picture   the course of its trials, and their values over each dimension
 """

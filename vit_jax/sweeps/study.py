@@ -27,7 +27,7 @@ from optuna.storages import BaseStorage
 
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import paths as storage_lib
+from vit_jax.storage import paths
 from vit_jax.sweeps import search, space, storages
 
 ROOT = pathlib.Path('runs')
@@ -111,21 +111,21 @@ def create(
     Raises:
       UserError: if the study exists, or the config does not take what the sweep varies.
     """
-    folder = storage_lib.absolute(folder or ROOT / name)
-    if storage_lib.is_remote(folder) and not storage:
+    folder = paths.absolute(folder or ROOT / name)
+    if paths.is_remote(folder) and not storage:
         raise UserError(
             f'the study cannot be kept in {folder}: give --storage too, as in '
             'postgresql+psycopg://HOST/DATABASE'
         )
     base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
-    storage_lib.require_writable(folder)
+    paths.require_writable(folder)
     url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
     study = Study(name, storages.open_storage(url, new=True), folder, sweep, base)
     token = uuid.uuid4().hex
     _fill(study, token)
     marker = {'study': name, 'storage': storages.without_password(url), 'token': token}
-    storage_lib.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
+    paths.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
     return study
 
 
@@ -155,7 +155,7 @@ def _fill(study: Study, token: str) -> None:
     made.set_user_attr('sweep', space.to_json(study.sweep))
     made.set_user_attr('base', study.base.to_dict())
     made.set_user_attr('folder', str(study.folder))
-    storage_lib.make_folder(study.folder)
+    paths.make_folder(study.folder)
     made.set_user_attr('token', token)
 
 
@@ -170,7 +170,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     Raises:
       UserError: if there is no such study.
     """
-    path = storage_lib.absolute(folder or ROOT / name)
+    path = paths.absolute(folder or ROOT / name)
     url = storage or _read_marker(path).get('storage', '')
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
@@ -183,7 +183,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
     if 'token' not in attributes:
         raise UserError(f'the study {name!r} was not created to its end: create it again')
     base = config_lib.from_json(json.dumps(attributes['base']))
-    found = path if folder else storage_lib.absolute(attributes['folder'])
+    found = path if folder else paths.absolute(attributes['folder'])
     return Study(name, opened, found, space.from_json(attributes['sweep']), base)
 
 
@@ -216,4 +216,4 @@ def require_shared_folder(study: Study) -> None:
 
 
 def _read_marker(folder: pathlib.Path) -> dict[str, str]:
-    return json.loads(storage_lib.read_text(folder / MARKER) or '{}')
+    return json.loads(paths.read_text(folder / MARKER) or '{}')

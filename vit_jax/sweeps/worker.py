@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.runtime import processes
 from vit_jax.runtime.hangs import Stalled
 from vit_jax.runtime.preemption import Preemption
-from vit_jax.storage import lock as workdir
+from vit_jax.storage.lock import InUse
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
 from vit_jax.sweeps.study import Study, run_number
@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ClaimedTrial:
     """A trial as every process of a worker knows it.
 
     Attributes:
@@ -72,20 +72,20 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     done = Work()
     with Preemption() as preemption:
         while limit is None or done.finished < limit:
-            with next_job(study) as job:
-                if job is None:
+            with next_trial(study) as claim:
+                if claim is None:
                     break
-                if failure := run(study, job, step_timeout):
-                    done.failures.append(f'trial {job.number}: {failure}')
+                if failure := run(study, claim, step_timeout):
+                    done.failures.append(f'trial {claim.number}: {failure}')
             done.finished += 1
             jax.clear_caches()  # the next trial may have another shape
             if preemption.reached():
-                raise train.Preempted(f'stopped after trial {job.number}')
+                raise train.Preempted(f'stopped after trial {claim.number}')
     return done
 
 
 @contextlib.contextmanager
-def next_job(study: Study) -> Iterator[Job | None]:
+def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
     """What process 0 claims, on all of them; None if nothing is left."""
     with claimed(study) if jax.process_index() == 0 else contextlib.nullcontext() as trial:
         words = trial and [trial.number, run_number(trial), suggest(study, trial)]
@@ -93,55 +93,55 @@ def next_job(study: Study) -> Iterator[Job | None]:
             yield None
         else:
             number, run, point = words
-            yield Job(number, point, study.run_folder(run), trial)
+            yield ClaimedTrial(number, point, study.run_folder(run), trial)
 
 
-def run(study: Study, job: Job, step_timeout: float | None = None) -> str:
+def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str:
     """Trains a trial and tells the study; returns what went wrong, if its config cannot run.
 
     A run that diverges counts as pruned, so that a search learns from it. What is interrupted
     stays a running trial, which a worker takes up.
     """
-    if job.trial:
-        words = ' '.join(space.overrides(job.point))
-        print(f'trial {job.number} of {len(study.trials())}: {words}', flush=True)
+    if claim.trial:
+        words = ' '.join(space.overrides(claim.point))
+        print(f'trial {claim.number} of {len(study.trials())}: {words}', flush=True)
     try:
-        value = train_trial(study, job, step_timeout)
+        value = train_trial(study, claim, step_timeout)
     except train.Pruned:
-        end(job.trial, TrialState.PRUNED)
+        end(claim.trial, TrialState.PRUNED)
     except Diverged as e:
-        note(job.trial, 'diverged', str(e))
-        end(job.trial, TrialState.PRUNED)
+        note(claim.trial, 'diverged', str(e))
+        end(claim.trial, TrialState.PRUNED)
     except train.Preempted:
-        note(job.trial, 'attempt', None)
+        note(claim.trial, 'attempt', None)
         raise
-    except (workdir.InUse, Stalled):
+    except (InUse, Stalled):
         raise
     except UserError as e:
         # One process alone may have failed, while the others train on.
-        processes.meet(f'trial {job.number} failed', processes.MEET_SECONDS)
-        fail(job.trial, str(e))
+        processes.meet(f'trial {claim.number} failed', processes.MEET_SECONDS)
+        fail(claim.trial, str(e))
         return str(e)
     except Exception as e:
         if not processes.lost_another(e):
-            fail(job.trial, f'{type(e).__name__}: {e}')
+            fail(claim.trial, f'{type(e).__name__}: {e}')
         raise
     else:
-        end(job.trial, TrialState.COMPLETE, value)
+        end(claim.trial, TrialState.COMPLETE, value)
     return ''
 
 
-def train_trial(study: Study, job: Job, step_timeout: float | None) -> float:
+def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -> float:
     """The final value of the trial.
 
     Raises:
       Diverged: also if that is not a finite number.
     """
-    config = study.config(job.point)
-    note(job.trial, 'folder', str(job.folder))
-    note(job.trial, 'config', config.to_dict())
-    report = reporter(study, job)
-    results = train.train(config, job.folder, report=report, step_timeout=step_timeout)
+    config = study.config(claim.point)
+    note(claim.trial, 'folder', str(claim.folder))
+    note(claim.trial, 'config', config.to_dict())
+    report = reporter(study, claim)
+    results = train.train(config, claim.folder, report=report, step_timeout=step_timeout)
     return finite(results, study.sweep.metric)
 
 
@@ -159,12 +159,12 @@ def _suggest(trial: Trial, name: str, dimension: space.Dimension) -> Any:
     return trial.suggest_float(name, low, high, log=log)
 
 
-def reporter(study: Study, job: Job) -> train.Report:
+def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     """Passes evaluations on to the study, and says when its pruner ends the run.
 
     Evaluations that a resumed run repeats are already there.
     """
-    trial, metric = job.trial, study.sweep.metric
+    trial, metric = claim.trial, study.sweep.metric
     entry = metric.rpartition('/')[0]
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
 

@@ -1,0 +1,121 @@
+"""The picture of a study: the course of its trials, and their final values over each dimension."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from optuna.trial import FrozenTrial, TrialState
+
+from vit_jax.errors import UserError
+from vit_jax.sweeps import space, status
+from vit_jax.sweeps.study import Study
+from vit_jax.viz import figures
+
+MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
+
+
+def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
+    """Draws the course of every trial, and its final value over each dimension.
+
+    Trials that were pruned have no final value; they stand at the worse edge.
+
+    Raises:
+      UserError: while there is nothing to draw.
+      OSError: if the file cannot be written.
+    """
+    shown = [t for t in study.trials(*status.ENDED) if t.value is not None]
+    if not shown:
+        raise UserError(f'no trial of the study {study.name!r} has ended with a value')
+    return figures.save(draw(study, shown), path)
+
+
+def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
+    """One panel for the courses and one a dimension, at most three a row."""
+    dimensions = study.sweep.dimensions()
+    panels = 1 + len(dimensions)
+    columns = 2 if panels in (2, 4) else 3
+    height = -(-panels // columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
+    figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
+    tally = ', '.join(f'{n} {state}' for state, n in status.counts(study).items() if n)
+    title = f'{study.name}: {study.sweep.metric} of {tally}'
+    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    winner = status.best(study).number if complete else None
+    axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
+    _courses(axes[0], trials, winner)
+    edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
+    for panel, (name, dimension) in zip(axes[1:], dimensions.items(), strict=True):
+        _dimension(panel, trials, winner, name, dimension, edge)
+    return figure
+
+
+def _colour(trial: FrozenTrial, winner: int | None) -> str:
+    if trial.number == winner:
+        return figures.COLOURS[1]
+    return figures.COLOURS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
+
+
+def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
+    figures.style(axes, 'Evaluations')
+    for trial in sorted(trials, key=lambda t: (t.number == winner, t.state == TrialState.COMPLETE)):
+        steps = sorted(trial.intermediate_values)
+        values = [trial.intermediate_values[step] for step in steps]
+        colour, is_best = _colour(trial, winner), trial.number == winner
+        axes.plot(steps, values, color=colour, linewidth=2 if is_best else 1, alpha=0.9)
+        axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=colour, markersize=5)
+    axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
+    labels = {'best': ('o', 1), 'complete': ('o', 0), 'pruned': ('x', None)}
+    for label, (mark, index) in labels.items():
+        colour = figures.FAINT if index is None else figures.COLOURS[index]
+        axes.plot([], [], mark, color=colour, label=label, markersize=5)
+    axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
+
+
+def _dimension(
+    axes: Axes,
+    trials: Sequence[FrozenTrial],
+    winner: int | None,
+    name: str,
+    dimension: space.Dimension,
+    edge: float,
+) -> None:
+    figures.style(axes, name)
+    xs = positions(axes, dimension, [trial.params[name] for trial in trials])
+    for x, trial in zip(xs, trials, strict=True):
+        # The last value of a pruned trial is of an early step, and no match for a final one.
+        at_edge = winner is not None and trial.state != TrialState.COMPLETE
+        is_best = trial.number == winner
+        axes.plot(
+            x,
+            edge if at_edge else trial.values[0],
+            MARKS[trial.state],
+            color=_colour(trial, winner),
+            transform=axes.get_xaxis_transform() if at_edge else axes.transData,
+            markersize=9 if is_best else 6,
+            zorder=4 if is_best else 3,
+        )
+    axes.margins(y=0.15)
+
+
+def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
+    """Where values stand on the horizontal axis, whose scale and ticks are set."""
+    if isinstance(dimension, space.Range):
+        if dimension.log:
+            axes.set_xscale('log')
+            axes.tick_params(which='minor', length=0)
+        return [float(v) for v in values]
+    choices = list(dimension.values)
+    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in choices):
+        choices.sort()
+    axes.set_xticks(np.arange(len(choices)), [status.number(v) for v in choices])
+    axes.set_xlim(-0.5, len(choices) - 0.5)
+    # Side by side, as many a trial has the same value.
+    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
+    return list(np.array([choices.index(v) for v in values]) + spread)

@@ -1,0 +1,122 @@
+"""How far a study has come: its trials and their states, the workers, the best trial."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import shlex
+import statistics
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from vit_jax.errors import UserError
+from vit_jax.storage import lock
+from vit_jax.sweeps import space
+from vit_jax.sweeps.study import Study
+
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def counts(study: Study) -> dict[str, int]:
+    """How many trials are in each state, or interrupted; a diverged one is pruned too."""
+    trials, at_work = study.trials(), workers(study)
+    found = collections.Counter(trial.state for trial in trials)
+    running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
+    tally = {state.name.lower(): found[state] for state in TrialState}
+    return tally | {'running': running, 'interrupted': found[TrialState.RUNNING] - running}
+
+
+def workers(study: Study) -> dict[int, str]:
+    """Who is at work on which trial, as HOST:PID; who is not there has lost its worker."""
+    found = {
+        trial.number: lock.holder(study.claim_folder(trial.number))
+        for trial in study.trials(TrialState.RUNNING)
+    }
+    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in found.items() if owner}
+
+
+def rows(study: Study) -> list[list[str]]:
+    """A line a trial that has begun: number, state, last step evaluated, value, and its point."""
+    at_work = workers(study)
+    begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
+    return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
+
+
+def _progress(trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
+    return [str(trial.number), outcome(trial, at_work), last_step(trial), value(trial)]
+
+
+def _point(study: Study, trial: FrozenTrial) -> list[str]:
+    return [number(trial.params.get(name)) for name in study.sweep.dimensions()]
+
+
+def notes(study: Study) -> list[str]:
+    """A line for each trial that failed or lost its worker, and one on the time that is left."""
+    failed = [
+        f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
+        for trial in study.trials(TrialState.FAIL)
+    ]
+    return [*failed, *filter(None, [time_left(study)])]
+
+
+def time_left(study: Study) -> str:
+    """How long the present workers will need; empty while nothing tells."""
+    open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
+    spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
+    if not (spans and open_trials and (at_work := len(workers(study)))):
+        return ''
+    typical = statistics.median(span.total_seconds() for span in spans)
+    seconds = typical * max(1.0, len(open_trials) / at_work)
+    each, left = (datetime.timedelta(seconds=round(s)) for s in (typical, seconds))
+    return f'about {left} left: {len(open_trials)} trials of {each} (h:mm:ss), workers: {at_work}'
+
+
+def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
+    """The trial's state in a word, or who is at work on it."""
+    if trial.state == TrialState.RUNNING:
+        worker = at_work.get(trial.number)
+        return f'running on {worker}' if worker else 'interrupted'
+    return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
+
+
+def last_step(trial: FrozenTrial) -> str:
+    """Of its evaluations."""
+    return str(trial.last_step) if trial.last_step is not None else '-'
+
+
+def value(trial: FrozenTrial) -> str:
+    """Its final value, or the last one before its end."""
+    found = trial.value
+    if found is None and trial.last_step is not None:
+        found = trial.intermediate_values[trial.last_step]
+    return '-' if found is None else f'{found:.4f}'
+
+
+def number(what: Any) -> str:
+    """A value in a table; short if it is a float."""
+    if what is None:
+        return '-'
+    return f'{what:.4g}' if isinstance(what, float) else str(what)
+
+
+def best(study: Study) -> FrozenTrial:
+    """The trial with the best final value; the earlier one of two that are equal.
+
+    Raises:
+      UserError: while none is complete.
+    """
+    complete = study.trials(TrialState.COMPLETE)
+    if not complete:
+        raise UserError(f'no trial of the study {study.name!r} is complete')
+    sign = -1 if study.sweep.direction == 'maximize' else 1
+    return min(complete, key=lambda trial: sign * trial.values[0])
+
+
+def command(study: Study, trial: FrozenTrial) -> str:
+    """The command that trains as the trial did, in a new folder beside that of the sweep."""
+    point = {**study.sweep.overrides, **trial.params}
+    flags = [f'--config.{text}' for text in space.overrides(point)]
+    place = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)
+    return shlex.join(words)
