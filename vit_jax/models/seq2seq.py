@@ -152,7 +152,7 @@ class Model(nn.Module):
     def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
         """What the decoder needs of the source."""
         mask = padding_mask(source)
-        x = self._place(self.embed.source(source), self._rows(source.shape[1]))
+        x = self._add_positions(self.embed.source(source), self._position_table(source.shape[1]))
         return Memory(self.encoder(self.drop(x, train), mask, train), mask)
 
     def decode(
@@ -160,7 +160,7 @@ class Model(nn.Module):
     ) -> Float[Array, 'B T V']:
         """Scores of every next token, given the true ones before it."""
         tokens = target_in.shape[1]
-        x = self._place(self.embed.target(target_in), self._rows(tokens))
+        x = self._add_positions(self.embed.target(target_in), self._position_table(tokens))
         x = self.decoder(self.drop(x, train), causal_mask(tokens), memory, train)
         return self.embed.logits(x)
 
@@ -176,9 +176,9 @@ class Model(nn.Module):
         Returns:
           the scores of the token that follows, as `decode` gives them, and the next step's cache.
         """
-        row = self._rows(cache.max_len)[position]
+        row = self._position_table(cache.max_len)[position]
         x, cache = self.decoder.step(
-            self._place(self.embed.target(token), row)[:, None], cache, position
+            self._add_positions(self.embed.target(token), row)[:, None], cache, position
         )
         return self.embed.logits(x[:, 0]), cache
 
@@ -199,9 +199,9 @@ class Model(nn.Module):
             *collect(intermediates, 'decoder', targets, sources, 'cross'),
         ]
 
-    def _rows(self, tokens: int) -> Array:
+    def _position_table(self, tokens: int) -> Array:
         return jnp.asarray(sincos1d(tokens, self.width, self.positions), self.dtype)
 
-    def _place(self, x: Array, rows: Array) -> Array:
+    def _add_positions(self, x: Array, rows: Array) -> Array:
         """Embeddings times sqrt(D), section 3.4, plus positions, section 3.5."""
         return x * math.sqrt(self.width) + rows
