@@ -65,17 +65,17 @@ def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
 
 
 def test_growing_metrics_are_reached_from_below(folders) -> None:
-    (course,) = comparison.read(folders[:1])
-    course.series['accuracy'] = np.array([1, 2, 3]), np.array([0.1, 0.5, 0.4])
-    assert course.reached('accuracy', 0.45) == 2
-    assert course.reached('accuracy', 0.6) is None
+    (history,) = comparison.read(folders[:1])
+    history.series['accuracy'] = np.array([1, 2, 3]), np.array([0.1, 0.5, 0.4])
+    assert history.reached('accuracy', 0.45) == 2
+    assert history.reached('accuracy', 0.6) is None
 
 
-def test_the_picture_has_courses_over_time_and_bars(folders, tmp_path, capsys) -> None:
-    courses = comparison.read(folders)
-    figure = comparison.draw(courses, ['test/loss', 'bleu/bleu_*'], 'minutes')
-    course, bars = figure.axes
-    np.testing.assert_allclose(course.lines[0].get_xdata(), np.array([12, 36, 72]) / 60)
+def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys) -> None:
+    histories = comparison.read(folders)
+    figure = comparison.draw(histories, ['test/loss', 'bleu/bleu_*'], 'minutes')
+    history, bars = figure.axes
+    np.testing.assert_allclose(history.lines[0].get_xdata(), np.array([12, 36, 72]) / 60)
     assert [bar.get_height() for bar in bars.patches] == [36.0, 20.0, 18.0, 20.0]
     assert [label.get_text() for label in bars.get_xticklabels()] == ['1_8', '9_up']
     out = tmp_path / 'compared.png'
@@ -85,7 +85,7 @@ def test_the_picture_has_courses_over_time_and_bars(folders, tmp_path, capsys) -
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path) -> None:
     folders = [write(tmp_path / name / 'run', 1.0, [1.0]) for name in 'ab']
-    assert [course.name for course in comparison.read(folders)] == folders
+    assert [history.name for history in comparison.read(folders)] == folders
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser
+from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from vit_jax.viz.comparison import Course
+    from vit_jax.viz.comparison import History
 
 Row = dict[str, Any]
 
@@ -37,37 +38,37 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         figures.check_format(args.out, '--out')
-    courses = comparison.read(args.workdirs)
-    metrics = args.metric or comparison.shared(courses)
-    names = [name for metric in metrics for name in comparison.matching(courses, metric)]
-    rows = [row(folder, c, names) for folder, c in zip(args.workdirs, courses, strict=True)]
+    histories = comparison.read(args.workdirs)
+    metrics = args.metric or comparison.shared(histories)
+    names = [name for metric in metrics for name in comparison.matching(histories, metric)]
+    rows = [row(folder, c, names) for folder, c in zip(args.workdirs, histories, strict=True)]
     if args.reach is not None:
-        for one, course in zip(rows, courses, strict=True):
-            one |= reach(course, names[0], args.reach)
+        for one, history in zip(rows, histories, strict=True):
+            one |= reach(history, names[0], args.reach)
     if args.out is not None:
-        save(comparison.draw(courses, metrics, args.x), args.out)
+        save_figure(comparison.draw(histories, metrics, args.x), args.out, '--out')
     print(json.dumps(rows)) if args.json else print_table(rows)
     return 0
 
 
-def row(folder: str, course: Course, metrics: Sequence[str]) -> Row:
+def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
     """What a run cost, how fast it was, and the last value of each metric."""
     import numpy as np
 
     from vit_jax.storage import paths, run_folder
 
-    rate = {f'{unit}/s': value for unit, value in [course.rate() or ('images', None)]}
+    rate = {f'{unit}/s': value for unit, value in [history.rate() or ('images', None)]}
     return {
-        'run': course.name,
+        'run': history.name,
         'parameters': run_folder.count_parameters(paths.path(folder)),
-        'steps': course.steps,
-        'minutes': course.minutes(np.array([course.steps])).item(),
+        'steps': history.steps,
+        'minutes': history.minutes(np.array([history.steps])).item(),
         **rate,
-        **{metric: course.last(metric) for metric in metrics},
+        **{metric: history.last(metric) for metric in metrics},
     }
 
 
-def reach(course: Course, metric: str, value: float) -> Row:
+def reach(history: History, metric: str, value: float) -> Row:
     """When the metric came to `value`: the step and the minutes of training until then.
 
     Raises:
@@ -75,21 +76,11 @@ def reach(course: Course, metric: str, value: float) -> Row:
     """
     import numpy as np
 
-    if metric not in course.series:
-        raise UserError(f'{course.name} has no {metric!r} that could reach {value:g}')
-    step = course.reached(metric, value)
-    minutes = None if step is None else course.minutes(np.array([step])).item()
+    if metric not in history.series:
+        raise UserError(f'{history.name} has no {metric!r} that could reach {value:g}')
+    step = history.reached(metric, value)
+    minutes = None if step is None else history.minutes(np.array([step])).item()
     return {f'steps to {value:g}': step, f'minutes to {value:g}': minutes}
-
-
-def save(figure: Any, path: str) -> None:
-    """Raises UserError if the picture cannot be written."""
-    from vit_jax.viz import figures
-
-    try:
-        figures.save(figure, path)
-    except OSError as e:
-        raise UserError(f'--out {path!r} cannot be written: {e.strerror}') from e
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
 
@@ -86,11 +87,7 @@ def plot(argv: Sequence[str]) -> int:
     figures.check_format(args.output, '--output')
     options = read_options(args)
     figure = plots.draw(table.fit_curves(table.read_csv(args.csv), options), options)
-    try:
-        figures.save(figure, args.output)
-    except OSError as e:
-        raise UserError(f'--output {args.output!r} cannot be written: {e.strerror}') from e
-    print(args.output)
+    print(save_figure(figure, args.output, '--output'))
     return 0
 
 

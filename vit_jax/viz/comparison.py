@@ -22,7 +22,7 @@ BARS = '*'  # in a metric's name: the last values of all that it matches
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class History:
     """What a run has written.
 
     Attributes:
@@ -62,48 +62,50 @@ class Course:
         return int(steps[there.argmax()]) if there.any() else None
 
 
-def read(folders: Sequence[str]) -> list[Course]:
-    """The courses of runs, named by their folders.
+def read(folders: Sequence[str]) -> list[History]:
+    """The histories of runs, named by their folders.
 
     Raises:
       UserError: for a folder in which no run has logged anything.
     """
-    courses = []
+    histories = []
     for folder in folders:
         path = paths.path(folder)
         series = run_folder.read_series(path)
         if 'train/step_sec' not in series:
             raise UserError(f'{folder!r} holds no run that has logged anything')
-        courses.append(Course(path.name, series))
-    names = [course.name for course in courses]
+        histories.append(History(path.name, series))
+    names = [history.name for history in histories]
     if len(set(names)) < len(names):  # sweep/0/run and sweep/1/run, say
-        return [dataclasses.replace(c, name=str(f)) for c, f in zip(courses, folders, strict=True)]
-    return courses
+        return [
+            dataclasses.replace(c, name=str(f)) for c, f in zip(histories, folders, strict=True)
+        ]
+    return histories
 
 
-def matching(courses: Sequence[Course], metric: str) -> list[str]:
+def matching(histories: Sequence[History], metric: str) -> list[str]:
     """The metrics that a name, or one with a `*` in it, stands for, in the order of the runs.
 
     Raises:
       UserError: if no run has any.
     """
-    every = list(dict.fromkeys(name for course in courses for name in course.series))
+    every = list(dict.fromkeys(name for history in histories for name in history.series))
     if not (found := [name for name in every if fnmatch.fnmatchcase(name, metric)]):
         raise UserError(nearest('metric', metric, every))
     return found
 
 
-def shared(courses: Sequence[Course]) -> list[str]:
+def shared(histories: Sequence[History]) -> list[str]:
     """The metrics of evaluations that all runs have, or the loss where there is none."""
-    names = [n for n in courses[0].series if all(n in course.series for course in courses)]
+    names = [n for n in histories[0].series if all(n in history.series for history in histories)]
     return [n for n in names if not n.startswith('train/')] or ['train/loss']
 
 
-def draw(courses: Sequence[Course], metrics: Sequence[str], x: str = 'steps') -> Figure:
-    """One panel a metric: its course, or with a `*` in the name the last values as bars.
+def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
+    """One panel a metric: its history, or with a `*` in the name the last values as bars.
 
     Args:
-      courses: a colour each.
+      histories: a colour each.
       metrics: names.
       x: 'steps' or 'minutes'.
     """
@@ -114,21 +116,27 @@ def draw(courses: Sequence[Course], metrics: Sequence[str], x: str = 'steps') ->
         axes = figure.add_subplot(rows, columns, i + 1)
         figures.style(axes, metric)
         if BARS in metric:
-            _draw_bars(axes, courses, matching(courses, metric), metric)
+            _draw_bars(axes, histories, matching(histories, metric), metric)
         else:
-            _draw_courses(axes, courses, metric, x)
+            _draw_histories(axes, histories, metric, x)
         axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
     return figure
 
 
-def _draw_courses(axes: Axes, courses: Sequence[Course], metric: str, x: str) -> None:
-    for course, colour in zip(courses, _colours(courses), strict=True):
-        if metric in course.series:
-            steps, values = course.series[metric]
-            places = course.minutes(steps) if x == 'minutes' else steps
+def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: str) -> None:
+    for history, colour in zip(histories, _colours(histories), strict=True):
+        if metric in history.series:
+            steps, values = history.series[metric]
+            places = history.minutes(steps) if x == 'minutes' else steps
             mark = 'o' if len(values) < 30 else None
             axes.plot(
-                places, values, color=colour, label=course.name, marker=mark, markersize=3.5, lw=1.8
+                places,
+                values,
+                color=colour,
+                label=history.name,
+                marker=mark,
+                markersize=3.5,
+                lw=1.8,
             )
     if _spread(axes.dataLim.intervaly) > 30:
         axes.set_yscale('log')
@@ -146,17 +154,19 @@ def _spread(interval: np.ndarray) -> float:
     return high / low if low > 0 else 0.0
 
 
-def _draw_bars(axes: Axes, courses: Sequence[Course], metrics: Sequence[str], pattern: str) -> None:
-    width, before = 0.8 / len(courses), pattern.index(BARS)
+def _draw_bars(
+    axes: Axes, histories: Sequence[History], metrics: Sequence[str], pattern: str
+) -> None:
+    width, before = 0.8 / len(histories), pattern.index(BARS)
     places = np.arange(len(metrics))
-    for i, (course, colour) in enumerate(zip(courses, _colours(courses), strict=True)):
-        values = [course.last(metric) or 0.0 for metric in metrics]
-        shift = (i - (len(courses) - 1) / 2) * width
-        bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=course.name)
+    for i, (history, colour) in enumerate(zip(histories, _colours(histories), strict=True)):
+        values = [history.last(metric) or 0.0 for metric in metrics]
+        shift = (i - (len(histories) - 1) / 2) * width
+        bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
     axes.set_xticks(places, [metric[before:] for metric in metrics])
     axes.margins(y=0.35)  # room for the legend
 
 
-def _colours(courses: Sequence[Course]) -> list[str]:
-    return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(courses))]
+def _colours(histories: Sequence[History]) -> list[str]:
+    return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(histories))]
