@@ -33,8 +33,8 @@ MAPS = [
 class Model:
     """Offers the maps above whatever it sees."""
 
-    def apply(self, variables, image, train, mutable):
-        assert not train and mutable == ['intermediates']
+    def apply(self, variables, image, train, mutable, rngs):
+        assert not train and mutable == ['intermediates'] and not rngs
         return {'sum': image.sum()}, {}
 
     def attention_maps(self, intermediates, image):
@@ -44,7 +44,7 @@ class Model:
 
 @pytest.fixture
 def run():
-    task = SimpleNamespace(inputs=lambda batch: (jnp.asarray(batch['image']),))
+    task = SimpleNamespace(rngs=(), inputs=lambda batch: (jnp.asarray(batch['image']),))
     data = {'data': {}, 'evals': {}}
     config = SimpleNamespace(model=SimpleNamespace(name='toy'), evals={}, data=data)
     image = {'channels': 1, 'size': (8, 8)}

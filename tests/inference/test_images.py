@@ -144,3 +144,15 @@ def test_transforms_that_do_not_tell_where_pixels_come_from(tmp_path, monkeypatc
     assert photo.image.shape == (4, 4, 1)
     with pytest.raises(UserError, match='do not tell where pixels come from'):
         photo.to_original(np.zeros((1, 2)))
+
+
+def test_images_are_padded_as_in_evaluation(tmp_path):
+    Image.fromarray(halves(30, 60)).save(tmp_path / 'a.png')
+    run = run_on('digits', 'test', 'resize_small(8)')
+    run.image['size'] = None
+    with run.config.unlocked():
+        run.config.evals.test.sizes = ((8, 8), (12, 24))
+    photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
+    assert photo.image.shape == (12, 24, 1)
+    assert photo.fields['pixel_mask'].sum() == photo.fields['pixel_mask'][:8, :16].sum() == 8 * 16
+    np.testing.assert_allclose(photo.to_original(np.array([[16.0, 8.0]])), [[60, 30]])

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.data import images
+from vit_jax.data.fixed import fitted
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
@@ -26,11 +27,13 @@ class PhotoReader:
       channels: 3 for colour, 1 for grey.
       size: (height, width) that all images of the data have before the transforms;
         None where they come in any size, which the transforms then take care of.
+      padded: (height, width) that images are padded to after the transforms; None for no padding.
     """
 
     transforms: Transforms
     channels: int
     size: tuple[int, int] | None
+    padded: tuple[int, int] | None = None
 
     def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
         """Reads one file.
@@ -62,7 +65,7 @@ class PhotoReader:
             record = fit(record, size)
         else:
             record = record if self.size is None else fit(record, self.size)
-            record = self.transforms(record, example_rng(0, 0))
+            record = fitted(self.transforms(record, example_rng(0, 0)), self.padded)
         return {name: np.asarray(value) for name, value in record.items()}
 
 
@@ -81,9 +84,13 @@ def photo_reader(run: Run) -> PhotoReader:
     """
     if not run.image:
         raise UserError(f'{run.workdir}: the model of this run was not trained on images')
-    spec = without_annotations(eval_section(run.config).get('transforms', ''))
-    size = run.image['size']
-    return PhotoReader(parse_transforms(spec), run.image['channels'], tuple(size) if size else None)
+    section, size = eval_section(run.config), run.image['size']
+    return PhotoReader(
+        parse_transforms(without_annotations(section.get('transforms', ''))),
+        run.image['channels'],
+        tuple(size) if size else None,
+        tuple(section.sizes[-1]) if section.get('sizes') else None,
+    )
 
 
 def read_image(path: pathlib.Path, channels: int) -> np.ndarray:

@@ -205,7 +205,7 @@ def _lay_out(
     most: int,
 ) -> Figure:
     """Large pictures above sections of small ones, at most `most` in a section."""
-    inches, columns = 9.0, 6 if most <= 12 else 8
+    inches, columns = 9.0, max(4, min(most, 6 if most <= 12 else 8))
     across = len(large)
     tall = large['input'].shape[0] / large['input'].shape[1]
     rows = [1] + [-(-len(section) // columns) for section in sections.values()]

@@ -19,7 +19,7 @@ from vit_jax.viz.predictions import Context, Photo
 
 COLUMNS = ('class', 'probability')
 BAR = 'probability'
-ACROSS = 4  # images in a row of the picture
+ACROSS = 4  # at most, images in a row of the picture
 WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
 
 
@@ -59,8 +59,8 @@ def draw(
 ) -> Figure:
     """The images as the model sees them, and under each the bars of its classes."""
     listed = [rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)]
-    columns = min(ACROSS, len(photos))
-    lines = math.ceil(len(photos) / columns)
+    lines = math.ceil(len(photos) / ACROSS)
+    columns = math.ceil(len(photos) / lines)
     tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
     room = max(map(len, listed))
     heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
