@@ -28,7 +28,7 @@ PyTree = Any
 
 
 class Checkpointer:
-    """Writes and restores the steps of one run; every process of the run makes one.
+    """Saver and restorer of the steps of one run; every process of the run makes one.
 
     The caller holds the workdir's lock: what killed runs have left is removed.
 
@@ -69,7 +69,7 @@ class Checkpointer:
         return step_folder.finished(self.directory)
 
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
-        """Starts writing a step; returns once the arrays are copied from the devices.
+        """Start writing a step; return once the arrays are copied from the devices.
 
         Waits for the save before. A step that is already there is left alone.
 
@@ -93,14 +93,14 @@ class Checkpointer:
             self._fail(error)
 
     def check(self) -> None:
-        """Raises as `save` does if the save in the background has failed; call it often."""
+        """Raise as `save` does if the save in the background has failed; call it often."""
         try:
             self._writer.check_for_errors()
         except Exception as error:
             self._fail(error)
 
     def wait(self) -> None:
-        """Blocks until the save in the background is finished; raises as `save` does."""
+        """Block until the save in the background is finished; raise as `save` does."""
         if self._saving is None:
             return
         try:
@@ -113,7 +113,7 @@ class Checkpointer:
             manifest.prune(self.directory, *self._keep)
 
     def close(self) -> None:
-        """Waits for the save in the background and ends Orbax's threads."""
+        """Wait for the save in the background and end Orbax's threads."""
         try:
             self.wait()
         finally:
@@ -123,7 +123,7 @@ class Checkpointer:
     def restore_latest(
         self, target: PyTree, *, strict: bool = False, cast: bool = False
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
-        """Restores the newest intact step; None if no save was ever finished.
+        """Restore the newest intact step; None if no save was ever finished.
 
         What is newer is moved out of the way with a warning, so that the run can save
         these steps again: unfinished ones are deleted, damaged ones go to `rejected/`.
@@ -146,7 +146,7 @@ class Checkpointer:
         return None if step < 0 else _read(self.directory, step, target, cast)
 
     def _list_files(self) -> None:
-        """Runs on process 0 when all processes have written, just before the commit."""
+        """Write the manifest: on process 0, when all processes have written, before the commit."""
         assert self._saving is not None
         manifest.write(self._staging.folder, self._saving)
         self._staging.put(self._saving)
@@ -180,7 +180,7 @@ class Checkpointer:
 def restore(
     directory: str | Path, step: int, target: PyTree, *, cast: bool = False
 ) -> tuple[int, PyTree, dict[str, Any]]:
-    """Restores one step of any run as `Checkpointer.restore_latest` does; changes nothing there.
+    """Restore one step of any run as `Checkpointer.restore_latest` does, and change nothing there.
 
     Args:
       directory: a run's `checkpoints` directory.
@@ -207,7 +207,7 @@ def _read(
 def load_variables(
     directory: str | Path, step: int | None = None, *, ema: bool = True
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
-    """Reads what inference needs into numpy arrays; nothing of the optimizer is read.
+    """Read what inference needs into numpy arrays; the optimizer state is not read.
 
     Args:
       directory: a run's `checkpoints` directory, of which nothing is changed.
@@ -235,7 +235,7 @@ def load_variables(
 def load_mean(
     directory: str | Path, step: int | None, count: int
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
-    """As `load_variables`, the mean of the variables of `step` and the `count` - 1 steps before it.
+    """Load the mean of the variables over `step` and the `count` - 1 kept steps before it.
 
     Vaswani et al. 2017, section 6.1, take the last 5 checkpoints, 10 minutes apart, or the last 20.
 
@@ -280,7 +280,7 @@ def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserErr
 
 
 def _disk_trouble(error: BaseException | None) -> str | None:
-    """Why the disk refused, or None if the error is about something else."""
+    """Reason for which the disk refused, or None if the error is about something else."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror

@@ -1,4 +1,4 @@
-"""One step on disk: the items that hold a state, what fits a run, reading all or a part.
+"""The items of a saved step: splitting a state into them, and reading all or some of them.
 
 `variables` holds what inference needs, `training` the optimizer's state and the rest,
 `meta` JSON.
@@ -32,7 +32,7 @@ def handler() -> ocp.CompositeCheckpointHandler:
 
 
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
-    """What Orbax is to write."""
+    """The items that Orbax is to write."""
     items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
     return ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
 
@@ -64,7 +64,7 @@ def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[
 
 
 def _split(state: PyTree) -> Items:
-    """Sorts the fields of a state (a dataclass or a dict): what inference needs, and the rest.
+    """Sort the fields of a state (a dataclass or a dict) into what inference needs and the rest.
 
     An item without any array is left out.
     """
@@ -83,7 +83,7 @@ def _join(target: PyTree, items: Items) -> PyTree:
 
 
 def _require_fit(directory: Path, stored: Items, wanted: Items, cast: bool) -> None:
-    """Compares the arrays of a checkpoint with those of a run.
+    """Compare the arrays of a checkpoint with those of a run.
 
     Raises:
       UserError: naming the arrays that are missing or unknown, or differ in shape
@@ -115,7 +115,7 @@ def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
 
 
 def _restore_args(items: Items) -> ocp.args.Composite:
-    """Asks for the given arrays alone: on devices if they have a sharding, else in numpy."""
+    """Request for the given arrays alone: on devices if they have a sharding, else in numpy."""
     trees = {
         name: ocp.args.PyTreeRestore(
             item=tree,

@@ -1,4 +1,4 @@
-"""The manifests of saved steps: written before the commit, compared when read, and what is kept.
+"""Which saved steps are intact, and which are kept: manifests, pruning, and what crashes leave.
 
 The manifest of a step lists the sha256 of every file. Plain files only: no JAX, no Orbax.
 """
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(root: Path, step: int) -> None:
-    """Lists the files of a step that Orbax has written and not yet committed.
+    """List the files of a step that Orbax has written and not yet committed.
 
     The manifest is part of what the commit makes visible: a rename, or in object storage the
     mark that Orbax puts when all else is there. Files directly in the step's directory are
@@ -38,17 +38,17 @@ def write(root: Path, step: int) -> None:
 
 
 def written(root: Path, step: int) -> Path:
-    """Where Orbax has written a step that it has not yet committed."""
+    """The folder in which Orbax has written a step that it has not yet committed."""
     return next(iter(root.glob(f'{step}{_UNFINISHED}*')), root / str(step))
 
 
 def commit(directory: Path) -> None:
-    """Marks a step that was copied as finished, as Orbax does."""
+    """Mark a step that was copied as finished, as Orbax does."""
     paths.write_atomic(directory / step_folder.COMMITTED, b'')
 
 
 def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
-    """Reads the files back and compares them with the manifest.
+    """Read the files back and compare them with the manifest.
 
     Args:
       directory: of one step, named by its number.
@@ -86,7 +86,7 @@ def prune(root: Path, keep_last: int, keep_every: int) -> None:
 
 
 def _delete(directory: Path) -> None:
-    """A kill in the middle of the deletion leaves nothing that looks like a finished step."""
+    """Delete a step so that a kill on the way leaves nothing that looks finished."""
     if paths.is_remote(directory):
         (directory / step_folder.COMMITTED).unlink(missing_ok=True)
     else:
@@ -95,14 +95,14 @@ def _delete(directory: Path) -> None:
 
 
 def discard(root: Path, step: int) -> None:
-    """Removes what a failed save has written; other processes may still be writing."""
+    """Remove what a failed save has written; other processes may still be writing."""
     for path in root.glob(f'{step}{_UNFINISHED}*'):
         with contextlib.suppress(OSError):
             paths.remove(path)
 
 
 def clear_newer(root: Path, step: int | None) -> None:
-    """Makes way for the steps after `step` (None: for all).
+    """Make way for the steps after `step` (None: for all).
 
     Unfinished steps are deleted, finished ones are moved to `rejected/`.
     """

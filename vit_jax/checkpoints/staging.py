@@ -1,4 +1,4 @@
-"""Steps on this machine on their way to or from a place that Orbax does not reach.
+"""Local copies of steps, on their way to or from a place that Orbax does not reach.
 
 Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
 a folder of this machine and put from it, and brought here to be restored.
@@ -20,7 +20,7 @@ from vit_jax.storage import paths
 
 
 class Staging:
-    """Where Orbax writes the steps of `directory`: there, or in a local folder if it cannot.
+    """The place where Orbax writes the steps of `directory`: there, or a local folder if it cannot.
 
     Raises:
       UserError: if several processes would have to share a local folder.
@@ -39,14 +39,14 @@ class Staging:
         self.folder = Path(self._local.name)
 
     def put(self, step: int) -> None:
-        """Copies a step that is written but not yet committed; the mark of a commit comes last."""
+        """Copy a step that is written but not yet committed; the mark of the commit comes last."""
         if self._local is None:
             return
         paths.copy(manifest.written(self.folder, step), self._directory / str(step))
         manifest.commit(self._directory / str(step))
 
     def clear(self) -> None:
-        """Frees the local disk once no save is under way."""
+        """Free the local disk once no save is under way."""
         if self._local is not None:
             for step in self.folder.iterdir():
                 shutil.rmtree(step)

@@ -1,4 +1,4 @@
-"""Launchers: a command of vit_jax as a job of Slurm's, or on TPUs that SkyPilot rents.
+"""Launchers: a command of vit_jax as a Slurm job, or on TPUs that SkyPilot rents.
 
 command   what is launched, as each process of the job runs it
 slurm     an sbatch script

@@ -1,4 +1,4 @@
-"""What is launched, as each process of the job runs it."""
+"""The command that is launched, as each process of the job runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
 
 
 def require_bucket(words: Sequence[str]) -> None:
-    """Checks that what the command writes outlives the machine that it runs on.
+    """Check that what the command writes outlives the machine that it runs on.
 
     Raises:
       UserError: if its --workdir is a local folder.

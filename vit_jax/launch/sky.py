@@ -16,7 +16,7 @@ from vit_jax.launch import command
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One of Cloud TPUs.
+    """A generation of Cloud TPUs.
 
     Attributes:
       runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes).
@@ -48,7 +48,7 @@ uv pip install --python .venv -c constraints.txt -e '.[tpu,gcs,sweep]'
 
 @dataclasses.dataclass(frozen=True)
 class SkyJob:
-    """What to run, and where.
+    """What to run on Cloud TPUs, and where.
 
     Attributes:
       words: the command, as `['train', '--config', ...]`.
@@ -123,7 +123,7 @@ def text(job: SkyJob) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """A dumper that writes text of several lines as a block."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:

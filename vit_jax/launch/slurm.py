@@ -16,7 +16,7 @@ from vit_jax.launch import command
 
 @dataclasses.dataclass(frozen=True)
 class SlurmJob:
-    """What to run, and where.
+    """What to run on a cluster, and with which resources.
 
     Attributes:
       words: the command, as `['train', '--config', ...]`.

@@ -1,4 +1,4 @@
-"""Hands a script or a task to the program that runs it."""
+"""Submission: hand a script or a task to the program that runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 
 def slurm(script: str) -> str:
-    """Submits an sbatch script and returns the number of the job.
+    """Submit an sbatch script and return the number of the job.
 
     Raises:
       UserError: without sbatch, or if it refuses.
@@ -22,7 +22,7 @@ def slurm(script: str) -> str:
 
 
 def sky(name: str, task: str) -> str:
-    """Submits a SkyPilot task as a managed job and returns what SkyPilot prints.
+    """Submit a SkyPilot task as a managed job and return what SkyPilot prints.
 
     Raises:
       UserError: without SkyPilot, or if it refuses.

@@ -1,4 +1,4 @@
-"""One curve through noisy points: log-Huber loss, many starts, bootstrap bands, honest warnings."""
+"""Fit of one curve to noisy points: log-Huber loss, many starts, bootstrap bands, warnings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Fit:
 
 
 def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> Fit:
-    """Fits a form to points.
+    """Fit a form to points.
 
     Args:
       form: which.
@@ -107,7 +107,7 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
 
 
 def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
-    """Root mean square of log(predicted) - log(y): of points held out, the extrapolation error."""
+    """Root mean square of log(predicted) - log(y); for points held out, the extrapolation error."""
     return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
 
 
@@ -117,7 +117,7 @@ def rms(values: np.ndarray) -> float:
 
 
 def frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which points [N] no other beats with as little x and a lower y: the Pareto frontier.
+    """Mask [N] of the Pareto frontier: no other point has a lower y with as little x.
 
     Membership depends on points of smaller or equal x only.
     """
@@ -179,7 +179,7 @@ def _bootstrap(
     count: int,
     seed: int,
 ) -> np.ndarray:
-    """Refits with moving blocks of residuals, neighbours together, as they are correlated.
+    """Refit with residuals resampled in moving blocks, because neighbours are correlated.
 
     Returns:
       [count, P]: theta of each (Künsch 1989), searched from the fit's own.
@@ -208,7 +208,7 @@ def _warnings(
     replicates: np.ndarray,
     scales: tuple[np.ndarray, float],
 ) -> tuple[str, ...]:
-    """What the points do not tell."""
+    """A line for each thing that the points do not tell."""
     warnings = []
     if len(residuals) < 2 * len(form.names):
         warnings.append(
@@ -239,7 +239,7 @@ def _at_edge(name: str, value: float, lower: bool) -> str:
 def _standard_errors(
     theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
 ) -> np.ndarray:
-    """Standard errors [P] by linearisation; zero for what is held."""
+    """Standard errors [P] by linearisation; zero for parameters that are not fitted."""
     errors = np.zeros(len(theta))
     noise = np.sum(residuals**2) / max(len(residuals) - len(free), 1)
     covariance = np.linalg.pinv(jacobian[:, free].T @ jacobian[:, free], hermitian=True)
@@ -248,7 +248,7 @@ def _standard_errors(
 
 
 def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
-    """Half the 90 % interval: the wider of the linear estimate and of the bootstrap."""
+    """Half the width of the 90 % interval, by linearisation or by the bootstrap, the wider one."""
     linear = 1.645 * errors[i]
     if not len(replicates):
         return float(linear)
@@ -257,7 +257,7 @@ def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndar
 
 
 def summary(curve: Fit) -> dict[str, Any]:
-    """What a fit says, as JSON can hold it."""
+    """The fit as JSON values."""
     return {
         'form': curve.form.name,
         'params': curve.params,

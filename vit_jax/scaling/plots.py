@@ -31,7 +31,7 @@ WORDS = {
 
 
 def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
-    """Few curves in one panel, many in a panel each; logarithmic axes.
+    """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
     Filled points were fitted to, hollow ones were held out, and right of the dotted line
     the curve is an extrapolation. The shade is the 90 % band of the bootstrap.
@@ -72,14 +72,14 @@ def _title(options: FitOptions) -> str:
 
 
 def spoken(column: str) -> str:
-    """A column of run folders in words: `1-test/accuracy` -> `test error`."""
+    """Name of a column in words: `1-test/accuracy` -> `test error`."""
     if column.startswith('1-') and column.endswith('/accuracy'):
         return column.removeprefix('1-').removesuffix('/accuracy') + ' error'
     return WORDS.get(column, column)
 
 
 def _colours(curves: Sequence[Curve]) -> list[Any]:
-    """A colour a curve; with several columns, one a value of the first, paler for the first curves.
+    """A colour for each curve; with several columns one for each value of the first, in shades.
 
     Curves of one family stand in the order of the other columns, so that dark is large.
     """
@@ -97,7 +97,7 @@ def _colours(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _boundary(curve: Curve) -> float | None:
-    """Between what was fitted to and what was held out; None if nothing was."""
+    """The x between what was fitted to and what was held out; None if nothing was."""
     fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
     if not len(held):
         return None
@@ -126,7 +126,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
 
 
 def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
-    """Of forms with two columns of x: predicted over measured."""
+    """Draw predicted over measured values, for forms with two columns of x."""
     figure = _figure(5.6, 5 + 0.2 * len(curves))
     axes = figure.add_subplot()
     for curve, colour in zip(curves, _colours(curves), strict=True):
@@ -185,7 +185,7 @@ def _legend(curve: Curve) -> str:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Below the axes, where no point lies."""
+    """Put the legend below the axes, where no point lies."""
     figure.legend(
         loc='outside lower left',
         frameon=False,
@@ -212,7 +212,7 @@ def _finish(axes: Axes, title: str, curves: Sequence[Curve], few: bool) -> None:
 
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
-    """Labels that a reader finds at least two of, also within one decade."""
+    """Label the ticks so that at least two labels show, even within one decade."""
     axis = axes.xaxis if which == 'x' else axes.yaxis
     decades = math.log10(high / low)
     if decades > (1.2 if few else 2):

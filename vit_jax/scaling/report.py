@@ -9,7 +9,7 @@ from vit_jax.scaling.table import label
 
 
 def markdown(summary: Mapping[str, Any], n_taken: int, n_runs: int) -> str:
-    """A page about the fits of `table.summary`, with the picture that lies beside it.
+    """A page in Markdown about the fits of `table.summary`, with the picture that lies beside it.
 
     Args:
       summary: of the curves.

@@ -1,4 +1,4 @@
-"""Run folders as a table: one row a run with its size, its cost and what came out."""
+"""Run folders as a table: a row for each run, with its size, its cost and its results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
 
 
 def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
-    """One run, finished or not.
+    """Read the row of one run, finished or not.
 
     Returns:
       run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
@@ -88,7 +88,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
-    """Chips times the time of the steps."""
+    """Number of chips times the time of the steps, in hours."""
     described = re.fullmatch(r'(\d+) x (.+) \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
@@ -97,7 +97,7 @@ def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
 
 
 def _seconds(step_sec: Series) -> np.ndarray:
-    """The time of the steps between each line of metrics and the one before."""
+    """Seconds of training between each line of metrics and the one before."""
     steps, seconds = step_sec
     return np.diff(steps, prepend=0) * seconds
 

@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """What is fitted.
+    """Which columns are fitted by which form, and what is held out.
 
     Attributes:
       x: the columns of x, as many as the form takes.
@@ -69,7 +69,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The values that tell it from the others."""
+        """Its values of the columns that tell the curves apart."""
         return label(self.by)
 
 
@@ -107,7 +107,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
 
 
 def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
-    """One curve a group, in the order of their values, if these are numbers, or of appearance.
+    """Fit one curve to each group, in the order of its values, or of appearance if they are words.
 
     Rows without a value of x or y are left out.
 
@@ -133,13 +133,13 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
 
 
 def require_fit(curves: Sequence[Curve]) -> None:
-    """Raises UserError if no curve could be fitted."""
+    """Raise UserError if no curve could be fitted."""
     if all(curve.fit is None for curve in curves):
         raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
 
 
 def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """By each column in turn."""
+    """Sort by each column in turn."""
     keys = list(keys)
     ranks = [_ranks(column) for column in zip(*keys, strict=True)]
     return sorted(keys, key=lambda key: [rank[v] for rank, v in zip(ranks, key, strict=True)])
@@ -206,7 +206,7 @@ def _curve(
 
 
 def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> np.ndarray:
-    """Which points are fitted to; of two columns of x, the last tells what is held out."""
+    """Mask of the points that are fitted to; of two columns of x, the last decides."""
     if options.holdout_column is None:
         return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
     marks = np.array([_number(row, options.holdout_column, '--holdout-column') for row in group])
@@ -216,7 +216,7 @@ def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> n
 
 
 def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """The frontier; what is fitted to is chosen without a look at what is held out."""
+    """Mask of the frontier; that of the points fitted to is found without those held out."""
     if x.shape[1] != 1:
         raise UserError('--frontier: takes one column of x')
     chosen = fit_lib.frontier(x[:, 0], y)
@@ -234,7 +234,7 @@ def _extrapolation(
 
 
 def summary(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
-    """All curves and their median extrapolation error, as JSON can hold it."""
+    """All curves and their median extrapolation error as JSON values."""
     return {
         'x': list(options.x),
         'y': options.y,
@@ -256,7 +256,7 @@ def _curve_summary(curve: Curve) -> dict[str, Any]:
 
 
 def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
-    """The other form's median, and on which share of the curves this one extrapolates better."""
+    """The other form's median error, and on how many curves this form extrapolates better."""
     pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
     both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
     better = sum(ours < other for ours, other in both)

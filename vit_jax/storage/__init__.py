@@ -1,1 +1,1 @@
-"""Folders on disks and in object storage: paths, whole files, locks."""
+"""Run folders on disks and in object storage: paths, whole files, locks, what lies in them."""

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_store(folder: pathlib.Path) -> Any:
-    """TensorStore's view of a remote folder, which can write on a condition."""
+    """Open a remote folder with TensorStore, which can make a write conditional."""
     import tensorstore
 
     scheme, _, rest = os.fspath(folder).partition('://')
@@ -77,7 +77,7 @@ class Lease:
                 raise refused(owner)
 
     def renew(self) -> bool:
-        """Shows that the owner lives; False if the object is no longer its own."""
+        """Show that the owner is alive; return False if the object is no longer its own."""
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
@@ -89,7 +89,7 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Deletes the object if it is still this process's."""
+        """Delete the object if it is still this process's."""
         try:
             self._write(None)
         except (ValueError, OSError) as error:  # what the run has written stands
@@ -104,7 +104,7 @@ class Lease:
 
 
 def describe(owner: Record) -> str:
-    """Who holds a folder, for a message."""
+    """Describe in a message who holds a folder."""
     return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
 
@@ -117,7 +117,7 @@ def _owner(found: Any) -> Record:
 
 
 def keep(held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float) -> None:
-    """Renews the lease every so many seconds, until `held` is closed and it is released.
+    """Renew the lease every so many seconds until `held` is closed, which releases it.
 
     A process that was suspended for so long that another took over ends at once: both would
     write the same files.

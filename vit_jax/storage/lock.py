@@ -1,4 +1,4 @@
-"""A run's folder: one owner at a time, and small files that are whole or absent."""
+"""The lock of a run folder: it has one owner at a time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class InUse(UserError):
-    """Another run holds the folder."""
+    """A folder is held by another run."""
 
 
 @contextlib.contextmanager
 def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Makes the folder if absent and keeps other runs out of it; process 0 holds the lock.
+    """Make the folder if absent and keep other runs out of it; process 0 holds the lock.
 
     The lock is an advisory one of the kernel's on `path/lock`, so it ends with its
     process however that dies. The file also names the owner, and its time stamp is
@@ -52,14 +52,14 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 
 @contextlib.contextmanager
 def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """As `lock`, by this process alone: the others of its job are not asked."""
+    """Lock a folder as `lock` does, by this process alone: the others of its job are not asked."""
     with contextlib.ExitStack() as held:
         _hold(held, paths.path(path), silent_seconds)
         yield
 
 
 def holder(path: str | Path) -> dict[str, Any] | None:
-    """Who holds the folder, as `host`, `pid` and `since`; None if nobody does.
+    """Owner of the folder, as `host`, `pid` and `since`; None if nobody holds it.
 
     For display: the lock is not touched, so that nobody who tries for it meanwhile fails. An
     owner on this host lives if its process does; one on another, if its time stamp is recent.
@@ -83,7 +83,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
-    """Takes the lock until `held` is closed."""
+    """Take the lock until `held` is closed."""
     if paths.is_remote(path):
         return _hold_lease(held, path, silent_seconds)
     try:
@@ -124,7 +124,7 @@ def _take(file: int, path: Path, silent_seconds: float) -> None:
 
 
 def _record() -> dict[str, Any]:
-    """What the lock says of this process."""
+    """The record that describes this process."""
     return {
         'host': socket.gethostname(),
         'pid': os.getpid(),
@@ -149,7 +149,7 @@ def _in_use(path: Path, owner: dict[str, Any]) -> str:
 
 
 def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
-    """Returns once the owner on another host has proved dead."""
+    """Wait until the owner on another host has proved dead."""
     owner, seen = _owner(file), os.fstat(file).st_mtime_ns
     _log.warning(
         'waiting %g s to see whether the run in %s is alive: %s',

@@ -57,18 +57,18 @@ def path(text: str | os.PathLike[str]) -> Path:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-    """As `path`; a local one does not depend on the working directory."""
+    """The path of a folder or file; a local one does not depend on the working directory."""
     found = path(text)
     return found if is_remote(found) else found.resolve()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether it is in object storage."""
+    """Tell whether the path is in object storage."""
     return _scheme(os.fspath(path)) is not None
 
 
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
-    """Whether Orbax writes arrays there: to local folders and to gs://."""
+    """Tell whether Orbax can write arrays there: to local folders and to gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
 
 
@@ -79,7 +79,7 @@ def _scheme(name: str) -> str | None:
 
 @contextlib.contextmanager
 def reaching(path: os.PathLike[str]) -> Iterator[None]:
-    """Makes one line of what object storage refuses: there every library has its own errors.
+    """Turn any error of object storage, whose libraries all have their own, into one line.
 
     Raises:
       UserError: for an error in the block, if the path is remote.
@@ -102,7 +102,7 @@ def why(error: BaseException) -> str:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Says whether a run could write to the folder, at once and without a trace.
+    """Check at once, and without a trace, that a run could write to the folder.
 
     Raises:
       UserError: if the folder, or the nearest one above that exists, is not writable.
@@ -135,18 +135,18 @@ def read_text(path: Path) -> str | None:
 
 
 def modified(path: Path) -> float:
-    """When the file was last written, in seconds since the epoch."""
+    """Time of the last write to the file, in seconds since the epoch."""
     stat: Any = path.stat()
     return stat.mtime if is_remote(path) else stat.st_mtime
 
 
 def write_text_atomic(file: str | os.PathLike[str], text: str) -> None:
-    """`write_atomic` of the text in UTF-8."""
+    """Write text in UTF-8 as `write_atomic` does."""
     write_atomic(file, text.encode())
 
 
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file that appears whole or not at all, whatever interrupts the writing.
+    """Write a file that appears whole or not at all, whatever interrupts the writing.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
@@ -169,7 +169,7 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a local folder with those above it; a remote one needs no making."""
+    """Make a local folder and those above it; a remote one exists with its first file."""
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -185,7 +185,7 @@ def files(folder: Path) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Deletes a folder and all that is in it; other processes may still be writing there."""
+    """Delete a folder and all that is in it; other processes may still be writing there."""
     if not is_remote(folder):
         shutil.rmtree(folder)
         return
@@ -196,7 +196,7 @@ def remove(folder: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies all files of a folder; one of the two, or both, are remote."""
+    """Copy all files of a folder; one of the two, or both, are remote."""
     for name in files(source):
         make_folder((target / name).parent)
         with (
@@ -235,23 +235,23 @@ class Mirror:
         self._last: concurrent.futures.Future[None] | None = None
 
     def fetch(self, name: str) -> None:
-        """Brings a file of the remote folder here, if it is there."""
+        """Bring a file of the remote folder here, if it is there."""
         if self.folder is not self._remote and (text := read_text(self._remote / name)) is not None:
             (self.folder / name).write_text(text, encoding='utf-8')
 
     def publish(self) -> None:
-        """Starts putting what has changed, unless that is still under way."""
+        """Start uploading what has changed, unless an upload is still under way."""
         if self.folder is self._remote or (self._last and not self._last.done()):
             return
         self._last = self._thread.submit(self._try_to_put)
 
     def flush(self) -> None:
-        """Puts what has changed and waits for it."""
+        """Upload what has changed, and wait for it."""
         if self.folder is not self._remote:
             self._thread.submit(self._try_to_put).result()
 
     def close(self) -> None:
-        """Puts the last changes.
+        """Upload the last changes.
 
         Raises:
           UserError: if object storage cannot be reached.

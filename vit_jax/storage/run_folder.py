@@ -97,7 +97,7 @@ def _sorted(points: dict[int, float]) -> Series:
 
 
 def steps(folder: paths.Path) -> list[int]:
-    """The steps of which a finished checkpoint is kept, ascending; their files are not read."""
+    """The steps with a finished checkpoint in ascending order; their files are not read."""
     return step_folder.finished(folder / CHECKPOINTS)
 
 
@@ -108,6 +108,6 @@ def newest(folder: paths.Path) -> paths.Path | None:
 
 
 def count_parameters(folder: paths.Path) -> int | None:
-    """How many parameters the model has; None if there is no checkpoint."""
+    """Number of parameters of the model; None if there is no checkpoint."""
     step = newest(folder)
     return None if step is None else step_folder.count_parameters(step)

@@ -31,7 +31,7 @@ class Damaged(Exception):
 
 
 def numbered(root: paths.Path) -> list[int]:
-    """The steps that a folder of checkpoints has folders of, finished or not, ascending."""
+    """All steps in a folder of checkpoints, finished or not, in ascending order."""
     entries = root.iterdir() if root.is_dir() else ()
     numbers = (p for p in entries if p.name.isdecimal() and p.name == str(int(p.name)))
     return sorted(int(p.name) for p in numbers if p.is_dir())
@@ -43,7 +43,7 @@ def finished(root: paths.Path) -> list[int]:
 
 
 def is_finished(directory: paths.Path) -> bool:
-    """Whether the step was saved to its end."""
+    """Tell whether the step was saved to its end."""
     return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
@@ -67,13 +67,13 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
 
 
 def read_meta(directory: paths.Path) -> dict[str, Any]:
-    """What the run said of itself when it saved the step; {} if that is not there."""
+    """What the run said of itself when it saved the step; {} if that file is missing."""
     text = paths.read_text(directory / META / 'metadata')
     return {} if text is None else json.loads(text)
 
 
 def count_parameters(directory: paths.Path) -> int | None:
-    """How many numbers the arrays under `params` hold, as Orbax lists their shapes."""
+    """Number of parameters, by the shapes that Orbax lists; None if that file is missing."""
     text = paths.read_text(directory / VARIABLES / '_METADATA')
     if text is None:
         return None

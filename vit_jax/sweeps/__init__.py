@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one config, kept as a study of Optuna's, shared by any number of workers.
+"""Sweeps: many runs of one config, kept as an Optuna study that any number of workers share.
 
 space     what a sweep file says: a base config, points or ranges, how to search and to prune
 study     a study in its storage, and the folder that all its workers share

@@ -19,7 +19,7 @@ from vit_jax.sweeps.study import Study, run_number
 
 @contextlib.contextmanager
 def claimed(study: Study) -> Iterator[Trial | None]:
-    """A trial that lost its worker, or else the next that waits; None if there is neither."""
+    """Claim a trial that lost its worker, or else the next that waits; None if there is neither."""
     for state in (TrialState.RUNNING, TrialState.WAITING):
         for frozen in study.trials(state):
             with contextlib.ExitStack() as held:
@@ -34,7 +34,7 @@ def claimed(study: Study) -> Iterator[Trial | None]:
 
 
 def take(study: Study, frozen: FrozenTrial) -> Trial | None:
-    """The trial as one that runs; None if it ended or was taken before it was claimed.
+    """Start or continue the trial; None if it ended or was taken before it was claimed.
 
     One whose workers died too often fails here.
     """
@@ -51,7 +51,7 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
 
 
 def count_attempt(study: Study, trial: Trial) -> bool:
-    """Counts a beginning of the trial; fails it, and returns False, if there were too many.
+    """Count an attempt at the trial; after too many, fail the trial and return False.
 
     Only those count that end neither in order nor with anything new saved, so that a long run
     on machines that come and go is not given up, but one that kills its workers is.
@@ -67,13 +67,13 @@ def count_attempt(study: Study, trial: Trial) -> bool:
 
 
 def note(trial: Trial | None, name: str, value: Any) -> None:
-    """Stores an attribute of the trial; as `end` and `fail`, on process 0 alone."""
+    """Store an attribute of the trial; like `end` and `fail`, on process 0 alone."""
     if trial:
         trial.set_user_attr(name, value)
 
 
 def end(trial: Trial | None, state: TrialState, value: float | None = None) -> None:
-    """Tells the study how a trial ended."""
+    """Tell the study how a trial ended."""
     if trial:
         frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
@@ -81,6 +81,6 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
 
 
 def fail(trial: Trial | None, reason: str) -> None:
-    """Tells the study that a trial failed, and why."""
+    """Tell the study that a trial failed, and why."""
     note(trial, 'error', reason)
     end(trial, TrialState.FAIL)

@@ -21,7 +21,7 @@ MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
 
 def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
-    """Draws the course of every trial, and its final value over each dimension.
+    """Draw the course of every trial, and its final value over each dimension.
 
     Trials that were pruned have no final value; they stand at the worse edge.
 
@@ -36,7 +36,7 @@ def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
 
 
 def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
-    """One panel for the courses and one a dimension, at most three a row."""
+    """Draw one panel for the courses and one for each dimension, at most three in a row."""
     dimensions = study.sweep.dimensions()
     panels = 1 + len(dimensions)
     columns = 2 if panels in (2, 4) else 3
@@ -105,7 +105,7 @@ def _dimension(
 
 
 def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
-    """Where values stand on the horizontal axis, whose scale and ticks are set."""
+    """Set the scale and ticks of the horizontal axis, and return where the values stand on it."""
     if isinstance(dimension, space.Range):
         if dimension.log:
             axes.set_xscale('log')

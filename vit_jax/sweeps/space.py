@@ -50,7 +50,7 @@ Dimension = Choice | Range
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What to run.
+    """A base config, the trials that vary it, and how they are searched and judged.
 
     Attributes:
       config: the base, as for `--config`: FILE[:ARG].
@@ -142,7 +142,7 @@ def _check_dimension(name: str, dimension: Dimension) -> None:
 
 
 def contains(dimension: Dimension, value: Any) -> bool:
-    """Whether the dimension can have the value."""
+    """Tell whether the dimension can have the value."""
     if isinstance(dimension, Choice):
         return value in dimension.values
     return not isinstance(value, str) and dimension.low <= value <= dimension.high

@@ -19,7 +19,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def counts(study: Study) -> dict[str, int]:
-    """How many trials are in each state, or interrupted; a diverged one is pruned too."""
+    """Number of trials in each state, or interrupted; a diverged one counts as pruned."""
     trials, at_work = study.trials(), workers(study)
     found = collections.Counter(trial.state for trial in trials)
     running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
@@ -28,7 +28,7 @@ def counts(study: Study) -> dict[str, int]:
 
 
 def workers(study: Study) -> dict[int, str]:
-    """Who is at work on which trial, as HOST:PID; who is not there has lost its worker."""
+    """Workers by trial, as HOST:PID; a running trial that is not there has lost its worker."""
     found = {
         trial.number: lock.holder(study.claim_folder(trial.number))
         for trial in study.trials(TrialState.RUNNING)
@@ -37,7 +37,7 @@ def workers(study: Study) -> dict[int, str]:
 
 
 def rows(study: Study) -> list[list[str]]:
-    """A line a trial that has begun: number, state, last step evaluated, value, and its point."""
+    """A row for each trial that has begun: number, state, last step evaluated, value, point."""
     at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
     return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
@@ -61,7 +61,7 @@ def notes(study: Study) -> list[str]:
 
 
 def time_left(study: Study) -> str:
-    """How long the present workers will need; empty while nothing tells."""
+    """Estimate of the time that the present workers will need; empty while nothing tells."""
     open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
     spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
     if not (spans and open_trials and (at_work := len(workers(study)))):
@@ -81,7 +81,7 @@ def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
 
 
 def last_step(trial: FrozenTrial) -> str:
-    """Of its evaluations."""
+    """The last step that was evaluated."""
     return str(trial.last_step) if trial.last_step is not None else '-'
 
 

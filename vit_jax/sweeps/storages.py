@@ -1,4 +1,4 @@
-"""Where a study is kept: a journal, a file of SQLite, or a database."""
+"""The storage of a study: a journal, a SQLite file, or a database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_password(storage: str) -> str:
 
 
 def open_storage(storage: str, new: bool = False) -> BaseStorage:
-    """Optuna's storage; `new` allows a file to be made.
+    """Open Optuna's storage; `new` allows a file to be made.
 
     Raises:
       UserError: if it cannot be opened.

@@ -70,11 +70,11 @@ class Study:
         )
 
     def run_folder(self, number: int) -> pathlib.Path:
-        """Of a trial, or of the one that it continues."""
+        """Run folder of a trial, or of the one that it continues."""
         return self.folder / f'{number:04d}'
 
     def claim_folder(self, number: int) -> pathlib.Path:
-        """Locked by who is at work on a trial."""
+        """The folder that a worker locks while it is at work on a trial."""
         return self.folder / 'claims' / str(number)
 
     def config(self, point: dict[str, Any]) -> ConfigDict:
@@ -99,7 +99,7 @@ def vary(base: ConfigDict, point: space.Point) -> ConfigDict:
 def create(
     sweep: space.Sweep, name: str, storage: str = '', folder: str | pathlib.Path | None = None
 ) -> Study:
-    """Makes a study and queues all its trials.
+    """Make a study and queue all its trials.
 
     Args:
       sweep: what to run.
@@ -130,7 +130,7 @@ def create(
 
 
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
-    """Raises UserError for what would make every trial fail."""
+    """Raise UserError for what would make every trial fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
     evaluation = sweep.metric.partition('/')[0]
@@ -142,7 +142,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
 
 
 def _fill(study: Study, token: str) -> None:
-    """Creates Optuna's study; what says that it is whole is written last."""
+    """Create Optuna's study; the token that says that it is whole is written last."""
     name, storage = study.name, study.storage
     if name in optuna.get_all_study_names(storage):
         if 'token' in optuna.load_study(study_name=name, storage=storage).user_attrs:
@@ -160,7 +160,7 @@ def _fill(study: Study, token: str) -> None:
 
 
 def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None = None) -> Study:
-    """A study that was created here or elsewhere.
+    """Open a study that was created here or elsewhere.
 
     Args:
       name: of the study.
@@ -188,7 +188,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
 
 
 def retry(study: Study) -> int:
-    """Queues the trials that failed again, each to go on in its run folder; returns how many."""
+    """Queue failed trials again, each to go on in its run folder; return how many."""
     by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
     failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
     for number in failed:
@@ -197,12 +197,12 @@ def retry(study: Study) -> int:
 
 
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
-    """Which run is the trial's: its own, or that of the failed trial that it repeats."""
+    """Number of the trial's run: its own, or that of the failed trial that it repeats."""
     return trial.user_attrs.get('run', trial.number)
 
 
 def require_shared_folder(study: Study) -> None:
-    """Workers see by the folder who is at work and what is saved: it has to be the same one.
+    """Check that this worker sees the folder that all others share, with their claims and runs.
 
     Raises:
       UserError: if it is not.

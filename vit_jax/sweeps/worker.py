@@ -30,7 +30,7 @@ from vit_jax.trainer.meter import Diverged
 
 @dataclasses.dataclass
 class Work:
-    """What a worker has done.
+    """Tally of what a worker has done.
 
     Attributes:
       finished: number of trials that it brought to an end of any kind.
@@ -59,7 +59,7 @@ class ClaimedTrial:
 
 
 def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Work:
-    """Runs trials until none is left to claim, or `limit` of them are finished.
+    """Run trials until none is left to claim, or `limit` of them are finished.
 
     Args:
       study: as from `open_study`.
@@ -86,7 +86,7 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
 
 @contextlib.contextmanager
 def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
-    """What process 0 claims, on all of them; None if nothing is left."""
+    """Claim a trial on process 0 and tell all others of it; None if nothing is left."""
     with claimed(study) if jax.process_index() == 0 else contextlib.nullcontext() as trial:
         words = trial and [trial.number, run_number(trial), suggest(study, trial)]
         if (words := processes.broadcast(words)) is None:
@@ -97,7 +97,7 @@ def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
 
 
 def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str:
-    """Trains a trial and tells the study; returns what went wrong, if its config cannot run.
+    """Train a trial and tell the study; return what went wrong if its config cannot run.
 
     A run that diverges counts as pruned, so that a search learns from it. What is interrupted
     stays a running trial, which a worker takes up.
@@ -132,7 +132,7 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
 
 
 def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -> float:
-    """The final value of the trial.
+    """Train a trial and return its final value.
 
     Raises:
       Diverged: also if that is not a finite number.
@@ -160,7 +160,7 @@ def _suggest(trial: Trial, name: str, dimension: space.Dimension) -> Any:
 
 
 def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
-    """Passes evaluations on to the study, and says when its pruner ends the run.
+    """A callback that passes evaluations to the study and says when its pruner ends the run.
 
     Evaluations that a resumed run repeats are already there.
     """

@@ -27,7 +27,7 @@ _SMOOTH_FROM = 60  # points; shorter curves are read as they are
 
 
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
-    """Which metrics share a panel: those with the same last word, as in `test/loss`.
+    """Group metrics into panels by their last word, as `loss` of `test/loss`.
 
     First those that every run has, then whatever else its evaluations report: what has a course
     before what was measured once.
@@ -56,7 +56,7 @@ def plot_curves(workdir: str | paths.Path) -> paths.Path | None:
 
 
 def draw(series: dict[str, Series], groups: dict[str, list[str]], title: str) -> Figure:
-    """One panel a group, at most three a row; a prefix keeps its colour in all of them."""
+    """Draw one panel for each group, at most three in a row; a prefix keeps its colour."""
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
