@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax.storage import paths, step_folder
@@ -39,7 +40,17 @@ def write(root: Path, step: int) -> None:
 
 def written(root: Path, step: int) -> Path:
     """The folder in which Orbax has written a step that it has not yet committed."""
-    return next(iter(root.glob(f'{step}{_UNFINISHED}*')), root / str(step))
+    return next(_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
+
+
+def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
+    """Folders of steps that Orbax was still writing, whose names begin so.
+
+    No glob: epath takes the characters `[*?` in the name of the run folder for a pattern.
+    """
+    for entry in root.iterdir() if root.is_dir() else ():
+        if _UNFINISHED in entry.name and entry.name.startswith(beginning):
+            yield entry
 
 
 def commit(directory: Path) -> None:
@@ -79,7 +90,12 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
 
 
 def prune(root: Path, keep_last: int, keep_every: int) -> None:
-    """Deletes finished steps but the newest `keep_last` and the multiples of `keep_every`."""
+    """Delete finished steps but the newest `keep_last` and the multiples of `keep_every`.
+
+    Orbax's `CheckpointManager` does not do this for us: it counts steps without regard to their
+    manifests, deletes them in place, where a kill leaves half a step that looks finished, and
+    does not reach s3://.
+    """
     for step in step_folder.finished(root)[:-keep_last]:
         if not keep_every or step % keep_every:
             _delete(root / str(step))
@@ -96,7 +112,7 @@ def _delete(directory: Path) -> None:
 
 def discard(root: Path, step: int) -> None:
     """Remove what a failed save has written; other processes may still be writing."""
-    for path in root.glob(f'{step}{_UNFINISHED}*'):
+    for path in list(_uncommitted(root, f'{step}{_UNFINISHED}')):
         with contextlib.suppress(OSError):
             paths.remove(path)
 
@@ -106,7 +122,7 @@ def clear_newer(root: Path, step: int | None) -> None:
 
     Unfinished steps are deleted, finished ones are moved to `rejected/`.
     """
-    for path in root.glob(f'*{_UNFINISHED}*'):
+    for path in list(_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
         paths.remove(path)
     for newer in (n for n in step_folder.numbered(root) if step is None or n > step):

@@ -3,6 +3,10 @@
 A local path is a `pathlib.Path`. A remote one is an `etils.epath.Path`, which has the same methods
 over fsspec. An object appears whole or not at all, but there is no renaming, no appending, and a
 folder is only the beginning of names.
+
+Local paths are not epath's too: its glob takes `[*?` in the folder's own name for a pattern, its
+stat needs an entry in the password file and rounds to seconds, and its listing hides names that
+end in `~`.
 """
 
 from __future__ import annotations
