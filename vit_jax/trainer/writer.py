@@ -16,7 +16,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from vit_jax.storage import run_folder
-from vit_jax.storage.paths import Mirror, write_text_atomic
+from vit_jax.storage.mirror import Mirror
+from vit_jax.storage.paths import write_text_atomic
 from vit_jax.viz import curves
 
 

@@ -1,0 +1,79 @@
+"""Files of a run folder that grow, in object storage, where nothing can be appended to."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import pathlib
+import tempfile
+
+from vit_jax.errors import UserError
+from vit_jax.storage import paths
+
+_log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """A local folder for files that grow, and their copies in a remote folder.
+
+    A thread uploads the files whole. If the folder is local, `folder` is that folder itself and
+    there is nothing to upload.
+
+    Attributes:
+      folder: the one to write to.
+    """
+
+    def __init__(self, remote: paths.Path):
+        self.folder, self._remote = remote, remote
+        if not paths.is_remote(remote):
+            return
+        self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
+        self.folder = pathlib.Path(self._spool.name) / remote.name
+        self.folder.mkdir()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'mirror')
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._last: concurrent.futures.Future[None] | None = None
+
+    def fetch(self, name: str) -> None:
+        """Bring a file of the remote folder here, if it is there."""
+        if self.folder is self._remote:
+            return
+        if (text := paths.read_text(self._remote / name)) is not None:
+            (self.folder / name).write_text(text, encoding='utf-8')
+
+    def publish(self) -> None:
+        """Start uploading what has changed, unless an upload is still under way."""
+        if self.folder is self._remote or (self._last and not self._last.done()):
+            return
+        self._last = self._thread.submit(self._try_to_put)
+
+    def flush(self) -> None:
+        """Upload what has changed, and wait for it."""
+        if self.folder is not self._remote:
+            self._thread.submit(self._try_to_put).result()
+
+    def close(self) -> None:
+        """Upload the last changes.
+
+        Raises:
+          UserError: if object storage cannot be reached.
+        """
+        if self.folder is self._remote:
+            return
+        self._thread.shutdown()
+        with self._spool:
+            self._put()
+
+    def _try_to_put(self) -> None:
+        try:
+            self._put()
+        except UserError as error:
+            _log.warning('%s; it is tried again', error)
+
+    def _put(self) -> None:
+        for file in self.folder.iterdir():
+            status = file.stat()
+            now = status.st_size, status.st_mtime_ns
+            if self._sent.get(file.name) != now:
+                paths.write_atomic(self._remote / file.name, file.read_bytes())
+                self._sent[file.name] = now
