@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
-from vit_jax.storage import paths as storage
+from vit_jax.storage import paths
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLOURS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
@@ -43,22 +43,22 @@ def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> No
     axes.set_title(title, fontsize=size, color=INK, pad=3)
 
 
-def check_format(path: str | storage.Path, flag: str) -> None:
+def check_format(path: str | paths.Path, flag: str) -> None:
     """Raises UserError unless the file's suffix names a format that figures can have."""
-    if storage.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
+    if paths.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
 
 
-def save(figure: Figure, path: str | storage.Path, dpi: int = 150) -> storage.Path:
+def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     """Writes a figure in the format of the path's suffix; the folder is made if missing.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
     """
-    path = storage.path(path)
-    storage.make_folder(path.parent)
+    path = paths.path(path)
+    paths.make_folder(path.parent)
     picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
     figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
-    storage.write_atomic(path, picture.getvalue())
+    paths.write_atomic(path, picture.getvalue())
     return path
