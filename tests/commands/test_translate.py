@@ -226,8 +226,11 @@ def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     assert found['text'] == reader.vocab.decode(found['tokens'])
     (tmp_path / 'in.txt').write_text('3 1 4\n2 7 x\n')
     for words, message in [
-        (['3 1 4', '10 2'], "line 2: '10' is none of the digits 0 to 9; write them with spaces"),
-        (['--file', str(tmp_path / 'in.txt')], "line 2: 'x' is none of the digits"),
+        (
+            ['3 1 4', '10 2'],
+            "line 2: tokenize: '10' is none of the digits 0 to 9; write them with spaces",
+        ),
+        (['--file', str(tmp_path / 'in.txt')], "line 2: tokenize: 'x' is none of the digits"),
     ]:
         assert cli.main([*argv, *words]) == 2
         captured = capsys.readouterr()
