@@ -13,7 +13,8 @@ from vit_jax import __main__
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED
-from vit_jax.interop import files, vision_transformer
+from vit_jax.interop import files
+from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
 from vit_jax.runtime import processes
 from vit_jax.trainer import meter

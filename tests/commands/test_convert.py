@@ -8,9 +8,10 @@ import pytest
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax.commands.convert import write_transformers
+from vit_jax import interop
 from vit_jax.inference import load as inference_lib
-from vit_jax.interop import bit, files, load, vision_transformer
+from vit_jax.interop import files, load
+from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
 VIT = dict(num_classes=5, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
@@ -91,9 +92,9 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
 @pytest.mark.parametrize('name', ['vit', 'bit'])
 def test_names_of_classes_come_along(folder, tmp_path, name):
     names = ('ant', 'bee', 'cat', 'dog', 'emu')
-    foreign = dataclasses.replace(load.read(folder / f'{name}.npz'), class_names=names)
+    imported = dataclasses.replace(load.read(folder / f'{name}.npz'), class_names=names)
     assert load.read(folder / f'{name}.npz').class_names == ()
-    write_transformers(foreign, tmp_path / 'folder')
+    interop.write(imported, tmp_path / 'folder')
     assert inference_lib.load_foreign(tmp_path / 'folder').class_names == names
 
 

@@ -11,7 +11,8 @@ from vit_jax import __main__ as cli
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
 from vit_jax.inference.attention import choose_stack, look, stacked
-from vit_jax.interop import bit, files, vision_transformer
+from vit_jax.interop import files
+from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit
 
 VIT = dict(num_classes=10, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.interop.files import Foreign
+from vit_jax.interop.imported import ImportedModel
 from vit_jax.models.vit import Model
 
 SHAPE = {
@@ -50,7 +50,7 @@ def apply(model: Any, params: Any, images: Any) -> Any:
         return jax.jit(model.apply)({'params': params}, images)
 
 
-def ours(foreign: Foreign, images: Any) -> Any:
+def ours(imported: ImportedModel, images: Any) -> Any:
     """What our model returns with the parameters that were read."""
-    model = Model(**{k: v for k, v in foreign.model.items() if k != 'name'})
-    return apply(model, foreign.params, images)
+    model = Model(**{k: v for k, v in imported.model.items() if k != 'name'})
+    return apply(model, imported.params, images)

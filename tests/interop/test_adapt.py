@@ -1,5 +1,6 @@
 """Parameters made to fit another head, image size, patch size, and scanned blocks."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,16 +8,32 @@ import pytest
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt
+from vit_jax.interop import adapt as adapting
 from vit_jax.models import vit
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
 
 
 def shapes(size=(16, 16), channels=3, **fields):
-    model = vit.Model(**FIELDS | fields)
+    return shapes_of(vit.Model(**FIELDS | fields), size, channels)
+
+
+def shapes_of(model, size=(16, 16), channels=3):
     images = jax.ShapeDtypeStruct((1, *size, channels), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
+def adapt(params, size=(16, 16), channels=3, *, old=None, method='bilinear', **fields):
+    """Parameters for images of `size`; `old` is the size that they were made for."""
+    model = vit.Model(**FIELDS | fields)
+    return adapting.adapt(
+        params,
+        shapes_of(model, size, channels),
+        model,
+        old_size=old,
+        new_size=size,
+        posemb=method,
+    )
 
 
 def random(like, seed=0):
@@ -51,7 +68,7 @@ def images():
 
 
 def test_what_fits_stays_as_it_is(params):
-    adapted, notes = adapt.adapt(params, shapes(), new_grid=(4, 4))
+    adapted, notes = adapt(params)
     assert notes == []
     assert_same(adapted, params)
 
@@ -60,7 +77,7 @@ def test_what_fits_stays_as_it_is(params):
 def test_scanned_and_unrolled_blocks_compute_the_same(scan, images):
     before, after = scan
     params = random(shapes(scan=before))
-    adapted, notes = adapt.adapt(params, shapes(scan=after))
+    adapted, notes = adapt(params, scan=after)
     assert notes == []
     assert jax.tree.map(np.shape, adapted) == jax.tree.map(np.shape, shapes(scan=after))
     expected = logits(params, images, scan=before)
@@ -70,13 +87,13 @@ def test_scanned_and_unrolled_blocks_compute_the_same(scan, images):
 
 def test_unroll_is_the_inverse_of_stacking():
     params = random(shapes(scan=True))
-    unrolled = adapt.unroll(params)
+    unrolled = adapting.unroll(params)
     assert jax.tree.map(np.shape, unrolled) == jax.tree.map(np.shape, shapes())
     stacked = params['encoder']['blocks']['mlp']['fc1']['kernel']
     np.testing.assert_array_equal(
         unrolled['encoder']['block_1']['mlp']['fc1']['kernel'], stacked[1]
     )
-    assert_same(adapt.adapt(unrolled, params)[0], params)
+    assert_same(adapt(unrolled, scan=True)[0], params)
 
 
 @pytest.mark.parametrize(
@@ -89,30 +106,29 @@ def test_unroll_is_the_inverse_of_stacking():
 )
 def test_a_head_that_does_not_fit_starts_anew(old, new, note):
     params = random(shapes(num_classes=old))
-    adapted, notes = adapt.adapt(params, shapes(num_classes=new))
+    adapted, notes = adapt(params, num_classes=new)
     assert notes == [note]
     assert_same(adapted, params, but={'head/kernel', 'head/bias'})
     assert 'head' not in adapted
 
 
 def test_no_head_on_either_side_is_no_news():
-    body = shapes(num_classes=None)
-    assert adapt.adapt(random(body), body)[1] == []
+    assert adapt(random(shapes(num_classes=None)), num_classes=None)[1] == []
 
 
 def test_without_pre_logits_their_head_is_of_no_use():
     params = random(shapes(representation_size=16))
-    adapted, notes = adapt.adapt(params, shapes())
+    adapted, notes = adapt(params)
     assert notes == [
         'pre_logits: left out, the model has none',
         'head: its 4 classes start anew without pre_logits',
     ]
     assert {'head', 'pre_logits'}.isdisjoint(adapted)
-    adapted, notes = adapt.adapt(params, shapes(representation_size=16, num_classes=9))
+    adapted, notes = adapt(params, representation_size=16, num_classes=9)
     assert len(notes) == 1
     assert 'pre_logits' in adapted
     with pytest.raises(UserError, match=r'pre_logits/bias \(16,\) is missing'):
-        adapt.adapt(random(shapes()), shapes(representation_size=16))
+        adapt(random(shapes()), representation_size=16)
 
 
 def test_position_embeddings_of_a_linear_function_are_resized_exactly():
@@ -121,22 +137,22 @@ def test_position_embeddings_of_a_linear_function_are_resized_exactly():
     params = random(shapes())
     plane = (2 * row - 3 * column + 1).reshape(1, 16, 1).repeat(16, axis=2).astype(np.float32)
     params['pos_embed'][:, 1:] = plane
-    adapted, notes = adapt.adapt(params, shapes((12, 28)), new_grid=(3, 7))
+    adapted, notes = adapt(params, (12, 28))
     assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bilinear)']
     row, column = np.meshgrid(np.linspace(0, 1, 3), np.linspace(0, 1, 7), indexing='ij')
     expected = (2 * row - 3 * column + 1).reshape(1, 21, 1).repeat(16, axis=2)
     np.testing.assert_allclose(adapted['pos_embed'][:, 1:], expected, atol=1e-6)
     np.testing.assert_array_equal(adapted['pos_embed'][:, :1], params['pos_embed'][:, :1])
     assert_same(adapted, params, but={'pos_embed'})
-    bicubic, notes = adapt.adapt(params, shapes((12, 28)), new_grid=(3, 7), posemb='bicubic')
+    bicubic, notes = adapt(params, (12, 28), method='bicubic')
     assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bicubic)']
     assert np.abs(bicubic['pos_embed'] - adapted['pos_embed']).max() > 1e-3
 
 
 def test_grids_of_as_many_patches_are_not_the_same(params):
-    adapted, notes = adapt.adapt(params, shapes((8, 32)), new_grid=(2, 8))
+    adapted, notes = adapt(params, (8, 32))
     assert notes == ['pos_embed: 4 x 4 patches resized to 2 x 8 (bilinear)']
-    back = adapt.adapt(adapted, shapes((8, 32)), old_grid=(2, 8), new_grid=(2, 8))
+    back = adapt(adapted, (8, 32), old=(8, 32))
     assert back[1] == []
     assert_same(back[0], adapted)
 
@@ -144,16 +160,16 @@ def test_grids_of_as_many_patches_are_not_the_same(params):
 def test_a_grid_that_is_no_square_has_to_be_known():
     params = random(shapes((8, 20)))
     with pytest.raises(UserError, match=r'10 patches, which form no square.*4 x 4'):
-        adapt.adapt(params, shapes(), new_grid=(4, 4))
-    adapted, _ = adapt.adapt(params, shapes(), old_grid=(2, 5), new_grid=(4, 4))
+        adapt(params)
+    adapted, _ = adapt(params, old=(8, 20))
     assert adapted['pos_embed'].shape == (1, 17, 16)
 
 
 def test_patches_of_another_size_give_the_same_tokens():
     """Twice the size: the tokens of an image enlarged by it are those of the image."""
     params = random(shapes(num_classes=None, pool='gap'))
-    target = shapes((32, 32), num_classes=None, pool='gap', patch_size=8)
-    adapted, notes = adapt.adapt(params, target, new_grid=(4, 4))
+    fields = dict(num_classes=None, pool='gap', patch_size=8)
+    adapted, notes = adapt(params, (32, 32), old=(16, 16), **fields)
     assert notes == ['patch_embed: 4 x 4 resized to 8 x 8']
     rng = np.random.default_rng(0)
     coarse = rng.standard_normal((4, 4)).astype(np.float32)
@@ -174,17 +190,126 @@ def test_patches_of_another_size_give_the_same_tokens():
         (dict(pool='gap'), r'pos_embed has shape \(1, 17, 16\) instead of \(1, 16, 16\)'),
         (dict(posemb='sincos2d'), r'pos_embed \(1, 17, 16\) is unknown'),
         (dict(channels=1), r'patch_embed/kernel has shape \(4, 4, 3, 16\) instead of \(4, 4, 1'),
-        (dict(size=(20, 20)), r'pos_embed has shape \(1, 17, 16\) instead of \(1, 26, 16\)'),
+        (
+            dict(size=(20, 20), old=(12, 12)),
+            r'pos_embed has shape \(1, 17, 16\) instead of \(1, 26, 16\)',
+        ),
     ],
 )
 def test_every_other_difference_names_parameters_and_shapes(params, fields, message):
     with pytest.raises(UserError, match=message):
-        adapt.adapt(params, shapes(**fields))
+        adapt(params, **{'old': (16, 16)} | fields)
 
 
 def test_overlay_replaces_leaves_alone():
     initial = {'a': {'b': 1, 'c': 2}, 'd': 3}
-    assert adapt.overlay(initial, {'a': {'c': 5}}) == {'a': {'b': 1, 'c': 5}, 'd': 3}
+    assert adapting.overlay(initial, {'a': {'c': 5}}) == {'a': {'b': 1, 'c': 5}, 'd': 3}
     assert initial == {'a': {'b': 1, 'c': 2}, 'd': 3}
     with pytest.raises(KeyError):
-        adapt.overlay(initial, {'e': {'f': 1}})
+        adapting.overlay(initial, {'e': {'f': 1}})
+
+
+class Detector(nn.Module):
+    """A model with a ViT's body below `backbone` and parts of its own."""
+
+    backbone: nn.Module = vit.Model(**FIELDS | {'num_classes': None})
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        return nn.Dense(4, name='boxes')(self.backbone(images, train)['tokens'])
+
+    def resize_params(self, params, old_size, new_size, method):
+        part = params.get('backbone', {})
+        body, notes = self.backbone.resize_params(part, old_size, new_size, method)
+        return params | {'backbone': body} if part else params, notes
+
+
+def select(params, text, model, size=(16, 16), old=(16, 16)):
+    target = shapes_of(model, size)
+    return adapting.adapt(params, target, model, old_size=old, new_size=size, select=text)
+
+
+def test_a_part_starts_the_same_part_of_another_model(params):
+    other = vit.Model(**FIELDS | {'num_classes': 9, 'pool': 'map', 'posemb': 'sincos2d'})
+    adapted, notes = select(params, 'encoder, patch_embed', other)
+    assert adapted.keys() == {'encoder', 'patch_embed'}
+    assert_same(adapted, {name: params[name] for name in adapted})
+    count = len(flat(params['encoder']))
+    assert notes == [
+        f'encoder: {count} parameters read',
+        'patch_embed: 2 parameters read',
+        'head, map_head: not selected, starts anew',
+    ]
+
+
+def test_a_part_of_a_part_starts_alone(params):
+    model = vit.Model(**FIELDS)
+    adapted, notes = select(
+        params, 'encoder/block_0,encoder/block_2/norm1->encoder/block_1/norm2', model
+    )
+    assert adapted['encoder'].keys() == {'block_0', 'block_1'}
+    np.testing.assert_array_equal(
+        adapted['encoder']['block_1']['norm2']['bias'],
+        params['encoder']['block_2']['norm1']['bias'],
+    )
+    assert 'encoder/block_1/norm2: 2 parameters read from encoder/block_2/norm1' in notes
+    assert notes[-1].startswith('cls_token, encoder/block_1/attention, encoder/block_1/mlp, ')
+
+
+def test_a_body_becomes_the_backbone_of_another_model_and_is_resized():
+    body = random(shapes(num_classes=None))
+    adapted, notes = select(body, '->backbone', Detector(), size=(24, 24))
+    assert adapted.keys() == {'backbone'}
+    assert_same(adapted['backbone'], body, but={'pos_embed'})
+    assert adapted['backbone']['pos_embed'].shape == (1, 37, 16)
+    assert notes == [
+        f'backbone: {len(flat(body))} parameters read from the top',
+        'boxes: not selected, starts anew',
+        'pos_embed: 4 x 4 patches resized to 6 x 6 (bilinear)',
+    ]
+    back, notes = select(adapted, 'backbone->', vit.Model(**FIELDS), (24, 24), (24, 24))
+    assert_same(back, adapted['backbone'])
+    assert notes[1:] == ['head: none to read, 4 classes start anew']
+
+
+def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
+    stacked, _ = select(params, 'encoder', vit.Model(**FIELDS, scan=True))
+    assert stacked['encoder']['blocks']['norm1']['bias'].shape == (3, 16)
+    parted, _ = select(stacked, 'encoder/block_1', vit.Model(**FIELDS))
+    assert_same(parted['encoder'], {'block_1': params['encoder']['block_1']})
+    with pytest.raises(UserError, match='holds all blocks in one array: select all, or none'):
+        select(params, 'encoder/block_1', vit.Model(**FIELDS, scan=True))
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        (
+            'encodr',
+            "checkpoint has no parameters below 'encodr'; did you mean 'encoder'.*: cls",
+        ),
+        ('encoder/block_7', "did you mean 'encoder/block_"),
+        (
+            'encoder->bakbone',
+            "model has no parameters below 'bakbone'; did you mean 'backbone'",
+        ),
+        ('encoder->backbone', r'backbone/block_0/attention/out/bias \(16,\) is unknown; '),
+        ('encoder->backbone/encoder,encoder->backbone/encoder', 'two parts are for backbone/enc'),
+        ('a->b->c', 'write PATH or THEIRS->OURS'),
+        ('encoder,', 'write PATH or THEIRS->OURS'),
+        ('cls_token->boxes/bias', r'boxes/bias has shape \(1, 1, 16\) instead of \(4,\)'),
+    ],
+)
+def test_a_selection_that_leads_nowhere_is_one_line(params, text, message):
+    with pytest.raises(UserError, match=message) as error:
+        select(params, text, Detector())
+    assert '\n' not in str(error.value)
+
+
+def test_layers_that_a_model_does_not_call_head_have_to_fit(params):
+    class Headless(vit.Model):
+        head_layers = ('other',)
+
+    model = Headless(**FIELDS | {'num_classes': 7})
+    with pytest.raises(UserError, match=r'head/bias has shape \(4,\) instead of \(7,\)'):
+        adapting.adapt(params, shapes_of(model), model)

@@ -10,7 +10,8 @@ from PIL import Image
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.interop import bit, files, load, vision_transformer
+from vit_jax.interop import files, load
+from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
@@ -101,12 +102,12 @@ def test_a_run_folder(smoke_run, suffix):
 
 
 def test_keywords_of_a_run_are_complete(smoke_run):
-    foreign = load.read(smoke_run)
-    assert foreign.model['name'] == 'vit'
-    assert foreign.model['posemb'] == 'sincos2d'
-    assert foreign.model['norm_eps'] == 1e-6
-    assert foreign.image_size == (8, 8)
-    assert foreign.source == f'run {smoke_run}, step 20'
+    imported = load.read(smoke_run)
+    assert imported.model['name'] == 'vit'
+    assert imported.model['posemb'] == 'sincos2d'
+    assert imported.model['norm_eps'] == 1e-6
+    assert imported.image_size == (8, 8)
+    assert imported.source == f'run {smoke_run}, step 20'
 
 
 def test_mistakes(npz, tmp_path):
@@ -118,7 +119,7 @@ def test_mistakes(npz, tmp_path):
     params = random_params(vit.Model(**FIELDS), (8, 20))
     flat = vision_transformer.write(params, {'name': 'vit', **FIELDS})
     files.write_npz(tmp_path / 'wide.npz', flat)
-    with pytest.raises(UserError, match=r'11 rows.*give the image size'):
+    with pytest.raises(UserError, match=r'10 patches.*give the image size'):
         vit_jax.load(tmp_path / 'wide.npz')
     (tmp_path / 'checkpoints' / '3').mkdir(parents=True)
     with pytest.raises(UserError, match='no finished checkpoint'):

@@ -12,7 +12,8 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.interop import files, vision_transformer
+from vit_jax.interop import files
+from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
@@ -117,6 +118,26 @@ def test_images_of_another_size_and_scanned_blocks(config, tmp_path, capsys):
     )
 
 
+def test_an_encoder_starts_a_model_with_other_parts(config, tmp_path, capsys):
+    config.optim.lr = 0.1
+    train.train(config, tmp_path / 'before')
+    before = saved(tmp_path / 'before')
+    config.optim.lr = 1e-30
+    config.model.update(num_classes=None, pool='map', posemb='sincos2d', scan=True)
+    config.data.classes = config.evals.test.classes = (3, 5, 8)
+    config.init = {'from': str(tmp_path / 'before'), 'select': 'encoder,patch_embed'}
+    capsys.readouterr()
+    train.train(config, tmp_path / 'after')
+    after, printed = saved(tmp_path / 'after'), capsys.readouterr().out
+    assert after.keys() == {'encoder', 'patch_embed', 'map_head', 'head'}
+    assert_close(after['patch_embed'], before['patch_embed'])
+    for i in range(2):
+        block = jax.tree.map(lambda x, i=i: x[i], after['encoder']['blocks'])
+        assert_close(block, before['encoder'][f'block_{i}'])
+    assert 'patch_embed: 2 parameters read\n' in printed
+    assert 'head, map_head: not selected, starts anew\n' in printed
+
+
 def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tmp_path, capsys):
     random_npz(tmp_path / 'a.npz')
     config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bilinear'}
@@ -141,9 +162,9 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tm
 def test_the_flag_needs_no_section(repo, tmp_path):
     spec = f'{repo}/experiments/vit/digits.py:smoke'
     config = config_lib.load(spec, ['init.from=a.npz'])
-    assert config.init.to_dict() == {'from': 'a.npz', 'posemb': 'bilinear'}
-    config = config_lib.load(spec, ['init.posemb=bicubic', 'init.from=gs://b/a.npz:img'])
-    assert config.init.to_dict() == {'from': 'gs://b/a.npz:img', 'posemb': 'bicubic'}
+    assert config.init.to_dict() == {'from': 'a.npz'}
+    config = config_lib.load(spec, ['init.select=a->b', 'init.from=gs://b/a.npz:img'])
+    assert config.init.to_dict() == {'from': 'gs://b/a.npz:img', 'select': 'a->b'}
     assert 'init' not in config_lib.load(spec)
     for override, message in [
         ('init.form=a.npz', "did you mean 'from'"),
@@ -156,6 +177,7 @@ def test_the_flag_needs_no_section(repo, tmp_path):
 
 MISTAKES = {
     'no file': (None, 'no.npz'),
+    'no such part': ({}, "no parameters below 'encodr'; did you mean 'encoder'?"),
     'another width': (
         dict(width=32),
         r'cls_token has shape (1, 1, 32) instead of (1, 1, 16)',
@@ -175,6 +197,8 @@ def test_mistakes_are_one_line_and_write_nothing(repo, tmp_path, capsys, mistake
     config = f'{repo}/experiments/vit/digits.py:smoke'
     folder = tmp_path / 'run'
     argv = ['train', '--config', config, *words, f'--config.init.from={path}']
+    if mistake == 'no such part':
+        argv.append('--config.init.select=encodr')
     assert main([*argv, '--workdir', str(folder)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ''

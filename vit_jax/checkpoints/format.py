@@ -13,16 +13,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax.errors import UserError
 from vit_jax.storage.step_folder import META, TRAINING, VARIABLES
-from vit_jax.tree_paths import path_name
+from vit_jax.tree_paths import path_name, require_fit
 
 PyTree = Any
 Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
 
 ITEMS_OF_INFERENCE = (VARIABLES, META)
 _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
-_FAULTS_NAMED = 5
 
 
 def handler() -> ocp.CompositeCheckpointHandler:
@@ -46,7 +44,14 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
     """
     wanted = _split(target)
     with ocp.Checkpointer(handler()) as reader:
-        _require_fit(directory, _stored(reader, directory), wanted, cast)
+        require_fit(
+            _arrays(_stored(reader, directory)),
+            _arrays(wanted),
+            f'the checkpoint {directory} does not fit this config',
+            dtypes=not cast,
+            first='params/',
+            advice='. Use the config that it was trained with, or another --workdir',
+        )
         restored = reader.restore(directory, args=_restore_args(wanted))
     return _join(target, {name: restored[name] for name in wanted}), restored[META]
 
@@ -82,32 +87,6 @@ def _join(target: PyTree, items: Items) -> PyTree:
     return structure.unflatten(fields.values())
 
 
-def _require_fit(directory: Path, stored: Items, wanted: Items, cast: bool) -> None:
-    """Compare the arrays of a checkpoint with those of a run.
-
-    Raises:
-      UserError: naming the arrays that are missing or unknown, or differ in shape
-        or (unless `cast`) dtype, with both.
-    """
-    have, need = _specs(stored), _specs(wanted)
-    faults = [f'{name} is not in the checkpoint' for name in need if name not in have]
-    faults += [f'{name} is unknown to this run' for name in have if name not in need]
-    for name in need.keys() & have.keys():
-        (shape, dtype), (new_shape, new_dtype) = have[name], need[name]
-        if shape != new_shape:
-            faults.append(f'{name} has shape {shape} instead of {new_shape}')
-        elif dtype != new_dtype and not cast:
-            faults.append(f'{name} is {dtype} instead of {new_dtype}')
-    if faults:
-        faults.sort(key=lambda fault: (not fault.startswith('params/'), fault))
-        more = f'; and {len(faults) - _FAULTS_NAMED} more' if len(faults) > _FAULTS_NAMED else ''
-        raise UserError(
-            f'the checkpoint {directory} does not fit this config: '
-            f'{"; ".join(faults[:_FAULTS_NAMED])}{more}. Use the config that it was '
-            'trained with, or another --workdir'
-        )
-
-
 def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
     """The shapes and dtypes of the arrays that a step holds."""
     items = reader.metadata(directory).item_metadata
@@ -132,7 +111,7 @@ def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
     return {path_name(keys): child for keys, child in children}, structure
 
 
-def _specs(items: Items) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every array by its path in the state."""
+def _arrays(items: Items) -> dict[str, Any]:
+    """Every array by its path in the state."""
     leaves = jax.tree_util.tree_leaves_with_path(items)
-    return {path_name(keys[1:]): (tuple(x.shape), np.dtype(x.dtype)) for keys, x in leaves}
+    return {path_name(keys[1:]): leaf for keys, leaf in leaves}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
@@ -20,22 +19,26 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         'dst',
         help='FILE.npz for vision_transformer and big_vision (the released naming for BiT); '
-        'FILE.safetensors or a new folder for transformers',
+        'FILE.safetensors or a new folder for transformers; FAMILY: in front for one of your own',
     )
     args = parser.parse_args(argv)
-    dst = pathlib.Path(args.dst)
-    if existing := [path for path in targets(dst) if path.exists()]:
+    from vit_jax.interop import families
+
+    _, place = families.split(args.dst)
+    if existing := [path for path in targets(pathlib.Path(place)) if path.exists()]:
         raise UserError(f'{existing[0]} is already there: choose another name or remove it')
     import jax
 
+    from vit_jax import interop
     from vit_jax.interop import load
 
-    foreign = load.read(args.src)
-    notes = writer(dst)(foreign, dst)
-    count = sum(x.size for x in jax.tree.leaves(foreign.params))
-    size = ' for {} x {} images'.format(*foreign.image_size) if foreign.image_size else ''
-    print(f'{args.src}: {foreign.source}: {foreign.family}{size}, {count:,} parameters')
-    print(f'{dst}: written')
+    imported = load.read(args.src)
+    notes = interop.write(imported, args.dst)
+    count = sum(x.size for x in jax.tree.leaves(imported.params))
+    size = ' for {} x {} images'.format(*imported.image_size) if imported.image_size else ''
+    name = imported.model['name']
+    print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
+    print(f'{place}: written')
     for note in notes:
         print(f'note: {note}')
     return 0
@@ -47,32 +50,3 @@ def targets(dst: pathlib.Path) -> list[pathlib.Path]:
         return [dst]
     file = dst if dst.suffix == '.safetensors' else dst / 'model.safetensors'
     return [file, file.with_name('config.json')]
-
-
-def writer(dst: pathlib.Path) -> Callable[[Any, pathlib.Path], list[str]]:
-    """A function (checkpoint, destination) -> notes for people."""
-    return write_npz if dst.suffix == '.npz' else write_transformers
-
-
-def write_npz(foreign: Any, dst: pathlib.Path) -> list[str]:
-    """Writes the .npz file that vision_transformer and big_vision, or those who use BiT, read."""
-    from vit_jax.interop import bit, files, vision_transformer
-
-    if foreign.family == 'bit_resnet':
-        files.write_npz(dst, bit.write_npz(foreign.params, foreign.model))
-        return []
-    files.write_npz(dst, vision_transformer.write(foreign.params, foreign.model))
-    return vision_transformer.losses(foreign.model)
-
-
-def write_transformers(foreign: Any, dst: pathlib.Path) -> list[str]:
-    """Writes safetensors and config.json that `from_pretrained` of transformers reads."""
-    from vit_jax.interop import bit, files, huggingface
-
-    if foreign.family == 'bit_resnet':
-        written = bit.write_huggingface(foreign.params, foreign.model, foreign.class_names)
-    else:
-        size, names = foreign.image_size, foreign.class_names
-        written = huggingface.write(foreign.params, foreign.model, size, names)
-    files.write_safetensors(dst, *written)
-    return []

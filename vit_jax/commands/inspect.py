@@ -116,13 +116,13 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     from vit_jax.inference.load import FOREIGN_TASK, usual_size
     from vit_jax.interop import load
 
-    foreign = load.read(path)
-    model, variables = load.from_foreign(foreign, image_size)
-    config = ConfigDict({'model': foreign.model, 'task': {'name': FOREIGN_TASK}})
-    size = (image_size, image_size) if image_size else usual_size(foreign, model)
+    imported = load.read(path)
+    model, variables = load.instantiate(imported, image_size)
+    config = ConfigDict({'model': imported.model, 'task': {'name': FOREIGN_TASK}})
+    size = (image_size, image_size) if image_size else usual_size(imported, model)
     if size is None:
         return Subject(config, variables, {}, note='give --image-size')
-    image = jax.ShapeDtypeStruct((*size, load.channels(variables['params'])), np.uint8)
+    image = jax.ShapeDtypeStruct((*size, load.channels(model, variables['params'])), np.uint8)
     return Subject(config, variables, {'image': image})
 
 

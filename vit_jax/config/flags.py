@@ -72,8 +72,9 @@ def _allowed(
     allowed = values.kinds(known[leaf]) if leaf in known else ()
     value = node.get(leaf)
     if allowed == (dict,) or isinstance(value, ConfigDict):
-        keys = f'; set one of its keys: {", ".join(value)}' if value else ''
-        raise UserError(f'--config.{dotted} is a group{keys}')
+        keys = value or (schema.parameters(node, leaf) if where == 'config' else ())
+        hint = f'; set one of its keys: {", ".join(keys)}' if keys else ''
+        raise UserError(f'--config.{dotted} is a group{hint}')
     return allowed or (() if value is None else (type(value),))
 
 

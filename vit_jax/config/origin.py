@@ -16,10 +16,12 @@ class Init:
     Attributes:
       from_: a checkpoint of another code base or a run folder; empty for none.
       posemb: how its position embedding is resized.
+      select: the parts that are taken of it, see `vit_jax.interop.select`; empty for all.
     """
 
     from_: str = ''
     posemb: str = 'bilinear'
+    select: str = ''
 
     def __post_init__(self) -> None:
         if self.posemb not in POSEMBS:

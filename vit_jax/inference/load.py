@@ -13,7 +13,7 @@ from vit_jax.config import construct
 from vit_jax.config.load import from_dict
 from vit_jax.errors import UserError
 from vit_jax.interop import load as interop
-from vit_jax.interop.files import Foreign
+from vit_jax.interop.imported import ImportedModel
 from vit_jax.storage import paths, run_folder
 
 FOREIGN_TASK = 'classify'  # what checkpoints of other code bases are used for
@@ -88,7 +88,7 @@ def load_run(
     model, task = construct.model_and_task(config)
     found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
     if image_size is not None:
-        trained_on = meta.get('input_size')
+        trained_on = tuple(meta.get('input_size') or ()) or None
         variables['params'] = interop.resize(variables['params'], model, trained_on, image_size)
     names = tuple(meta.get('class_names', ()))
     return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
@@ -99,13 +99,13 @@ def eval_section(config: ConfigDict) -> ConfigDict:
     return next(iter(config.evals.values()), config.data)
 
 
-def usual_size(foreign: Foreign, model: Any) -> interop.Size | None:
+def usual_size(imported: ImportedModel, model: Any) -> interop.Size | None:
     """Height and width of the images that a checkpoint was made for; None if nothing tells.
 
     A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
     tell their number, and at a wrong one memory may run out.
     """
-    return foreign.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
+    return imported.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
 
 
 def crop(size: interop.Size) -> str:
@@ -127,22 +127,22 @@ def load_foreign(path: str | pathlib.Path, image_size: interop.Size | None = Non
     Raises:
       UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
-    foreign = interop.read(path)
-    model, variables = interop.from_foreign(foreign, image_size)
-    size = image_size or usual_size(foreign, model)
+    imported = interop.read(path)
+    model, variables = interop.instantiate(imported, image_size)
+    size = image_size or usual_size(imported, model)
     if size is None:
         raise UserError(f'{path} does not tell the size of its images: give --image-size')
     config = ConfigDict(
         {
             'batch_size': 64,
-            'model': foreign.model,
+            'model': imported.model,
             'task': {'name': FOREIGN_TASK},
             'data': {'source': '', 'split': '', 'transforms': crop(size)},
             'evals': {},
         }
     )
-    channels = interop.channels(variables['params'])
+    channels = interop.channels(model, variables['params'])
     image = {'channels': channels, 'size': None}
     task = construct.task_class(config)()
-    names = foreign.class_names
+    names = imported.class_names
     return Run(pathlib.Path(path), config, model, task, variables, None, names, image)

@@ -1,37 +1,55 @@
-"""Checkpoints of other code bases, read and written."""
+"""Checkpoints of other code bases, read and written by the families that know them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 from vit_jax.errors import UserError
-from vit_jax.interop import bit, files, huggingface, labels, names, timm, vision_transformer
-from vit_jax.interop.files import Foreign
-
-# Each has `matches(flat)` and `read(flat, extra)`; the first that matches reads.
-READERS = (vision_transformer, huggingface, timm, bit)
+from vit_jax.interop import families, files, labels
+from vit_jax.interop.imported import ImportedModel
 
 
-def read(path: str | os.PathLike[str]) -> Foreign:
-    """A checkpoint of another code base, whatever its form.
+def read(path: str | os.PathLike[str]) -> ImportedModel:
+    """The model in a checkpoint of another code base, whatever its form.
 
     Args:
-      path: a file, a folder or a URL; see `files.read_arrays`.
+      path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
+        it, see `families`.
 
     Raises:
-      UserError: if it cannot be read, or holds none of the models that are known.
+      UserError: if it cannot be read, or no family knows it.
     """
-    flat, extra = files.read_arrays(path)
-    for reader in READERS:
-        if reader.matches(flat):
-            try:
-                foreign = reader.read(flat, extra)
-                return dataclasses.replace(foreign, class_names=labels.read(extra))
-            except UserError as error:
-                raise UserError(f'{os.fspath(path)}: {error}') from None
-    held = names.listed(sorted(flat)) or 'nothing'
-    raise UserError(
-        f'{os.fspath(path)}: no model is known with such parameters (it holds {held}); '
-        'ViT, hybrids and BiT of vision_transformer, big_vision, transformers and timm are'
-    )
+    family, place = families.split(path)
+    flat, extra = files.read_arrays(place)
+    try:
+        imported = families.reader(flat, family).read(flat, extra)
+    except UserError as error:
+        raise UserError(f'{place}: {error}') from None
+    return dataclasses.replace(imported, class_names=labels.read(extra))
+
+
+def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Writes a model for another code base.
+
+    Args:
+      imported: the model.
+      path: FILE.npz, or FILE.safetensors or a folder for transformers; a family may be named in
+        front of it, see `families`.
+
+    Returns:
+      What the files cannot say of the model, a line each.
+
+    Raises:
+      UserError: if no family writes such a model in this form, or the file cannot be written.
+    """
+    family, place = families.split(path)
+    is_npz = Path(place).suffix == '.npz'
+    make = families.writer(imported.model['name'], 'npz' if is_npz else 'transformers', family)
+    arrays, config, notes = make(imported)
+    if is_npz:
+        files.write_npz(place, arrays)
+    else:
+        files.write_safetensors(place, arrays, config)
+    return notes

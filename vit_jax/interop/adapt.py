@@ -1,12 +1,13 @@
-"""Parameters of one model fitted to another: its head, image size, patch size, scanned blocks.
+"""Parameters of one model fitted to another: its head, image size, scanned blocks, or a part of it.
 
-Whatever differs beyond that is an error that names the parameters.
+What depends on the architecture the model says itself: which layers form its head (`head_layers`)
+and which parameters change with the image size (`resize_params`). Whatever differs beyond that is
+an error that names the parameters.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,35 +15,37 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.ops import resize
+from vit_jax.interop.select import pick
+from vit_jax.tree_paths import require_fit, unrolled
 
 PyTree = Any
-Grid = tuple[int, int]  # rows and columns of patches
-_FAULTS_NAMED = 5
+Size = tuple[int, int]  # height and width in pixels
 
 
 def adapt(
     params: Mapping[str, PyTree],
     target: Mapping[str, PyTree],
+    model: Any,
     *,
-    old_grid: Grid | None = None,
-    new_grid: Grid | None = None,
+    old_size: Size | None = None,
+    new_size: Size | None = None,
     posemb: str = 'bilinear',
+    select: str = '',
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Makes parameters fit a model.
 
-    A head for another number of classes is left out, and so is one of a model with `pre_logits`
-    where `target` has none, for it was trained on their outputs. `pos_embed` is resized when the
-    grid of patches differs, even between grids of as many patches, and `patch_embed` when the
-    patch size does (FlexiViT, arXiv:2212.08013, section 3.4). Blocks may be scanned or unrolled
-    on either side.
+    A head for another number of classes is left out, and so is one that was trained on the outputs
+    of a layer, such as `pre_logits`, that the model lacks. What depends on the size of the images
+    is resized. Blocks may be scanned or unrolled on either side.
 
     Args:
       params: nested numpy arrays.
       target: nested shapes of the model's parameters, or arrays.
-      old_grid: of the patches that `pos_embed` has rows for; if None it is taken to be a square.
-      new_grid: of the patches of the images to come; None if the model has no `pos_embed`.
-      posemb: 'bilinear' or 'bicubic'; see `ops.resize.position_embedding`.
+      model: the Linen module; its `head_layers` and `resize_params` are consulted, if it has them.
+      old_size: of the images that `params` were made for; None where nothing tells.
+      new_size: of the images to come; None if the model takes none.
+      posemb: how grids of positions are resized, 'bilinear' or 'bicubic'.
+      select: the parts to take; see `select`. If empty, all has to fit.
 
     Returns:
       Parameters nested like `target`, without those that keep the initial value of the model; and
@@ -52,13 +55,32 @@ def adapt(
       UserError: if a parameter is missing, unknown or of another shape; it names both shapes.
     """
     have, want = _flat(params), jax.eval_shape(_flat, target)
-    dropped, notes = _drop_pre_logits(have, want)
-    notes += _fit_head(have, want, renew=dropped)
-    notes += _resize_positions(have, want, old_grid, new_grid, posemb)
-    notes += _resize_patches(have, want)
-    _require_fit(have, want)
+    notes: list[str] = []
+    if select:
+        have, want, notes = pick(have, want, select)
+    notes += _fit_head(have, want, getattr(model, 'head_layers', ('head',)))
+    tree = traverse_util.unflatten_dict(have, sep='/')
+    tree, resized = resize(tree, model, old_size, new_size, posemb)
+    have = traverse_util.flatten_dict(tree, sep='/')
+    require_fit(have, want, 'does not fit the model')
     arrays = {name: np.asarray(have[name], want[name].dtype) for name in want}
-    return _nest(arrays, target), notes
+    return _nest(arrays, target), notes + resized
+
+
+def resize(
+    params: dict[str, PyTree],
+    model: Any,
+    old_size: Size | None,
+    new_size: Size | None,
+    method: str = 'bilinear',
+) -> tuple[dict[str, PyTree], list[str]]:
+    """Parameters for images of another size, and what was changed; see `vit.Model.resize_params`.
+
+    As they are, if there is no new size or the model does not say what depends on it.
+    """
+    if new_size is None or not hasattr(model, 'resize_params'):
+        return params, []
+    return model.resize_params(params, old_size, new_size, method)
 
 
 def overlay(initial: Mapping[str, PyTree], given: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -76,107 +98,56 @@ def unroll(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 def _flat(params: Mapping[str, PyTree]) -> dict[str, Any]:
     """Arrays by '/'-joined names of unrolled blocks."""
-    return {
-        unrolled: array if i is None else array[i]
-        for name, array in traverse_util.flatten_dict(dict(params), sep='/').items()
-        for i, unrolled in _unrolled(name, array)
-    }
-
-
-def _unrolled(name: str, array: Any) -> Iterator[tuple[int | None, str]]:
-    """The names that a scanned parameter has in each block, or its own."""
-    encoder, blocks, rest = name.partition('/blocks/')
-    if not blocks:
-        yield None, name
-        return
-    for i in range(array.shape[0]):
-        yield i, f'{encoder}/block_{i}/{rest}'
+    flat: dict[str, Any] = {}
+    for name, array in traverse_util.flatten_dict(dict(params), sep='/').items():
+        names = unrolled(name, array)
+        flat |= {name: array} if names == [name] else dict(zip(names, array, strict=True))
+    return flat
 
 
 def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """The inverse of `_flat` for those names of `target` that are in `flat`."""
     nested = {}
     for name, leaf in traverse_util.flatten_dict(dict(target), sep='/').items():
-        arrays = [flat[unrolled] for _, unrolled in _unrolled(name, leaf) if unrolled in flat]
+        names = unrolled(name, leaf)
+        arrays = [flat[unrolled_name] for unrolled_name in names if unrolled_name in flat]
+        if 0 < len(arrays) < len(names):
+            raise UserError(f'{name} holds all blocks in one array: select all, or none of them')
         if arrays:
-            nested[name] = np.stack(arrays) if '/blocks/' in name else arrays[0]
+            nested[name] = arrays[0] if names == [name] else np.stack(arrays)
     return traverse_util.unflatten_dict(nested, sep='/')
 
 
-def _drop_pre_logits(have: dict[str, Any], want: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    names = ('pre_logits/kernel', 'pre_logits/bias')
-    if names[0] not in have or names[0] in want:
-        return False, []
-    for name in names:
-        have.pop(name, None)
-    return True, ['pre_logits: left out, the model has none']
+def _fit_head(have: dict[str, Any], want: dict[str, Any], layers: Sequence[str]) -> list[str]:
+    """Takes the head out of both where it does not fit, so that it keeps its initial value.
+
+    Args:
+      have, want: changed in place.
+      layers: from the representation on; the last has an output for each class.
+    """
+    *before, head = layers
+    kernel = f'{head}/kernel'
+    lost = [layer for layer in before if f'{layer}/kernel' in have.keys() - want.keys()]
+    notes = [f'{layer}: left out, the model has none' for layer in lost]
+    old, new = (tree[kernel].shape[-1] if kernel in tree else None for tree in (have, want))
+    if note := _head_note(head, old, new, lost):
+        notes.append(note)
+        _drop(want, [head])
+    _drop(have, [*lost, head] if note else lost)
+    return notes
 
 
-def _fit_head(have: dict[str, Any], want: dict[str, Any], renew: bool) -> list[str]:
-    """Takes the head out of both where it does not fit, so that it keeps its initial value."""
-    old, new = (tree.get('head/kernel') for tree in (have, want))
+def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str]) -> str:
+    """Why the head starts anew, given the number of classes on both sides; empty if it is kept."""
     if new is None:
-        note = 'head: left out, the model has none'
-    elif old is None:
-        note = f'head: none to read, {new.shape[-1]} classes start anew'
-    elif old.shape[-1] != new.shape[-1]:
-        note = f'head: {old.shape[-1]} classes replaced by {new.shape[-1]} that start anew'
-    elif renew:
-        note = f'head: its {new.shape[-1]} classes start anew without pre_logits'
-    else:
-        return []
-    for tree in (have, want):
-        for name in ('head/kernel', 'head/bias'):
-            tree.pop(name, None)
-    return [note] if old is not None or new is not None else []
+        return f'{head}: left out, the model has none' if old is not None else ''
+    if old is None:
+        return f'{head}: none to read, {new} classes start anew'
+    if old != new:
+        return f'{head}: {old} classes replaced by {new} that start anew'
+    return f'{head}: its {new} classes start anew without {", ".join(lost)}' if lost else ''
 
 
-def _resize_positions(
-    have: dict[str, Any],
-    want: Mapping[str, Any],
-    old_grid: Grid | None,
-    new_grid: Grid | None,
-    method: str,
-) -> list[str]:
-    old, new = (tree.get('pos_embed') for tree in (have, want))
-    if old is None or new is None or new_grid is None or old.shape[-1] != new.shape[-1]:
-        return []
-    prefix = new.shape[1] - math.prod(new_grid)
-    old_grid = old_grid or _square(old.shape[1] - prefix)
-    if old_grid is None and old.shape != new.shape:
-        raise UserError(
-            f'pos_embed has rows for {old.shape[1] - prefix} patches, which form no square, and '
-            f'cannot be resized to {new_grid[0]} x {new_grid[1]}'
-        )
-    if old_grid in (None, new_grid) or old.shape[1] - math.prod(old_grid) != prefix:
-        return []
-    have['pos_embed'] = resize.position_embedding(old, old_grid, new_grid, method, prefix)
-    sizes = (f'{height} x {width}' for height, width in (old_grid, new_grid))
-    return [f'pos_embed: {" patches resized to ".join(sizes)} ({method})']
-
-
-def _square(patches: int) -> Grid | None:
-    side = math.isqrt(max(patches, 0))
-    return (side, side) if side * side == patches else None
-
-
-def _resize_patches(have: dict[str, Any], want: Mapping[str, Any]) -> list[str]:
-    old, new = (tree.get('patch_embed/kernel') for tree in (have, want))
-    if old is None or new is None or old.shape == new.shape or old.shape[2:] != new.shape[2:]:
-        return []
-    have['patch_embed/kernel'] = resize.pinv_patch_kernel(old, new.shape[:2])
-    sizes = (f'{height} x {width}' for height, width, *_ in (old.shape, new.shape))
-    return [f'patch_embed: {" resized to ".join(sizes)}']
-
-
-def _require_fit(have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    faults = [
-        f'{name} has shape {have[name].shape} instead of {want[name].shape}'
-        for name in want
-        if name in have and have[name].shape != want[name].shape
-    ]
-    faults += [f'{name} {want[name].shape} is missing' for name in want if name not in have]
-    faults += [f'{name} {have[name].shape} is unknown' for name in have if name not in want]
-    if faults:
-        more = f'; and {len(faults) - _FAULTS_NAMED} more' if len(faults) > _FAULTS_NAMED else ''
-        raise UserError(f'does not fit the model: {"; ".join(faults[:_FAULTS_NAMED])}{more}')
+def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
+    for name in [n for n in flat if n.startswith(tuple(f'{layer}/' for layer in layers))]:
+        del flat[name]

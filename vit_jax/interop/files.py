@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -34,28 +33,6 @@ _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib
 
 class _Missing(UserError):
     """There is no such file."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Foreign:
-    """A checkpoint of another code base in this one's terms.
-
-    Attributes:
-      family: the model module that it belongs to: 'vit', 'hybrid' or 'bit_resnet'.
-      params: nested float32 numpy arrays under this package's names, blocks unrolled.
-      model: all keywords of `config.model`, with its name.
-      image_size: height and width that the position embedding was made for; None where its rows
-        form no square, or the model has none.
-      source: where it comes from, a phrase for people.
-      class_names: one for each output of the head; empty where nothing tells them.
-    """
-
-    family: str
-    params: dict[str, Any]
-    model: dict[str, Any]
-    image_size: tuple[int, int] | None
-    source: str
-    class_names: tuple[str, ...] = ()
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:

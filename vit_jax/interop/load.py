@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,20 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import sections
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
-from vit_jax.interop.files import Foreign
-from vit_jax.nn.patches import patch_grid
+from vit_jax.interop.imported import ImportedModel
+from vit_jax.optim.param_groups import layer_order
 from vit_jax.storage import paths as storage
 from vit_jax.storage import run_folder, step_folder
+from vit_jax.tree_paths import param_paths
 
 PyTree = Any
 Size = tuple[int, int]  # height and width in pixels
 
 # Keywords of a model that its parameters do not depend on, or that `adapt` takes care of.
 _FREE = {
-    *('num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
+    *('name', 'num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
     *('scan', 'remat', 'dtype', 'gelu', 'norm_eps'),
 }
-# The kernel that sees the channels of the image.
-_STEMS = ('resnet/root/conv/kernel', 'root/conv/kernel', 'patch_embed/kernel')
 
 
 def load(
@@ -48,7 +48,8 @@ def load(
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
-        one), a run folder, or one of its `checkpoints/STEP`.
+        one, with a family in front where it is one of your own: `my_lab.swin:FILE`), a run
+        folder, or one of its `checkpoints/STEP`.
       image_size: side, or height and width, in pixels of the images to come, [-1, 1] in RGB for
         all checkpoints of others; by default those that the checkpoint was made for.
       num_classes: a head for so many classes; one that the checkpoint lacks starts at zero.
@@ -61,30 +62,30 @@ def load(
       UserError: if there is no such file, or it is none that is known; if its parameters make no
         whole model; if the images cannot be cut into patches.
     """
-    return from_foreign(read(path), image_size, num_classes)
+    return instantiate(read(path), image_size, num_classes)
 
 
-def from_foreign(
-    foreign: Foreign, image_size: int | Size | None = None, num_classes: int | None = None
+def instantiate(
+    imported: ImportedModel, image_size: int | Size | None = None, num_classes: int | None = None
 ) -> tuple[Any, dict[str, PyTree]]:
     """`load` for a checkpoint that is read already."""
-    keywords = foreign.model | ({} if num_classes is None else {'num_classes': num_classes})
+    keywords = imported.model | ({} if num_classes is None else {'num_classes': num_classes})
     model = build(keywords)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    size = size or foreign.image_size or _any_size(foreign, model)
-    init = _init(model, size, channels(foreign.params))
-    params, _ = fit(foreign, model, jax.eval_shape(init), size)
+    size = size or imported.image_size or _any_size(imported, model)
+    init = _init(model, size, channels(model, imported.params))
+    params, _ = fit(imported, model, jax.eval_shape(init), size)
     return model, {'params': _complete(params, init)}
 
 
-def read(path: str | os.PathLike[str]) -> Foreign:
+def read(path: str | os.PathLike[str]) -> ImportedModel:
     """A checkpoint of another code base, or of a run.
 
     Raises:
       UserError: as `load`.
     """
     if (found := locate(path)) is None:
-        return interop.read(os.fspath(path))
+        return interop.read(path)
     return _read_run(*found)
 
 
@@ -102,62 +103,62 @@ def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
 
 
 def fit(
-    foreign: Foreign,
+    imported: ImportedModel,
     model: Any,
     target: PyTree,
     image_size: Size | None,
     posemb: str = 'bilinear',
+    select: str = '',
 ) -> tuple[PyTree, list[str]]:
     """The parameters of a checkpoint for a model that may differ in its head and image size.
 
     Args:
-      foreign: the checkpoint.
+      imported: the checkpoint.
       model: the Linen module.
       target: shapes of its parameters for images of `image_size`.
       image_size: height and width in pixels; None if the model takes no images.
       posemb: how position embeddings are resized, 'bilinear' or 'bicubic'.
+      select: the parts of the checkpoint to take, where the models are not the same otherwise;
+        see `interop.select`. If empty, all has to fit.
 
     Returns:
       Parameters without those that start anew, and notes for people; see `adapt.adapt`.
 
     Raises:
-      UserError: if the architectures differ.
+      UserError: if the architectures differ, or those of the parts that are selected.
     """
-    notes = _compare_fields(foreign.model, model)
-    source = build(foreign.model)
+    notes = _compare_fields(imported.model, model)
     try:
         params, changes = adapt.adapt(
-            foreign.params,
+            imported.params,
             target,
-            old_grid=grid(source, foreign.image_size),
-            new_grid=grid(model, image_size),
+            model,
+            old_size=imported.image_size,
+            new_size=image_size,
             posemb=posemb,
+            select=select,
         )
     except UserError as error:
-        raise UserError(f'{error}{_differences(source, model)}') from None
+        raise UserError(f'{error}{_differences(imported.model, model)}') from None
     return params, notes + changes
 
 
 def resize(
     params: PyTree, model: Any, old_size: Size | None, new_size: Size, posemb: str = 'bilinear'
 ) -> PyTree:
-    """Parameters with the position embedding for images of another size.
+    """Parameters for images of another size.
 
     Args:
       params: of `model`.
       model: the Linen module.
-      old_size: height and width that the images had; if None, patches form a square.
+      old_size: height and width that the images had; None where nothing tells.
       new_size: height and width of the images to come.
       posemb: 'bilinear' or 'bicubic'.
 
     Raises:
-      UserError: if the images cannot be cut into whole patches.
+      UserError: if the model cannot take such images.
     """
-    if 'pos_embed' not in params:
-        return params
-    target = jax.eval_shape(_init(model, new_size, channels(params)))
-    old_grid, new_grid = grid(model, old_size), grid(model, new_size)
-    return adapt.adapt(params, target, old_grid=old_grid, new_grid=new_grid, posemb=posemb)[0]
+    return adapt.resize(params, model, old_size, new_size, posemb)[0]
 
 
 def build(keywords: Mapping[str, Any]) -> Any:
@@ -171,29 +172,24 @@ def fields(model: Any) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names if name not in ('parent', 'name')}
 
 
-def grid(model: Any, image_size: Size | None) -> adapt.Grid | None:
-    """Rows and columns of patches of such images; None for a model without patches.
+def channels(model: Any, params: Mapping[str, PyTree]) -> int:
+    """Of the images that a model takes: those of the kernel [P P C D] in its first layer.
 
-    Raises:
-      UserError: if the images cannot be cut into whole patches.
+    3 where there is no such kernel, or the model does not tell which layer is the first.
     """
-    stride = getattr(model, 'stride', None)
-    if stride is None or image_size is None:
-        return None
-    return patch_grid(*image_size, stride)
+    first = layer_order(model)[:1]
+    kernels = (
+        leaf
+        for path, leaf in param_paths(params).items()
+        if leaf.ndim == 4 and any(re.search(pattern, path) for pattern in first)
+    )
+    return next((kernel.shape[2] for kernel in kernels), 3)
 
 
-def channels(params: Mapping[str, PyTree]) -> int:
-    """Of the images that a model takes."""
-    flat = traverse_util.flatten_dict(dict(params), sep='/')
-    return next((flat[name].shape[2] for name in _STEMS if name in flat), 3)
-
-
-def _read_run(folder: Path, step: int | None) -> Foreign:
+def _read_run(folder: Path, step: int | None) -> ImportedModel:
     step, variables, meta = checkpoint_lib.load_variables(folder, step)
     name, size = meta['config']['model']['name'], meta.get('input_size')
-    return Foreign(
-        family=name,
+    return ImportedModel(
         params=adapt.unroll(variables['params']),
         model={'name': name, **fields(build(meta['config']['model']))},
         image_size=tuple(size) if size else None,
@@ -202,14 +198,19 @@ def _read_run(folder: Path, step: int | None) -> Foreign:
     )
 
 
-def _any_size(foreign: Foreign, model: Any) -> Size:
+def _any_size(imported: ImportedModel, model: Any) -> Size:
     """A size for a model whose parameters do not depend on it."""
-    if 'pos_embed' in foreign.params:
+    size = (getattr(model, 'stride', 32),) * 2
+    try:
+        _, changes = adapt.resize(imported.params, model, None, size)
+    except UserError as error:
+        changes = [str(error)]
+    if changes:
         raise UserError(
-            f'pos_embed has {foreign.params["pos_embed"].shape[1]} rows, which are no square of '
-            'patches: give the image size'
+            'the parameters are for images of one size, and nothing tells which '
+            f'({changes[0]}): give the image size'
         )
-    return (getattr(model, 'stride', 32),) * 2
+    return size
 
 
 def _init(model: Any, image_size: Size, channels: int) -> Callable[[], PyTree]:
@@ -237,27 +238,24 @@ def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:
     return traverse_util.unflatten_dict(flat, sep='/')
 
 
-def _differences(theirs: Any, ours: Any) -> str:
+def _differences(theirs: Mapping[str, Any], model: Any) -> str:
     """Where two models differ in what makes their parameters, for people."""
+    ours = fields(model)
     differ = [
-        key
-        for key, value in fields(theirs).items()
-        if key not in _FREE and value != fields(ours).get(key, value)
+        key for key in theirs if key not in _FREE and theirs[key] != ours.get(key, theirs[key])
     ]
-    there, here = (
-        ', '.join(f'{key}={fields(model)[key]!r}' for key in differ) for model in (theirs, ours)
-    )
+    there, here = (', '.join(f'{key}={of[key]!r}' for key in differ) for of in (theirs, ours))
     return f' (the checkpoint has {there}; config.model has {here})' if differ else ''
 
 
 def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
     """What changes the outputs although no parameter shows it: another GELU is another model."""
-    gelu, eps = (theirs.get(key, getattr(model, key, None)) for key in ('gelu', 'norm_eps'))
-    if gelu != getattr(model, 'gelu', None):
+    ours = fields(model)
+    differ = [key for key in ('gelu', 'norm_eps') if key in ours and key in theirs]
+    differ = [key for key in differ if theirs[key] != ours[key]]
+    if 'gelu' in differ:
         raise UserError(
-            f'the checkpoint was trained with gelu {gelu!r}, config.model has {model.gelu!r}: '
-            f'set config.model.gelu={gelu!r}'
+            f'the checkpoint was trained with gelu {theirs["gelu"]!r}, config.model has '
+            f'{ours["gelu"]!r}: set config.model.gelu={theirs["gelu"]!r}'
         )
-    if eps == getattr(model, 'norm_eps', None):
-        return []
-    return [f'norm_eps: {model.norm_eps:g}, but {eps:g} in the checkpoint']
+    return [f'{key}: {ours[key]:g}, but {theirs[key]:g} in the checkpoint' for key in differ]

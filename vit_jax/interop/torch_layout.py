@@ -7,7 +7,7 @@ A dense layer has a weight [out in] there and a kernel [in out] here, a convolut
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,37 +21,32 @@ class _Layout(NamedTuple):
     """How arrays are converted whose name, of ours, matches `pattern`."""
 
     pattern: str
-    ndim: int  # of theirs
-    read: Callable[[np.ndarray, int], np.ndarray]  # their array, number of heads
-    write: Callable[[np.ndarray], np.ndarray]
+    # By the number of axes: their array and the number of heads, or our array.
+    read: Mapping[int, Callable[[np.ndarray, int], np.ndarray]]
+    write: Mapping[int, Callable[[np.ndarray], np.ndarray]]
 
 
 _LAYOUTS = (
     _Layout(
-        'patch_embed/kernel',
-        4,
-        lambda w, heads: w.transpose(2, 3, 1, 0),
-        lambda k: k.transpose(3, 2, 0, 1),
-    ),
-    _Layout(
         '.*/(query|key|value)/kernel',  # [D H K]
-        2,
-        lambda w, heads: w.T.reshape(w.shape[1], heads, -1),
-        lambda k: k.reshape(len(k), -1).T,
+        {2: lambda w, heads: w.T.reshape(w.shape[1], heads, -1)},
+        {3: lambda k: k.reshape(len(k), -1).T},
     ),
     _Layout(
         '.*/(query|key|value)/bias',  # [H K]
-        1,
-        lambda b, heads: b.reshape(heads, -1),
-        lambda b: b.reshape(-1),
+        {1: lambda b, heads: b.reshape(heads, -1)},
+        {2: lambda b: b.reshape(-1)},
     ),
     _Layout(
         '.*/attention/out/kernel',  # [H K D]
-        2,
-        lambda w, heads: w.T.reshape(heads, -1, len(w)),
-        lambda k: k.reshape(-1, k.shape[-1]).T,
+        {2: lambda w, heads: w.T.reshape(heads, -1, len(w))},
+        {3: lambda k: k.reshape(-1, k.shape[-1]).T},
     ),
-    _Layout('.*/kernel', 2, lambda w, heads: w.T, lambda k: k.T),
+    _Layout(
+        '.*/kernel',
+        {2: lambda w, heads: w.T, 4: lambda w, heads: w.transpose(2, 3, 1, 0)},
+        {2: lambda k: k.T, 4: lambda k: k.transpose(3, 2, 0, 1)},
+    ),
 )
 
 
@@ -82,10 +77,8 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
     for name, original in names.renamed(flat, lambda n: ours(n, table), source).items():
         layout, array = _layout(name), flat[original]
         try:
-            if layout and layout.ndim != array.ndim:
-                raise ValueError
-            converted[name] = layout.read(array, num_heads) if layout else array
-        except ValueError:
+            converted[name] = layout.read[array.ndim](array, num_heads) if layout else array
+        except (KeyError, ValueError):
             raise UserError(
                 f'{source}: {original} cannot have shape {array.shape} ({num_heads} heads)'
             ) from None
@@ -94,11 +87,12 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
 
 def write(flat: Flat, table: names.Table) -> Flat:
     """The inverse of `read`, for parameters that the table has."""
-    return {
-        theirs(name, table): np.ascontiguousarray(layout.write(array) if layout else array)
-        for name, array in flat.items()
-        for layout in [_layout(name)]
-    }
+    return {theirs(name, table): _written(name, array) for name, array in flat.items()}
+
+
+def _written(name: str, array: np.ndarray) -> np.ndarray:
+    layout = _layout(name)
+    return np.ascontiguousarray(layout.write[array.ndim](array) if layout else array)
 
 
 def _layout(name: str) -> _Layout | None:

@@ -16,6 +16,8 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer as checkpointer_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
+from vit_jax.config import schema
+from vit_jax.config.origin import Init
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import load as interop_lib
@@ -91,21 +93,22 @@ def find_origin(training: Training) -> Origin:
     """
     if training.config.get('branch', {}).get('from'):
         return branch(training)
-    section = training.config.get('init', {})
-    if not (path := section.get('from')):
+    init = Init(**schema.arguments(training.config, 'init'))
+    if not (path := init.from_):
         return Origin()
-    foreign = interop_lib.read(path)
+    imported = interop_lib.read(path)
     try:
         params, notes = interop_lib.fit(
-            foreign,
+            imported,
             training.program.model,
             training.program.abstract_state.params,
             training.data.image_size,
-            section.get('posemb', 'bilinear'),
+            init.posemb,
+            init.select,
         )
     except UserError as e:
         raise UserError(f'config.init.from={path}: {e}') from e
-    return Origin(params, notes=(f'from {path} ({foreign.source})', *notes))
+    return Origin(params, notes=(f'from {path} ({imported.source})', *notes))
 
 
 def branch(training: Training) -> Origin:

@@ -15,20 +15,22 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names
-from vit_jax.interop.files import Flat, Foreign
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel
 from vit_jax.models.vit import VARIANTS
+from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
 
 
-def foreign(
+def assemble(
     flat: Flat,
     source: str,
     label: Label,
     gelu: str,
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
-) -> Foreign:
+) -> ImportedModel:
     """The checkpoint, once its parameters are known to make a whole model.
 
     Args:
@@ -44,11 +46,12 @@ def foreign(
     """
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     module = _module(model)
-    _require_fit(flat, module, source, label)
+    context = f'{source}: not a whole model (shapes in our layout)'
+    require_fit(flat, _expected(flat, module), context, label=label)
     if image_size is None and 'pos_embed' in flat:
         side = square_side(flat['pos_embed'].shape[1] - ('cls_token' in flat))
         image_size = (side * module.stride,) * 2 if side else None
-    return Foreign(model['name'], names.nested(flat), model, image_size, source)
+    return ImportedModel(names.nested(flat), model, image_size, source)
 
 
 def usual_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
@@ -143,22 +146,8 @@ def _module(model: Mapping[str, Any]) -> Any:
     return resolve('vit_jax.models', model['name'], 'Model')(**fields, scan=True)
 
 
-def _require_fit(flat: Flat, module: Any, source: str, label: Label) -> None:
-    expected = _expected_shapes(flat, module)
-    if absent := [label(name) for name in expected if name not in flat]:
-        raise UserError(f'{source}: {names.listed(absent)} not in the file')
-    if extra := [label(name) for name in flat if name not in expected]:
-        raise UserError(f'{source}: {names.listed(extra)} has no place in such a model')
-    for name, shape in expected.items():
-        if flat[name].shape != shape:
-            raise UserError(
-                f'{source}: {label(name)} is {flat[name].shape} in our layout; '
-                f'the rest of the model asks for {shape}'
-            )
-
-
-def _expected_shapes(flat: Flat, module: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the module's parameters, for images with as many patches as `flat` is made for."""
+def _expected(flat: Flat, module: Any) -> Flat:
+    """The module's parameters, as shapes, for images of as many patches as `flat` is made for."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
     patches = max(tokens - ('cls_token' in flat), 1)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
@@ -168,4 +157,4 @@ def _expected_shapes(flat: Flat, module: Any) -> dict[str, tuple[int, ...]]:
     leaves = flatten_dict(params, sep='/').items()
     # Views of a single number: shapes are split and unrolled by what does it to arrays.
     arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
-    return {name: array.shape for name, array in names.split(names.unroll(arrays)).items()}
+    return names.split(names.unroll(arrays))

@@ -6,7 +6,7 @@ import pytest
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.interop import bit
+from vit_jax.interop.families import bit
 from vit_jax.models import bit_resnet
 
 MODEL = {'name': 'bit_resnet', 'num_classes': 5, 'layers': (2, 1), 'width_factor': 1}
@@ -79,7 +79,7 @@ def big_vision(params):
 
 
 def hugging_face(params):
-    return bit.write_huggingface(params, MODEL)
+    return bit.write_transformers(params, MODEL)
 
 
 FORMS = {released: 'BiT npz', big_vision: 'big_vision BiT npz', hugging_face: 'Hugging Face BiT'}
@@ -89,10 +89,14 @@ FORMS = {released: 'BiT npz', big_vision: 'big_vision BiT npz', hugging_face: 'H
 def test_every_form_reads_back(params, form):
     flat, extra = form(params)
     assert bit.matches(flat)
-    foreign = bit.read(flat, extra)
-    assert foreign.source == FORMS[form]
-    assert (foreign.family, foreign.model, foreign.image_size) == ('bit_resnet', MODEL, None)
-    assert_same(foreign.params, params)
+    imported = bit.read(flat, extra)
+    assert imported.source == FORMS[form]
+    assert (imported.model['name'], imported.model, imported.image_size) == (
+        'bit_resnet',
+        MODEL,
+        None,
+    )
+    assert_same(imported.params, params)
 
 
 def test_names_of_the_released_files(params):
@@ -119,25 +123,25 @@ def test_units_beyond_nine():
     flat = bit.write_npz(params, model)
     assert 'resnet/block1/unit09/b/group_norm/beta' in flat
     assert 'resnet/block1/unit11/b/group_norm/beta' in flat
-    foreign = bit.read(flat, {})
-    assert foreign.model['layers'] == (11,)
-    assert_same(foreign.params, params)
+    imported = bit.read(flat, {})
+    assert imported.model['layers'] == (11,)
+    assert_same(imported.params, params)
 
 
 def test_the_width_is_that_of_the_root():
     model = MODEL | {'layers': (1,), 'width_factor': 3}
-    foreign = bit.read(bit.write_npz(random_params(model, 0), model), {})
-    assert foreign.model == model
-    _, config = bit.write_huggingface(foreign.params, model)
+    imported = bit.read(bit.write_npz(random_params(model, 0), model), {})
+    assert imported.model == model
+    _, config = bit.write_transformers(imported.params, model)
     assert (config['embedding_size'], config['hidden_sizes']) == (192, [768])
 
 
 def test_a_body_without_a_head(params):
     body = {name: value for name, value in params.items() if name != 'head'}
-    flat, config = bit.write_huggingface(body, MODEL | {'num_classes': None})
-    foreign = bit.read(flat, config)
-    assert foreign.model['num_classes'] is None
-    assert_same(foreign.params, body)
+    flat, config = bit.write_transformers(body, MODEL | {'num_classes': None})
+    imported = bit.read(flat, config)
+    assert imported.model['num_classes'] is None
+    assert_same(imported.params, body)
     bare = {name.removeprefix('bit.'): array for name, array in flat.items()}
     assert bit.matches(bare)
     assert_same(bit.read(bare, config).params, body)
@@ -148,7 +152,7 @@ def test_logits_of_hugging_face_from_our_file(params, images, tmp_path):
     torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
     from vit_jax.interop import files
 
-    files.write_safetensors(tmp_path / 'bit', *bit.write_huggingface(params, MODEL))
+    files.write_safetensors(tmp_path / 'bit', *bit.write_transformers(params, MODEL))
     reference, info = transformers.BitForImageClassification.from_pretrained(
         tmp_path / 'bit', output_loading_info=True
     )
@@ -174,9 +178,9 @@ def test_logits_of_hugging_face_from_its_file(images, tmp_path):
                 parameter += 0.1 * torch.randn_like(parameter)
         theirs = reference(torch.tensor(images.transpose(0, 3, 1, 2))).logits.numpy()
     reference.save_pretrained(tmp_path)
-    foreign = bit.read(*files.read_arrays(tmp_path))
-    assert foreign.model == MODEL
-    np.testing.assert_allclose(logits(foreign.params, images), theirs, atol=5e-5)
+    imported = bit.read(*files.read_arrays(tmp_path))
+    assert imported.model == MODEL
+    np.testing.assert_allclose(logits(imported.params, images), theirs, atol=5e-5)
 
 
 def test_what_is_no_bit(params):
@@ -186,7 +190,7 @@ def test_what_is_no_bit(params):
         bit.read(flat, config | {'layer_type': 'bottleneck'})
     flat, _ = released(params)
     name = 'resnet/block1/unit02/b/group_norm/gamma'
-    with pytest.raises(UserError, match=r'stage_0/block_1/norm2/scale \(64,\) is not in the file'):
+    with pytest.raises(UserError, match=r'stage_0/block_1/norm2/scale \(64,\) is missing'):
         bit.read({k: v for k, v in flat.items() if k != name}, {})
     with pytest.raises(UserError, match=r'norm2/scale has shape \(32,\) instead of \(64,\)'):
         bit.read(flat | {name: np.ones(32, np.float32)}, {})

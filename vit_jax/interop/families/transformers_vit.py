@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, shapes, torch_layout
-from vit_jax.interop.files import Flat, Foreign
+from vit_jax.interop import labels, names, torch_layout
+from vit_jax.interop.families import _vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel, Written
 from vit_jax.nn.positions import sincos2d
 
 _NORM_EPS = 1e-12
@@ -68,7 +70,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return any(p + stem in flat and p + token in flat for p in ('', _PREFIX))
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """A ViTModel, whose pooler is our `pre_logits`, or a ViTForImageClassification.
 
     Args:
@@ -91,11 +93,11 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
     def label(name: str) -> str:
         return in_file.get(name) or torch_layout.theirs(name, TABLE)
 
-    heads = extra.get('num_attention_heads') or shapes.usual_heads(
+    heads = extra.get('num_attention_heads') or _vit.usual_heads(
         {name: used[theirs].shape for name, theirs in in_file.items()}, source
     )
     stripped = {name.removeprefix(_PREFIX): array for name, array in used.items()}
-    foreign = shapes.foreign(
+    imported = _vit.assemble(
         torch_layout.read(stripped, TABLE, heads, source),
         source,
         label,
@@ -103,8 +105,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
         norm_eps=float(extra.get('layer_norm_eps', _NORM_EPS)),
         image_size=_image_size(extra),
     )
-    _require_config(foreign, extra)
-    return foreign
+    _require_config(imported, extra)
+    return imported
 
 
 def write(
@@ -166,21 +168,21 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def _require_config(foreign: Foreign, config: Mapping[str, Any]) -> None:
+def _require_config(imported: ImportedModel, config: Mapping[str, Any]) -> None:
     """Finds a config.json that belongs to another file."""
-    model = foreign.model
+    model = imported.model
     for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
         if config.get(key, model[field]) != model[field]:
             raise UserError(
-                f'{foreign.source}: {key} is {config[key]}, the file has {model[field]}; '
+                f'{imported.source}: {key} is {config[key]}, the file has {model[field]}; '
                 'config.json is of another model'
             )
-    if foreign.image_size is not None:
-        height, width = foreign.image_size
-        rows = foreign.params['pos_embed'].shape[1] - 1
+    if imported.image_size is not None:
+        height, width = imported.image_size
+        rows = imported.params['pos_embed'].shape[1] - 1
         if (height // model['patch_size']) * (width // model['patch_size']) != rows:
             raise UserError(
-                f'{foreign.source}: image_size is {height}x{width}, '
+                f'{imported.source}: image_size is {height}x{width}, '
                 f'but pos_embed has rows for {rows} patches'
             )
 
@@ -198,7 +200,7 @@ def _require_class(model: Mapping[str, Any]) -> None:
 
 
 def _square(flat: Flat, patch_size: int) -> tuple[int, int]:
-    side = shapes.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
+    side = _vit.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
     if side is None:
         raise UserError('the image size does not follow from pos_embed; say which it is')
     return side * patch_size, side * patch_size
@@ -231,3 +233,11 @@ def _config(
     if model['num_classes']:
         config |= labels.write(class_names, model['num_classes'])
     return config
+
+
+def _transformers(imported: ImportedModel) -> Written:
+    size, names = imported.image_size, imported.class_names
+    return Written(*write(imported.params, imported.model, size, names))
+
+
+WRITERS = {('vit', 'transformers'): _transformers}

@@ -12,7 +12,9 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import labels, names
-from vit_jax.interop.files import Flat, Foreign
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.tree_paths import param_paths, require_fit
 
 _UNIT, _BLOCK = 'block{1}/unit{1}', 'stage_{0}/block_{0}'
 _LETTERS = {'a': 1, 'b': 2, 'c': 3}
@@ -84,7 +86,7 @@ def matches(flat: Mapping[str, Any]) -> bool:
     return _form(_prefixed(flat)) is not None
 
 
-def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> Foreign:
+def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedModel:
     """A BiT in this package's names.
 
     Args:
@@ -105,7 +107,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> Foreign:
     arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
     model = _model(arrays, source)
     _require_fit(arrays, model, source)
-    return Foreign('bit_resnet', traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+    return ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
 
 
 def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -123,7 +125,7 @@ def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     return {re.sub(r'/unit(\d)/', r'/unit0\1/', name): array for name, array in flat.items()}
 
 
-def write_huggingface(
+def write_transformers(
     params: Mapping[str, Any], model: Mapping[str, Any], class_names: Sequence[str] = ()
 ) -> tuple[Flat, dict[str, Any]]:
     """The arrays and the config that `BitForImageClassification.from_pretrained` reads.
@@ -202,15 +204,7 @@ def _require_fit(arrays: Flat, model: Mapping[str, Any], source: str) -> None:
     module = resolve('vit_jax.models', 'bit_resnet', 'Model')(**fields)
     images = jax.ShapeDtypeStruct((1, 64, 64, arrays['root/conv/kernel'].shape[2]), np.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    expected = {k: x.shape for k, x in traverse_util.flatten_dict(params, sep='/').items()}
-    for name in sorted(expected.keys() | arrays.keys()):
-        if name not in arrays:
-            raise UserError(f'{source}: {name} {expected[name]} is not in the file')
-        if arrays[name].shape != expected.get(name):
-            raise UserError(
-                f'{source}: {name} has shape {arrays[name].shape} instead of '
-                f'{expected.get(name, "none")}'
-            )
+    require_fit(arrays, param_paths(params), f'{source}: not a whole BiT')
 
 
 def _require_paper(config: Mapping[str, Any]) -> None:
@@ -231,3 +225,14 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
             raise UserError(f'{ours}: not a parameter of a BiT')
         written[name] = np.asarray(leaf, np.float32)
     return written
+
+
+def _npz(imported: ImportedModel) -> Written:
+    return Written(write_npz(imported.params, imported.model))
+
+
+def _transformers(imported: ImportedModel) -> Written:
+    return Written(*write_transformers(imported.params, imported.model, imported.class_names))
+
+
+WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): _transformers}

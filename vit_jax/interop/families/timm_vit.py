@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, shapes, torch_layout
-from vit_jax.interop.files import Flat, Foreign
+from vit_jax.interop import names, torch_layout
+from vit_jax.interop.families import _vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel
 
 _NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
@@ -54,7 +56,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'patch_embed.proj.weight' in flat and 'blocks.0.norm1.weight' in flat
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """A VisionTransformer of timm.
 
     Args:
@@ -70,12 +72,12 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
     parts = _recoloured(_parted(_unscaled(flat, source), source), extra)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
-    heads = arguments.get('num_heads') or shapes.usual_heads(
+    heads = arguments.get('num_heads') or _vit.usual_heads(
         {name: parts[theirs].shape for name, theirs in in_file.items()}, source
     )
     params = torch_layout.read(parts, TABLE, heads, source)
-    return shapes.foreign(
-        shapes.with_class_row(params, has_row=_has_class_row(params, arguments)),
+    return _vit.assemble(
+        _vit.with_class_row(params, has_row=_has_class_row(params, arguments)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
         gelu=_gelu(extra, arguments),
@@ -143,7 +145,7 @@ def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:
     """Positions are for patches alone with `no_embed_class`, and then often of a square."""
     if 'no_embed_class' in arguments or 'pos_embed' not in params:
         return not arguments.get('no_embed_class')
-    return shapes.square_side(params['pos_embed'].shape[1]) is None
+    return _vit.square_side(params['pos_embed'].shape[1]) is None
 
 
 def _gelu(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

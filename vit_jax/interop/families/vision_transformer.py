@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, shapes
-from vit_jax.interop.files import Flat, Foreign
+from vit_jax.interop import names
+from vit_jax.interop.families import _vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel, Written
 
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
@@ -74,7 +76,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'embedding/kernel' in flat and any(n.startswith('Transformer/') for n in flat)
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """A ViT or hybrid of an .npz file; see `files.read_arrays`.
 
     Raises:
@@ -85,8 +87,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> Foreign:
     unrolled = names.unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
-    params = shapes.with_class_row(params, has_row=_has_class_row(flat))
-    return shapes.foreign(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
+    params = _vit.with_class_row(params, has_row=_has_class_row(flat))
+    return _vit.assemble(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -144,5 +146,13 @@ def _has_class_row(flat: Flat) -> bool:
     if 'pos_embedding' not in flat:
         return True
     return flat['pos_embedding'].ndim == 3 and bool(
-        shapes.square_side(flat['pos_embedding'].shape[1] - 1)
+        _vit.square_side(flat['pos_embedding'].shape[1] - 1)
     )
+
+
+def _npz(imported: ImportedModel) -> Written:
+    arrays = write(imported.params, imported.model)
+    return Written(arrays, notes=tuple(losses(imported.model)))
+
+
+WRITERS = {('vit', 'npz'): _npz, ('hybrid', 'npz'): _npz}

@@ -1,0 +1,217 @@
+"""Families are found by name: those of the folder, and a user's own."""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import __main__ as cli
+from vit_jax import interop
+from vit_jax.errors import UserError, modules
+from vit_jax.interop import families, files, load
+from vit_jax.interop.families import bit, transformers_vit, vision_transformer
+from vit_jax.models import bit_resnet, hybrid, vit
+from vit_jax.tree_paths import param_paths
+
+VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
+MODELS = {
+    'vit': vit.Model(**VIT),
+    'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=(1,)),
+    'bit_resnet': bit_resnet.Model(num_classes=3, layers=(1, 1)),
+}
+# The parameters by which timm's names are told.
+TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
+
+OWN = """
+from vit_jax.interop.imported import ImportedModel, Written
+
+def matches(flat):
+    return 'patches' in flat
+
+def read(flat, extra):
+    fields = dict(num_classes=None, patch_size=4, width=8, depth=1, mlp_dim=8, num_heads=1)
+    return ImportedModel(made(flat['patches']), {'name': 'vit', **fields}, (8, 8), 'mine')
+
+def made(kernel):
+    import jax, numpy as np
+    from vit_jax.models import vit
+    fields = dict(num_classes=None, patch_size=4, width=8, depth=1, mlp_dim=8, num_heads=1)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 3), np.float32)
+    shapes = jax.eval_shape(vit.Model(**fields).init, jax.random.key(0), images)['params']
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
+    params['patch_embed']['kernel'] = kernel
+    return params
+
+def write(imported):
+    return Written({'patches': imported.params['patch_embed']['kernel']}, None, ('the rest',))
+
+WRITERS = {('vit', 'npz'): write}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user's own, `my_lab.interop.patches`."""
+    folder = tmp_path / 'code' / 'my_lab' / 'interop'
+    folder.mkdir(parents=True)
+    (folder / 'patches.py').write_text(OWN)
+    (folder / 'nothing.py').write_text('')
+    monkeypatch.syspath_prepend(tmp_path / 'code')
+    yield 'my_lab.interop.patches'
+    for name in [name for name in sys.modules if name.startswith('my_lab')]:
+        del sys.modules[name]
+
+
+def imported(name):
+    """A random model, as if it had been read."""
+    model = MODELS[name]
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    size = None if name == 'bit_resnet' else (32, 32)
+    return interop.ImportedModel(params, {'name': name, **load.fields(model)}, size, 'a test')
+
+
+def test_every_module_of_the_folder_is_a_family():
+    assert modules(families.__name__) == [
+        'bit',
+        'timm_vit',
+        'transformers_vit',
+        'vision_transformer',
+    ]
+    for name in modules(families.__name__):
+        family = families.find(name)
+        assert callable(family.matches) and callable(family.read)
+
+
+def written_forms():
+    return [
+        key
+        for name in modules(families.__name__)
+        for key in getattr(families.find(name), 'WRITERS', {})
+    ]
+
+
+def test_each_model_and_form_is_written_by_one_family():
+    forms = written_forms()
+    assert len(forms) == len(set(forms)) == 5
+    assert {form for _, form in forms} == set(families.FORMS)
+
+
+@pytest.mark.parametrize(('model', 'form'), written_forms())
+def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form, tmp_path):
+    original = imported(model)
+    path = tmp_path / ('a.npz' if form == 'npz' else 'folder')
+    interop.write(original, path)
+    flat, _ = files.read_arrays(path)
+    names = modules(families.__name__)
+    assert sum(bool(families.find(name).matches(flat)) for name in names) == 1
+    again = interop.read(path)
+    assert again.model['name'] == model
+    assert again.image_size == original.image_size
+    before, after = param_paths(original.params), param_paths(again.params)
+    assert before.keys() == after.keys()
+    for name, leaf in before.items():
+        np.testing.assert_array_equal(leaf, after[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ('flat', 'family'),
+    [
+        (['embedding/kernel', 'Transformer/encoder_norm/scale'], 'vision_transformer'),
+        (['embedding/kernel', 'Transformer/encoderblock/LayerNorm_0/bias'], 'vision_transformer'),
+        (['embedding/kernel', 'conv_root/kernel', 'Transformer/x'], 'vision_transformer'),
+        (['resnet/group_norm/gamma'], 'bit'),
+        (['norm-pre-head/scale'], 'bit'),
+        (['bit.norm.weight', 'bit.embedder.convolution.weight'], 'bit'),
+        (['norm.weight', 'embedder.convolution.weight'], 'bit'),
+        (
+            ['embeddings.patch_embeddings.projection.weight', 'embeddings.cls_token'],
+            'transformers_vit',
+        ),
+        (
+            ['vit.embeddings.patch_embeddings.projection.weight', 'vit.embeddings.cls_token'],
+            'transformers_vit',
+        ),
+        (list(TIMM), 'timm_vit'),
+    ],
+)
+def test_exactly_one_family_knows_each_form(flat, family):
+    arrays = dict.fromkeys(flat, np.ones(1))
+    found = [n for n in modules(families.__name__) if families.find(n).matches(arrays)]
+    assert found == [family]
+    assert families.reader(arrays).__name__.endswith(f'.{family}')
+
+
+def test_where_several_know_a_form_one_has_to_be_named():
+    both = TIMM | dict.fromkeys(['resnet/group_norm/gamma'], np.ones(1))
+    with pytest.raises(UserError, match=r'bit and timm_vit both know .* in front, bit:FILE'):
+        families.reader(both)
+    assert families.reader(both, 'bit') is bit
+
+
+@pytest.mark.parametrize(
+    ('text', 'parts'),
+    [
+        ('a.npz', ('', 'a.npz')),
+        ('a.npz:img', ('', 'a.npz:img')),
+        ('gs://bucket/a.npz', ('', 'gs://bucket/a.npz')),
+        ('./a:b', ('', './a:b')),
+        ('/runs/a:b', ('', '/runs/a:b')),
+        ('timm_vit:a.safetensors', ('timm_vit', 'a.safetensors')),
+        ('my_lab.swin:gs://bucket/a.npz:img', ('my_lab.swin', 'gs://bucket/a.npz:img')),
+    ],
+)
+def test_a_family_is_named_in_front_of_the_path(text, parts):
+    assert families.split(text) == parts
+
+
+def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):
+    kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
+    files.write_npz(tmp_path / 'a.npz', {'patches': kernel})
+    with pytest.raises(UserError, match='no family of checkpoints knows'):
+        load.read(tmp_path / 'a.npz')
+    model, variables = vit_jax.load(f'{own}:{tmp_path}/a.npz', image_size=16)
+    assert isinstance(model, vit.Model)
+    assert variables['params']['pos_embed'].shape == (1, 17, 8)
+    np.testing.assert_array_equal(variables['params']['patch_embed']['kernel'], kernel)
+    words = ['convert', f'{own}:{tmp_path}/a.npz', f'{own}:{tmp_path}/b.npz']
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f'{tmp_path}/b.npz: written\nnote: the rest\n' in printed
+    np.testing.assert_array_equal(files.read_arrays(tmp_path / 'b.npz')[0]['patches'], kernel)
+    assert cli.main(words) == 2
+    assert f'{tmp_path}/b.npz is already there' in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(own, tmp_path):
+    path = tmp_path / 'a.npz'
+    files.write_npz(path, TIMM)
+    for name, message in [
+        ('tim_vit', "unknown family of checkpoints 'tim_vit'; did you mean 'timm_vit'"),
+        ('my_lab.interop.patch', "no module 'my_lab.interop.patch' can be imported"),
+        ('my_lab.interop.nothing', 'has neither matches and read nor WRITERS'),
+        (own, f'knows such parameters .it holds .*: asked {own}'),
+    ]:
+        with pytest.raises(UserError, match=message) as error:
+            interop.read(f'{name}:{path}')
+        assert '\n' not in str(error.value)
+    with pytest.raises(
+        UserError,
+        match=r"a 'hybrid' cannot be written as .safetensors .*\(an .npz file is possible",
+    ):
+        interop.write(imported('hybrid'), tmp_path / 'folder')
+    with pytest.raises(UserError, match=f'cannot be written as an .npz file: asked {own}'):
+        interop.write(imported('bit_resnet'), f'{own}:{tmp_path}/b.npz')
+
+
+def test_what_a_file_cannot_say_is_told(tmp_path):
+    original = imported('vit')
+    exact = interop.ImportedModel(original.params, original.model | {'gelu': 'erf'}, (32, 32), '')
+    assert interop.write(original, tmp_path / 'a.npz') == ()
+    assert interop.write(exact, tmp_path / 'b.npz') == tuple(vision_transformer.losses(exact.model))
+    assert interop.write(exact, tmp_path / 'folder') == ()
+    assert transformers_vit.matches(files.read_arrays(tmp_path / 'folder')[0])

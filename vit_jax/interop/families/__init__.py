@@ -1,0 +1,105 @@
+"""Families of checkpoints: one module each, of this folder or of the user's own.
+
+A family has two functions, and a table if others are to read what we write:
+
+- `matches(flat) -> bool`: whether arrays of these names are of the family; of the modules here
+  exactly one knows a file.
+- `read(flat, extra) -> ImportedModel`: the model, of the arrays by name and the parsed config.json
+  (empty where there is none).
+- `WRITERS`: {(name of the model, form): function}, where a function makes `Written` of an
+  `ImportedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
+
+In front of a path a family is named: `my_lab.swin:weights.safetensors`. One of the user's own has
+to be, by its dotted name; one of this folder may be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from vit_jax.errors import UserError, modules, resolve_module
+from vit_jax.interop.imported import ImportedModel, Written
+
+FORMS = {'npz': 'an .npz file', 'transformers': '.safetensors for transformers'}
+
+
+def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The family that is named in front of a path, empty if none is, and the path.
+
+    `gs://...` is a URL, `FILE.npz:PART` a part of a file, and `./a:b` a file of that name.
+    """
+    text = os.fspath(path)
+    match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
+    if match is None or match[1].endswith('.npz'):
+        return '', text
+    return match[1], match[2]
+
+
+def find(name: str) -> ModuleType:
+    """The family of this name.
+
+    Raises:
+      UserError: if there is none, or the module can neither read nor write.
+    """
+    module = resolve_module(__name__, name, 'family of checkpoints')
+    if not (_reads(module) or hasattr(module, 'WRITERS')):
+        raise UserError(
+            f'family of checkpoints {name!r}: module {module.__name__!r} has neither matches and '
+            'read nor WRITERS'
+        )
+    return module
+
+
+def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
+    """The family that reads arrays of these names.
+
+    Args:
+      flat: arrays by name.
+      family: its name; if empty, it is looked for in this folder.
+
+    Raises:
+      UserError: if none does, or several do.
+    """
+    named = {name: find(name) for name in ([family] if family else modules(__name__))}
+    found = {name: m for name, m in named.items() if _reads(m) and m.matches(flat)}
+    if not found:
+        held = ', '.join(sorted(flat)[:3]) or 'nothing'
+        raise UserError(
+            f'no family of checkpoints knows such parameters (it holds {held}): asked '
+            f'{", ".join(named)}; one of your own is named in front, as in my_lab.swin:FILE'
+        )
+    if len(found) > 1:
+        names = ' and '.join(found)
+        raise UserError(f'{names} both know such parameters: name one in front, {min(found)}:FILE')
+    return next(iter(found.values()))
+
+
+def writer(model: str, form: str, family: str = '') -> Callable[[ImportedModel], Written]:
+    """What makes the arrays of a file of another code base.
+
+    Args:
+      model: its name in `config.model`.
+      form: one of FORMS.
+      family: the name of the one that writes; if empty, it is looked for in this folder.
+
+    Raises:
+      UserError: if no family writes this model in this form.
+    """
+    names = [family] if family else modules(__name__)
+    tables = [getattr(find(name), 'WRITERS', {}) for name in names]
+    for table in tables:
+        if (model, form) in table:
+            return table[model, form]
+    others = sorted({FORMS[f] for table in tables for name, f in table if name == model})
+    hint = f' ({", ".join(others)} is possible)' if others else ''
+    raise UserError(
+        f'a {model!r} cannot be written as {FORMS[form]}{hint}: asked {", ".join(names)}'
+    )
+
+
+def _reads(module: ModuleType) -> bool:
+    return hasattr(module, 'matches') and hasattr(module, 'read')

@@ -1,0 +1,42 @@
+"""A model as it is read from a file, and as it is written to one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportedModel:
+    """What a checkpoint holds, of another code base or of a run, in this package's terms.
+
+    Attributes:
+      params: nested float32 numpy arrays under this package's names, blocks unrolled.
+      model: all keywords of `config.model`, with its name.
+      image_size: height and width in pixels that the parameters were made for; None where nothing
+        tells, or they fit images of any size.
+      source: where it comes from, a phrase for people.
+      class_names: one for each output of the head; empty where nothing tells them.
+    """
+
+    params: dict[str, Any]
+    model: dict[str, Any]
+    image_size: tuple[int, int] | None
+    source: str
+    class_names: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """What is to be in the files of another code base.
+
+    Attributes:
+      arrays: by the names there.
+      config: of config.json; None if the form has none.
+      notes: what the files cannot say of the model, a line each.
+    """
+
+    arrays: dict[str, np.ndarray]
+    config: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
