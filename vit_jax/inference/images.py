@@ -62,7 +62,7 @@ class PhotoReader:
     def _transform(self, record: Record, size: tuple[int, int] | None) -> dict[str, np.ndarray]:
         """The arrays of a record in which the model's input lies."""
         if size is not None:
-            record = fit(record, size)
+            record = fitted(fit(record, size), self.padded and size)
         else:
             record = record if self.size is None else fit(record, self.size)
             record = fitted(self.transforms(record, example_rng(0, 0)), self.padded)
