@@ -342,6 +342,83 @@ def test_all_broken_is_an_error_not_a_hang():
         train(Subset('broken', [(Broken(20), np.arange(20))]), 1)
 
 
+# -- images of several sizes -------------------------------------------------------------------
+
+SIZES = ((8, 12), (12, 8), (16, 16))
+
+
+class Framed(Numbered):
+    """Images of random sizes up to 24 pixels, white but for a box."""
+
+    def __getitem__(self, index):
+        rng = np.random.default_rng(index)
+        height, width = rng.integers(4, 25, 2)
+        image = np.full((height, width, 3), 255, np.uint8)
+        x1, y1 = rng.integers(2, width + 1), rng.integers(2, height + 1)
+        image[:y1, :x1] = 0
+        boxes = np.array([[0, 0, x1, y1]], np.float32)
+        return {'image': image, 'boxes': boxes, 'number': index}
+
+
+def framed(size=30):
+    return Subset('framed', [(Framed(size), np.arange(size))])
+
+
+def size_of(batch):
+    return batch['image'].shape[1:3]
+
+
+def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
+    batches = train(framed(), 40, PLAIN, sizes=SIZES)
+    sizes = [size_of(batch) for batch in batches]
+    assert set(sizes) == set(SIZES)
+    assert sizes != [size_of(batch) for batch in train(framed(), 40, PLAIN, sizes=SIZES, seed=4)]
+    assert_equal(train(framed(), 5, PLAIN, sizes=SIZES, start_step=7), batches[7:12])
+    parts = [
+        train(framed(), 6, PLAIN, sizes=SIZES, process_index=p, process_count=2) for p in (0, 1)
+    ]
+    for step, batch in enumerate(batches[:6]):
+        together = [part[step]['image'] for part in parts]
+        np.testing.assert_array_equal(np.concatenate(together), batch['image'])
+
+
+def test_padding_is_marked_and_boxes_stay_with_their_pixels():
+    for batch in train(framed(), 12, PLAIN, sizes=SIZES):
+        real = batch['pixel_mask']
+        assert real.dtype == bool
+        assert not batch['image'][~real].any()
+        for image, mask, (box,) in zip(batch['image'], real, batch['boxes'], strict=True):
+            height, width = mask.any(1).sum(), mask.any(0).sum()
+            assert mask[:height, :width].all()
+            dark = (image.mean(-1) < 128) & mask
+            rows, columns = np.flatnonzero(dark.any(1)), np.flatnonzero(dark.any(0))
+            assert abs(box[2] - (columns[-1] + 1 if len(columns) else 0)) <= 1
+            assert abs(box[3] - (rows[-1] + 1 if len(rows) else 0)) <= 1
+
+
+def test_the_shapes_are_known_before_any_batch_is_made():
+    data = loading.open_as_dataset(framed(), PLAIN, batch_size=8, sizes=SIZES)
+    assert [shape.spec['image'].shape for shape in data.shapes] == [(*s, 3) for s in SIZES]
+    assert sum(shape.share for shape in data.shapes) == pytest.approx(1)
+    assert data.image_size == SIZES[-1]
+
+
+def test_evaluation_pads_everything_to_the_last_size_in_any_batch():
+    def results(batch_size):
+        batches = evaluate(framed(), batch_size=batch_size, sizes=SIZES)
+        assert {size_of(batch) for batch in batches} == {SIZES[-1]}
+        rows = [
+            (int(i), image.tobytes())
+            for batch in batches
+            for i, image, mask in zip(batch['index'], batch['image'], batch['mask'], strict=True)
+            if mask
+        ]
+        return sorted(rows)
+
+    assert results(8) == results(7)
+    assert [i for i, _ in results(8)] == list(range(30))
+
+
 # -- the module ----------------------------------------------------------------------------------
 
 
