@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+
 from vit_jax.interop.imported import ImportedModel, Written
 
 
