@@ -64,7 +64,7 @@ class Buckets:
         return self.source.info
 
     @property
-    def vocab(self) -> vocabulary.Codec | None:
+    def vocab(self) -> vocabulary.Tokenizer | None:
         return self.source.vocab
 
     @functools.cached_property

@@ -38,7 +38,7 @@ class Dataset(Protocol):
         ...
 
     @property
-    def vocab(self) -> vocabulary.Codec | None:
+    def vocab(self) -> vocabulary.Tokenizer | None:
         """What makes ids of text; None where there is no text."""
         ...
 

@@ -20,7 +20,7 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo, first_readabl
 from vit_jax.data.rng import example_rng
 from vit_jax.data.splits import Cached, Subset
 from vit_jax.data.transforms import Transforms, geometry
-from vit_jax.data.vocabulary import Codec
+from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 Size = tuple[int, int]  # height and width in pixels
@@ -76,7 +76,7 @@ class FixedShapes:
         return self.source.info
 
     @property
-    def vocab(self) -> Codec | None:
+    def vocab(self) -> Tokenizer | None:
         return self._transforms.vocab
 
     @functools.cached_property

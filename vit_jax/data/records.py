@@ -34,7 +34,7 @@ class Source(Protocol):
 
     A record is a dict of numpy arrays and numbers; for classification `image`
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
-    that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Codec`) to read them by.
+    that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
     `__getitem__` is called from several threads at once, and raises `BrokenRecord` for a
     record that cannot be decoded.
     """

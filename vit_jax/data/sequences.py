@@ -12,7 +12,7 @@ from vit_jax.data.bucket_plan import check_bounds
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import Transforms
-from vit_jax.data.vocabulary import Codec
+from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 _UNUSED = np.random.default_rng(0)  # no transform of a sequence draws from it
@@ -74,7 +74,7 @@ class SequenceSource:
         return dataclasses.replace(self.source.info, vocab_size=len(vocab))
 
     @property
-    def vocab(self) -> Codec | None:
+    def vocab(self) -> Tokenizer | None:
         return self._transforms.vocab
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ PAD, BOS, EOS, UNK = range(4)
 KINDS = ('unigram', 'bpe')
 
 
-class Codec(Protocol):
+class Tokenizer(Protocol):
     """What turns text into ids and back: a `Vocabulary`, or what a source of ids offers."""
 
     def __len__(self) -> int: ...

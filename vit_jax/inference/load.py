@@ -99,7 +99,7 @@ def eval_section(config: ConfigDict) -> ConfigDict:
     return next(iter(config.evals.values()), config.data)
 
 
-def usual_size(imported: ImportedModel, model: Any) -> interop.Size | None:
+def native_size(imported: ImportedModel, model: Any) -> interop.Size | None:
     """Height and width of the images that a checkpoint was made for; None if nothing tells.
 
     A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
@@ -129,7 +129,7 @@ def load_foreign(path: str | pathlib.Path, image_size: interop.Size | None = Non
     """
     imported = interop.read(path)
     model, variables = interop.instantiate(imported, image_size)
-    size = image_size or usual_size(imported, model)
+    size = image_size or native_size(imported, model)
     if size is None:
         raise UserError(f'{path} does not tell the size of its images: give --image-size')
     config = ConfigDict(

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
-from vit_jax.data.vocabulary import Codec
+from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 from vit_jax.inference.load import Run, eval_section
 from vit_jax.ops.search import Search, decode
@@ -60,7 +60,7 @@ class SentenceReader:
     bounds: tuple[int, ...]
 
     @property
-    def vocab(self) -> Codec:
+    def vocab(self) -> Tokenizer:
         assert self.transforms.vocab is not None
         return self.transforms.vocab
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
 from vit_jax.data.splits import Subset, select
-from vit_jax.data.vocabulary import Codec
+from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import resolve
 
 __all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source', 'own_vocab']
@@ -33,7 +33,7 @@ def open_source(name: str, split: str) -> Subset:
     return select(name, split, lambda base: source_class(path, base))
 
 
-def own_vocab(name: str) -> Codec | None:
+def own_vocab(name: str) -> Tokenizer | None:
     """What reads and writes the sequences of a source that gives ids, not text; else None.
 
     It is the attribute `vocab` of the class `Source`, so that no data are opened.

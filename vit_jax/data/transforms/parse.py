@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import registry
 from vit_jax.data.transforms.movable import check_image_is_alone, image_size
-from vit_jax.data.vocabulary import Codec
+from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 Step = Callable[[Record, np.random.Generator], Record]
@@ -33,7 +33,7 @@ class Transforms:
     spec: str
     steps: tuple[Step, ...]
     random: bool
-    vocab: Codec | None = None
+    vocab: Tokenizer | None = None
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Record:
         for step in self.steps:
@@ -45,7 +45,7 @@ class Transforms:
         return parse_transforms, (self.spec, self.vocab)
 
 
-def parse_transforms(spec: str, vocab: Codec | None = None) -> Transforms:
+def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
     """Read `a(1, x=2)|b`; nothing in the text is executed but the functions it names.
 
     Args:
@@ -97,7 +97,7 @@ def _pieces(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _make(node: ast.expr, vocab: Codec | None) -> tuple[Step, bool]:
+def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     args, kwargs = _arguments(call)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.registry import transform
-from vit_jax.data.vocabulary import EOS, Codec
+from vit_jax.data.vocabulary import EOS, Tokenizer
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
@@ -35,7 +35,7 @@ def swap() -> Apply:
 
 
 @transform
-def tokenize(max_len: int | None = None, *, vocab: Codec | None = None) -> Apply:
+def tokenize(max_len: int | None = None, *, vocab: Tokenizer | None = None) -> Apply:
     """Make ids of both sides, int32 [n], the end as their last.
 
     Args:

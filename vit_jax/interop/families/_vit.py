@@ -54,7 +54,7 @@ def assemble(
     return ImportedModel(names.nested(flat), model, image_size, source)
 
 
-def usual_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
+def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
     """The number of heads where shapes do not tell: that of the ViT of this size.
 
     Args:

@@ -72,7 +72,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     parts = _recoloured(_parted(_unscaled(flat, source), source), extra)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
-    heads = arguments.get('num_heads') or _vit.usual_heads(
+    heads = arguments.get('num_heads') or _vit.published_heads(
         {name: parts[theirs].shape for name, theirs in in_file.items()}, source
     )
     params = torch_layout.read(parts, TABLE, heads, source)

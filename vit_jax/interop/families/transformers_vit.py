@@ -93,7 +93,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     def label(name: str) -> str:
         return in_file.get(name) or torch_layout.theirs(name, TABLE)
 
-    heads = extra.get('num_attention_heads') or _vit.usual_heads(
+    heads = extra.get('num_attention_heads') or _vit.published_heads(
         {name: used[theirs].shape for name, theirs in in_file.items()}, source
     )
     stripped = {name.removeprefix(_PREFIX): array for name, array in used.items()}
