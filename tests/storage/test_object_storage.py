@@ -22,7 +22,6 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.runtime import sharding
 from vit_jax.storage import lease, lock, paths, run_folder
 from vit_jax.trainer import build
 
@@ -84,8 +83,8 @@ def train(folder) -> list[str]:
 @functools.cache
 def target():
     """The whole state, as it is restored."""
-    parts = build.build(config_lib.load(CONFIG, [f'{k}={v}' for k, v in FLAGS.items()]))
-    return sharding.abstract_target(parts.layout, parts.abstract_state)
+    config = config_lib.load(CONFIG, [f'{k}={v}' for k, v in FLAGS.items()])
+    return build.build(config).program.target
 
 
 def digest(folder) -> str:
