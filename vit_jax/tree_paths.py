@@ -53,7 +53,7 @@ def require_fit(
     first: str = '',
     advice: str = '',
 ) -> None:
-    """Compares named arrays with those that are wanted.
+    """Compare named arrays with those that are wanted.
 
     Args:
       have, want: arrays by path, or anything with a shape (and a dtype).

@@ -31,7 +31,7 @@ def read(path: str | os.PathLike[str]) -> ImportedModel:
 
 
 def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Writes a model for another code base.
+    """Write a model for another code base.
 
     Args:
       imported: the model.

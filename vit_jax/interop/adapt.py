@@ -32,7 +32,7 @@ def adapt(
     posemb: str = 'bilinear',
     select: str = '',
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Makes parameters fit a model.
+    """Make parameters fit a model.
 
     A head for another number of classes is left out, and so is one that was trained on the outputs
     of a layer, such as `pre_logits`, that the model lacks. What depends on the size of the images
@@ -119,7 +119,7 @@ def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[
 
 
 def _fit_head(have: dict[str, Any], want: dict[str, Any], layers: Sequence[str]) -> list[str]:
-    """Takes the head out of both where it does not fit, so that it keeps its initial value.
+    """Take the head out of both where it does not fit, so that it keeps its initial value.
 
     Args:
       have, want: changed in place.

@@ -70,7 +70,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
 
 
 def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> None:
-    """Writes an .npz file, whole or not at all.
+    """Write an .npz file, whole or not at all.
 
     Raises:
       UserError: if it cannot be written.
@@ -87,7 +87,7 @@ def write_safetensors(
     flat: Mapping[str, np.ndarray],
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a .safetensors file, or a folder with model.safetensors, and config.json beside it.
+    """Write a .safetensors file, or a folder with model.safetensors, and config.json beside it.
 
     Raises:
       UserError: if it cannot be written.
@@ -192,7 +192,7 @@ def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Turns what a damaged file raises into one line."""
+    """Turn what a damaged file raises into one line."""
     try:
         yield
     except _UNREADABLE as error:
@@ -210,7 +210,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def _open(path: str) -> IO[bytes]:
-    """Opens a local or remote file for reading.
+    """Open a local or remote file for reading.
 
     Raises:
       UserError: if there is none, or the package is missing that reaches it.

@@ -214,7 +214,7 @@ def _any_size(imported: ImportedModel, model: Any) -> Size:
 
 
 def _init(model: Any, image_size: Size, channels: int) -> Callable[[], PyTree]:
-    """Makes the initial parameters of a model for such images."""
+    """Make the initial parameters of a model for such images."""
 
     def init() -> PyTree:
         images = jnp.zeros((1, *image_size, channels), jnp.float32)
@@ -224,7 +224,7 @@ def _init(model: Any, image_size: Size, channels: int) -> Callable[[], PyTree]:
 
 
 def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:
-    """Adds initial values where there are no others; only these are computed."""
+    """Add initial values where there are no others; only these are computed."""
     flat = traverse_util.flatten_dict(params, sep='/')
     names = traverse_util.flatten_dict(jax.eval_shape(init), sep='/').keys() - flat.keys()
     if not names:

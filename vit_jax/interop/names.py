@@ -70,7 +70,7 @@ def rename(flat: Flat, table: Table, source: str) -> Flat:
 
 
 def split(flat: Mapping[str, np.ndarray]) -> Flat:
-    """Takes fused projections apart: `attention/qkv/kernel` [D 3 H K] to `attention/query/kernel`
+    """Take fused projections apart: `attention/qkv/kernel` [D 3 H K] to `attention/query/kernel`
     [D H K] and so on, biases [3 H K] to [H K].
     """
     parted: Flat = {}
@@ -101,7 +101,7 @@ def join(flat: Mapping[str, np.ndarray]) -> Flat:
 def unroll(
     flat: Mapping[str, np.ndarray], scanned: str = 'encoder/blocks/', block: str = 'encoder/block_'
 ) -> Flat:
-    """Takes scanned blocks apart, stacked on axis 0: `encoder/blocks/...` to `encoder/block_0/...`
+    """Take scanned blocks apart, stacked on axis 0: `encoder/blocks/...` to `encoder/block_0/...`
     and so on.
     """
     unrolled: Flat = {}

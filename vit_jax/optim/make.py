@@ -196,7 +196,7 @@ _FRACTIONS = ('b1', 'b2', 'b3', 'momentum', 'decay', 'rho')
 
 
 def _options(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Checks the optimizer's own keywords and turns names of dtypes into dtypes."""
+    """Check the optimizer's own keywords and turn names of dtypes into dtypes."""
     valid = options(name)
     for key in kwargs:
         if key not in valid:

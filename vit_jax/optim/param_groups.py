@@ -29,7 +29,7 @@ def first_match(rules: Rules, path: str, default: float) -> float:
 
 
 def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation:
-    """Multiplies each update by `scale(path)`, a number or one number a row (axis 0)."""
+    """Multiply each update by `scale(path)`, a number or one number a row (axis 0)."""
 
     def scaled(path: Any, update: jax.Array) -> jax.Array:
         by = jnp.asarray(scale(path_name(path)), update.dtype)
@@ -94,13 +94,13 @@ def frozen(
 
 
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:
-    """Raises UserError unless `value` is a finite number that `holds`."""
+    """Raise UserError unless `value` is a finite number that `holds`."""
     if not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
         raise UserError(f'config.optim.{key}={value!r}: must be a number {must}')
 
 
 def check_rules(key: str, rules: Rules, paths: Iterable[str]) -> None:
-    """Raises UserError unless these are patterns that match and multipliers of at least 0."""
+    """Raise UserError unless these are patterns that match and multipliers of at least 0."""
     if not all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules):
         raise UserError(f'config.optim.{key}={rules!r}: write ((pattern, multiplier), ...)')
     for pattern, mult in rules:
@@ -109,7 +109,7 @@ def check_rules(key: str, rules: Rules, paths: Iterable[str]) -> None:
 
 
 def check_patterns(key: str, patterns: Sequence[str], paths: Iterable[str]) -> None:
-    """Raises UserError for a pattern that matches no path."""
+    """Raise UserError for a pattern that matches no path."""
     if isinstance(patterns, str):
         raise UserError(f'config.optim.{key}={patterns!r}: write a tuple, ({patterns!r},)')
     for pattern in patterns:

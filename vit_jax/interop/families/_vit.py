@@ -82,7 +82,7 @@ def square_side(tokens: int) -> int | None:
 
 
 def with_class_row(flat: Flat, has_row: bool) -> Flat:
-    """Gives the class token a position of zero if positions are for patches alone."""
+    """Give the class token a position of zero if positions are for patches alone."""
     if has_row or 'cls_token' not in flat or 'pos_embed' not in flat:
         return flat
     return flat | {'pos_embed': np.pad(flat['pos_embed'], ((0, 0), (1, 0), (0, 0)))}

@@ -199,7 +199,7 @@ def _model(arrays: Flat, source: str) -> dict[str, Any]:
 
 
 def _require_fit(arrays: Flat, model: Mapping[str, Any], source: str) -> None:
-    """Raises UserError unless these are all the parameters of the model."""
+    """Raise UserError unless these are all the parameters of the model."""
     fields = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', 'bit_resnet', 'Model')(**fields)
     images = jax.ShapeDtypeStruct((1, 64, 64, arrays['root/conv/kernel'].shape[2]), np.float32)

@@ -94,7 +94,7 @@ def _require_supported(flat: Flat, source: str) -> None:
 
 
 def _unscaled(flat: Flat, source: str) -> Flat:
-    """Folds layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
+    """Fold layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
     folded = dict(flat)
     for name, gamma in flat.items():
         match = re.fullmatch(r'(blocks\.\d+\.)(ls[12])\.gamma', name)

@@ -169,7 +169,7 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _require_config(imported: ImportedModel, config: Mapping[str, Any]) -> None:
-    """Finds a config.json that belongs to another file."""
+    """Find a config.json that belongs to another file."""
     model = imported.model
     for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
         if config.get(key, model[field]) != model[field]:
