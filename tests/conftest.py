@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pathlib
 import subprocess
@@ -11,19 +12,10 @@ from collections.abc import Callable
 
 import pytest
 from absl import flags
+from helpers.xla import xla_flags
 from jaxtyping import install_import_hook
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
-FORCED_DEVICES = '--xla_force_host_platform_device_count'
-
-
-def xla_flags(devices: int) -> str:
-    """The environment's flags with so many CPU devices; workers inherit the flag already set."""
-    given = os.environ.get('XLA_FLAGS', '').split()
-    others = [flag for flag in given if not flag.startswith(FORCED_DEVICES)]
-    return ' '.join([*others, f'{FORCED_DEVICES}={devices}'])
-
-
 # All of this has to be in place before the first import of jax, which the tests' modules do.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = xla_flags(devices=8)
@@ -32,6 +24,10 @@ os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(REPO / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 os.environ.setdefault('MPLBACKEND', 'agg')
+
+# Traces and modules are millions of objects that stay: looking through them for garbage as often
+# as Python does by default takes a fifth of the time of tracing.
+gc.set_threshold(100_000, 20, 50)
 
 # Grain's worker processes read absl flags, which only absl's own main would parse.
 flags.FLAGS.mark_as_parsed()
@@ -56,6 +52,15 @@ def shared_data() -> pathlib.Path:
     if not path.is_dir():
         pytest.skip('no data in ../shared/data')
     return path
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one device: programs are compiled in half the time."""
+    import jax
+
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, 'devices', lambda *args: devices)
 
 
 @pytest.fixture(scope='session')
@@ -94,7 +99,15 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     with (base / 'smoke_run.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the worker that comes first trains
         if not (folder / 'result.json').exists():
-            config = REPO / 'experiments' / 'vit' / 'digits.py'
-            done = _run_cli('train', '--config', f'{config}:smoke', '--workdir', folder)
-            assert done.returncode == 0, done.stderr
+            _train_smoke_size(folder)
     return folder
+
+
+def _train_smoke_size(folder: pathlib.Path) -> None:
+    import jax
+
+    from vit_jax.config import load
+    from vit_jax.trainer import train
+
+    config = load.load(str(REPO / 'experiments' / 'vit' / 'digits.py:smoke'))
+    train.train(config, folder, devices=jax.devices()[:1])

@@ -108,12 +108,34 @@ def specs():
     return found
 
 
-@pytest.mark.parametrize('spec', specs())
-def test_one_step_of_every_config(spec):
+SPECS = specs()
+
+
+def systems():
+    """Every config as it is, and its arguments that bring another model, task or optimizer."""
+    found = {}
+    for spec in SPECS:
+        config = load(spec)
+        names = config.model.name, config.task.name, config.optim.name, config.parallel.strategy
+        found.setdefault((spec.partition(':')[0], *names), spec)
+    return list(found.values())
+
+
+@pytest.mark.parametrize('spec', [spec for spec in SPECS if not spec.endswith(':smoke')])
+def test_every_config_builds(spec):
     training = build(load(spec))
-    program = training.program
     for section in (training.config.data, *training.config.evals.values()):
         assert not (section.get('cache') and section.get('workers')), 'no cache is shared'
+    assert len(training.evaluations) == len(training.config.evals) > 0
+    # Whatever the dtype of the computation.
+    params = jax.tree.leaves(training.program.abstract_state.params)
+    assert {leaf.dtype for leaf in params} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('spec', systems())
+def test_one_step_of_every_system(spec):
+    training = build(load(spec))
+    program = training.program
     batch = abstract_batch(training)
     state, metrics = jax.eval_shape(program.train_step, program.abstract_state, batch)
     assert jax.tree.structure(state) == jax.tree.structure(program.abstract_state)
@@ -129,13 +151,6 @@ def test_one_step_of_every_config(spec):
     )
     assert 'loss' in sums
     assert all(part.shape == () for pair in sums.values() for part in pair)
-    assert len(training.evaluations) == len(training.config.evals) > 0
-
-
-@pytest.mark.parametrize('path', CONFIGS)
-def test_parameters_are_float32_whatever_the_compute_dtype(path):
-    params = build(load(path)).program.abstract_state.params
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
 
 
 @pytest.mark.parametrize('path', CONFIGS)

@@ -16,11 +16,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import xla_flags
+from helpers.xla import xla_flags
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.runtime import processes
 from vit_jax.tree_paths import param_paths
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scontrol')
 SBIN = '/usr/sbin:/sbin'

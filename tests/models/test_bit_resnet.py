@@ -95,6 +95,7 @@ def hf_state(params):
     return state
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ('fields', 'batch', 'size'),
     [

@@ -172,6 +172,7 @@ def torch_state(params):
     return {name: torch.from_numpy(np.array(x)) for name, x in arrays.items()}
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize('norm', ['post', 'pre'])
 def test_parity_with_torch(norm):
     torch = pytest.importorskip('torch')

@@ -172,6 +172,7 @@ def hf_state(params):
     return state
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ('shape', 'size', 'batch'),
     [(variant('B/16'), (224, 224), 1), ({**TINY, 'patch_size': 8}, (24, 40), 3)],

@@ -28,6 +28,7 @@ def run(params, x=X, mask=MASK, **kwargs):
     return LSTM(WIDTH).apply({'params': params}, x, mask, **kwargs)
 
 
+@pytest.mark.parity
 def test_parity_with_torch_in_both_directions():
     torch = pytest.importorskip('torch')
     reference = torch.nn.LSTM(INPUTS, WIDTH, bidirectional=True, batch_first=True)

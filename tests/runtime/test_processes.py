@@ -17,6 +17,8 @@ from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.tree_paths import param_paths
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
 CONFIG = """
 from experiments.vit import digits

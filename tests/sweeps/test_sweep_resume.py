@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip('optuna')
 
 from helpers.digests import tree_digest
+from helpers.xla import xla_flags
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
@@ -49,7 +50,7 @@ def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     sweep = Sweep(CONFIG, 'test/accuracy', points=grid({'optim.lr': [0.002]}), overrides=FLAGS)
     made = study.create(sweep, 'killed', folder=folder)
     words = ['sweep', 'work', 'killed', '--workdir', str(folder)]
-    environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
+    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
     command = [sys.executable, '-m', 'vit_jax', *words]
     with subprocess.Popen(command, cwd=repo, env=environment, stdout=subprocess.DEVNULL) as process:
         try:

@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 
+import jax
 import pytest
 from helpers.digests import tree_digest
 
@@ -12,6 +13,10 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import train
+
+
+def one_run(config, folder, **options):
+    return train.train(config, folder, devices=jax.devices()[:1], **options)
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +44,7 @@ def make_config(repo):
 def trunk(make_config, tmp_path_factory):
     """Ten steps without a cooldown, of which 4, 8 and 10 are kept."""
     folder = tmp_path_factory.mktemp('trunk') / 'run'
-    train.train(make_config(10), folder)
+    one_run(make_config(10), folder)
     return folder
 
 
@@ -60,9 +65,9 @@ def test_a_branch_is_the_run_that_had_its_cooldown_from_the_start(make_config, t
     before = saved(trunk)
     for step, total in (4, 7), (8, 11):
         whole, branched = tmp_path / f'whole{step}', tmp_path / f'branch{step}'
-        expected = train.train(make_config(total, cooldown=3), whole)
+        expected = one_run(make_config(total, cooldown=3), whole)
         config = make_config(total, cooldown=3, branch__from=trunk, branch__step=step)
-        assert train.train(config, branched) == expected
+        assert one_run(config, branched) == expected
         assert saved(branched) == saved(whole)
         assert without_times(branched) == without_times(whole)
     assert saved(trunk) == before
@@ -71,18 +76,18 @@ def test_a_branch_is_the_run_that_had_its_cooldown_from_the_start(make_config, t
 def test_a_branch_resumes_from_its_own_checkpoint(make_config, trunk, tmp_path):
     copy = shutil.copytree(trunk, tmp_path / 'copy')
     config = make_config(9, cooldown=5, branch__from=copy, branch__step=4)
-    train.train(config, tmp_path / 'whole')
+    one_run(config, tmp_path / 'whole')
     with pytest.raises(train.Preempted):
-        train.train(config, tmp_path / 'stopped', stop_at=6)
+        one_run(config, tmp_path / 'stopped', stop_at=6)
     shutil.rmtree(copy)  # it is not needed any more
-    train.train(config, tmp_path / 'stopped')
+    one_run(config, tmp_path / 'stopped')
     assert saved(tmp_path / 'stopped') == saved(tmp_path / 'whole')
     assert without_times(tmp_path / 'stopped') == without_times(tmp_path / 'whole')
 
 
 def test_what_is_not_as_in_the_trunk_is_said(make_config, trunk, tmp_path, capsys):
     config = make_config(5, branch__from=trunk, branch__step=4, optim__lr=1e-3, seed=1)
-    train.train(config, tmp_path / 'branch')
+    one_run(config, tmp_path / 'branch')
     said = capsys.readouterr().out
     assert f'branches off {trunk} after step 4' in said
     assert 'there, config.seed is another' in said
@@ -107,11 +112,12 @@ def mistakes(trunk):  # message: fields of the config
 def test_a_mistake_is_one_line_and_leaves_nothing(make_config, trunk, tmp_path, message):
     fields = {'branch__step': 4, **mistakes(trunk)[message]}
     with pytest.raises(UserError, match=message) as error:
-        train.train(make_config(**fields), tmp_path / 'branch')
+        one_run(make_config(**fields), tmp_path / 'branch')
     assert '\n' not in str(error.value)
     assert not (tmp_path / 'branch').exists()
 
 
+@pytest.mark.usefixtures('one_device')
 def test_by_the_command(repo, make_config, trunk, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(repo)
     flags = [f'--config.branch.from={trunk}', '--config.branch.step=8', '--config.total=9']

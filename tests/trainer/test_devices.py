@@ -17,6 +17,8 @@ from vit_jax.tasks import classify
 from vit_jax.trainer import evaluate
 from vit_jax.tree_paths import param_paths
 
+pytestmark = pytest.mark.parity
+
 STEPS, CLASSES = 4, 10
 TENSOR_RULES = (
     (r'fc1/kernel$', (None, 'tensor')),

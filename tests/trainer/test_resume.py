@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from helpers.digests import tree_digest
+from helpers.xla import xla_flags
 
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
@@ -47,7 +48,7 @@ def arguments(repo: pathlib.Path, folder: pathlib.Path, *extra: str) -> list[str
 @contextlib.contextmanager
 def started(repo: pathlib.Path, folder: pathlib.Path, *extra: str):
     """A run in the background, on one device."""
-    environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
+    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
     command = [sys.executable, '-m', 'vit_jax', *arguments(repo, folder, *extra)]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
     with subprocess.Popen(command, cwd=repo, env=environment, **pipes) as process:
