@@ -52,19 +52,23 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     from vit_jax.inference.load import load_foreign, load_run
 
     if args.checkpoint is not None:
-        return load_foreign(args.checkpoint, size)
+        return load_foreign(args.checkpoint, size, getattr(args, 'imported', None))
     return load_run(args.workdir, args.step, size, args.average)
 
 
 def task_name(args: argparse.Namespace) -> str:
-    """What the model of the flags was trained to do, before it is read.
+    """What the model of the flags does; a checkpoint is read for it, once, into `args.imported`.
 
     Raises:
-      UserError: if the folder holds no run.
+      UserError: if the folder holds no run, or the checkpoint cannot be read.
     """
-    from vit_jax.inference.load import FOREIGN_TASK, read_config
+    from vit_jax.inference.load import read_config
+    from vit_jax.interop import load
 
-    return FOREIGN_TASK if args.workdir is None else read_config(args.workdir).task.name
+    if args.workdir is None:
+        args.imported = load.read(args.checkpoint)
+        return args.imported.task['name']
+    return read_config(args.workdir).task.name
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

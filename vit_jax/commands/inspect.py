@@ -113,12 +113,12 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     import numpy as np
     from ml_collections import ConfigDict
 
-    from vit_jax.inference.load import FOREIGN_TASK, native_size
+    from vit_jax.inference.load import native_size
     from vit_jax.interop import load
 
     imported = load.read(path)
     model, variables = load.instantiate(imported, image_size)
-    config = ConfigDict({'model': imported.model, 'task': {'name': FOREIGN_TASK}})
+    config = ConfigDict({'model': imported.model, 'task': imported.task})
     size = (image_size, image_size) if image_size else native_size(imported, model)
     if size is None:
         return Subject(config, variables, {}, note='give --image-size')

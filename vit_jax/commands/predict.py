@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
-    viz = add_task_flags(parser, argv)
-    args = parser.parse_args(argv)
+    viz, args = add_task_flags(parser, argv)
+    args = parser.parse_args(argv, args)
     check_out(parser, args, viz)
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import predictor
@@ -63,8 +63,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def add_task_flags(parser: Parser, argv: Sequence[str]) -> Any:
+def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """The module that shows what the task of the run predicts, its flags added to `parser`.
+
+    Returns:
+      The module, None if only the help of all tasks is asked for; and the flags of the model.
 
     Raises:
       UserError: if not exactly one model is named, or there is no such module.
@@ -75,12 +78,12 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> Any:
     add_model_flags(model_flags)
     args, _ = model_flags.parse_known_args([word for word in argv if word not in HELP])
     if HELP.intersection(argv) and args.workdir is None and args.checkpoint is None:
-        return None  # the help of all tasks
+        return None, args  # the help of all tasks
     check_model_flags(parser, args)
     viz = predictions.module_of(task_name(args))
     if hasattr(viz, 'add_flags'):
         viz.add_flags(parser)
-    return viz
+    return viz, args
 
 
 def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None:

@@ -16,7 +16,6 @@ from vit_jax.interop import load as interop
 from vit_jax.interop.imported import ImportedModel
 from vit_jax.storage import paths, run_folder
 
-FOREIGN_TASK = 'classify'  # what checkpoints of other code bases are used for
 RESNET_SIZE = (224, 224)
 
 
@@ -114,35 +113,41 @@ def crop(size: interop.Size) -> str:
     return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
 
-def load_foreign(path: str | pathlib.Path, image_size: interop.Size | None = None) -> Run:
-    """The classifier that a checkpoint holds, as if it were a run without data.
+def load_foreign(
+    path: str | pathlib.Path,
+    image_size: interop.Size | None = None,
+    imported: ImportedModel | None = None,
+) -> Run:
+    """The model that a checkpoint holds, as if it were a run without data.
 
-    Images are resized and cropped to the size that it was made for, and their bytes become
-    [-1, 1]. The names of its classes are those that the checkpoint tells.
+    Where the checkpoint does not say how its inputs are made, images are resized and cropped to
+    the size that it was made for. The names of its classes are those that it tells.
 
     Args:
       path: as for `interop.load.load`.
       image_size: height and width to use it with instead.
+      imported: what is in it, if it was read before.
 
     Raises:
       UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
-    imported = interop.read(path)
+    imported = imported or interop.read(path)
     model, variables = interop.instantiate(imported, image_size)
     size = image_size or native_size(imported, model)
     if size is None:
         raise UserError(f'{path} does not tell the size of its images: give --image-size')
+    transforms = imported.transforms if imported.transforms and not image_size else crop(size)
     config = ConfigDict(
         {
             'batch_size': 64,
             'model': imported.model,
-            'task': {'name': FOREIGN_TASK},
-            'data': {'source': '', 'split': '', 'transforms': crop(size)},
+            'task': imported.task,
+            'data': {'source': '', 'split': '', 'transforms': transforms},
             'evals': {},
         }
     )
-    channels = interop.channels(model, variables['params'])
-    image = {'channels': channels, 'size': None}
-    task = construct.task_class(config)()
-    names = imported.class_names
-    return Run(pathlib.Path(path), config, model, task, variables, None, names, image)
+    image = {'channels': interop.channels(model, variables['params']), 'size': None}
+    _, task = construct.model_and_task(config)
+    return Run(
+        pathlib.Path(path), config, model, task, variables, None, imported.class_names, image
+    )

@@ -19,6 +19,8 @@ class ImportedModel:
         tells, or they fit images of any size.
       source: where it comes from, a phrase for people.
       class_names: one for each output of the head; empty where nothing tells them.
+      task: all keywords of `config.task`, with its name: what the model does.
+      transforms: what makes its inputs of image files; empty for images cropped to `image_size`.
     """
 
     params: dict[str, Any]
@@ -26,6 +28,8 @@ class ImportedModel:
     image_size: tuple[int, int] | None
     source: str
     class_names: tuple[str, ...] = ()
+    task: dict[str, Any] = dataclasses.field(default_factory=lambda: {'name': 'classify'})
+    transforms: str = ''
 
 
 class Written(NamedTuple):
