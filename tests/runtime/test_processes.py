@@ -217,12 +217,70 @@ def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path
     assert 'in loop' in output
 
 
+@pytest.mark.parametrize(
+    ('flags', 'second', 'said'),
+    [
+        (
+            ('--config.optim.lr=0.001',),
+            ('--config.optim.lr=0.002',),
+            'process 1 has config.optim.lr=0.002, process 0 0.001: start every process',
+        ),
+        (
+            (),
+            ('--stop-at=3', '--config.data.split=train[2000:]'),
+            'process 1 has config.data.split="train[2000:]", process 0 "train"; '
+            '--stop-at=3, process 0 null: ',
+        ),
+    ],
+)
+def test_processes_that_differ_end_together(repo, tmp_path, flags, second, said):
+    folder = tmp_path / 'run'
+    with two_processes(repo, folder, 6, *flags, second=second) as processes:
+        results = [finish(process, 60) for process in processes]
+    assert [code for code, _ in results] == [2, 2], results
+    for rank, (_, output) in enumerate(results):
+        assert f'error: process {rank} of 2: {said}' in output
+    assert not folder.exists()
+
+
+DATA = """
+import numpy as np, sys
+from vit_jax.errors import UserError
+from vit_jax.runtime import processes
+from vit_jax.trainer import alike
+
+class Data:
+    def facts(self):
+        return {'num_examples': 7, 'class_names': ['cat', sys.argv[2]], 'vocab': sys.argv[2]}
+
+rank = int(sys.argv[1][-1])
+processes.initialize(sys.argv[1][:-1], 2, rank)
+try:
+    processes.require_alike(alike.of_data(Data()))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize('animals', [('dog', 'dog'), ('dog', 'cow')])
+def test_data_that_differ_are_named_on_every_process(repo, animals):
+    address = free_address()
+    words = [[sys.executable, '-c', DATA, f'{address}{r}', name] for r, name in enumerate(animals)]
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    started = [subprocess.Popen(w, cwd=repo, env=environment(), **pipes) for w in words]
+    results = [finish(process, 60) for process in started]
+    assert [code for code, _ in results] == [0, 0], results
+    for _, output in results:
+        same = animals[0] == animals[1]
+        assert ('process 1 has classes=' in output) != same
+        assert ('vocabulary="cow", process 0 "dog"' in output) != same
+        assert 'examples' not in output
+
+
 def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
     folder = tmp_path / 'run'
-    missing = ('--config.data.split=train[2000:]',)
-    with two_processes(repo, folder, 6, heartbeat=5, second=missing) as processes:
+    with two_processes(repo, folder, 6, heartbeat=5, second=('--step-timeout=-1',)) as processes:
         (code, output), (second_code, second_output) = (finish(p, 60) for p in processes)
     assert second_code == 2, second_output
-    assert 'error: process 1 of 2: ' in second_output
-    assert 'train[2000:]' in second_output
+    assert 'error: process 1 of 2: --step-timeout -1' in second_output
     assert code != 0, output

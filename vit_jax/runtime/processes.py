@@ -22,6 +22,8 @@ from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime.hangs import Stalled
 
 MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
+_LINE = 1000  # bytes that a process may take to say how it differs from process 0
+_SHOWN = 3  # so many differences
 
 
 def initialize(
@@ -121,6 +123,43 @@ def on_process_0(act: Callable[[], int]) -> int:
     if failed:
         raise UserError('process 0 has stopped; its own message says why')
     return int(result)
+
+
+def require_alike(facts: Mapping[str, Any]) -> None:
+    """Check that every process of the job has the same facts as process 0.
+
+    Args:
+      facts: of what JSON can hold, by names that the message can show, as `config.optim.lr`.
+
+    Raises:
+      UserError: on every process; names the facts in which the first that differs does so.
+    """
+    if jax.process_count() == 1:
+        return
+    mistake = difference(broadcast(facts), facts).encode()[:_LINE]
+    padded = np.frombuffer(mistake.ljust(_LINE, b'\0'), np.uint8)
+    for process, row in enumerate(multihost_utils.process_allgather(padded)):
+        if text := row.astype(np.uint8).tobytes().rstrip(b'\0').decode(errors='ignore'):
+            raise UserError(
+                f'process {process} has {text}: start every process with the same config, code '
+                'and data'
+            )
+
+
+def difference(first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """How our facts differ from those of process 0, as `a=1, process 0 2`; empty if they do not."""
+    names = [*first, *(name for name in ours if name not in first)]
+    lines = [
+        f'{name}={here}, process 0 {there}'
+        for name in names
+        if (here := _shown(ours, name)) != (there := _shown(first, name))
+    ]
+    more = [f'{len(lines) - _SHOWN} more'] if len(lines) > _SHOWN else []
+    return '; '.join(lines[:_SHOWN] + more)
+
+
+def _shown(facts: Mapping[str, Any], name: str) -> str:
+    return json.dumps(facts[name]) if name in facts else 'nothing'
 
 
 def meet(name: str, seconds: float) -> None:

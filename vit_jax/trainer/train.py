@@ -1,5 +1,6 @@
 """One run, from its config to its last checkpoint.
 
+alike     every process of the job has the same config, code and data
 build     data, program, timetable, evaluations; nothing is compiled or written yet
 start     what a new run is to start from, if the config names another's checkpoint
 restore   the newest valid checkpoint, or that start, or a fresh state
@@ -20,9 +21,11 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import benchmark, flops
+from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
+from vit_jax.trainer import alike
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer import start as start_lib
 from vit_jax.trainer.build import Training
@@ -84,16 +87,19 @@ def train(
       The final evaluation, {name: value}.
 
     Raises:
-      UserError: for a mistake in the config or the folder.
+      UserError: for a mistake in the config or the folder, or if processes of the job differ in
+        their config, code or data.
       Diverged: if the loss is not finite; the last good checkpoint stands.
       Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
       Pruned: if `report` said so before the last step.
     """
     folder = paths.absolute(folder)
+    processes.require_alike(alike.of_start(config, stop_at))
     if (result := start_lib.finished(config, folder)) is not None:
         return result
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
+    processes.require_alike(alike.of_data(training.data))
     training.data.check(folder)
     begun = start_lib.begun(folder)
     origin = None if begun else start_lib.find_origin(training)
