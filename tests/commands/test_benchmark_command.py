@@ -58,13 +58,14 @@ def test_forward_only_without_data(digits, tmp_path, capsys):
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):
     config = config_lib.load(digits)
-    spec = example_spec(config)
+    complete, spec = example_spec(config)
     assert spec['image'].shape == (8, 8, 1)
-    assert config.model.num_classes == 10
-    config = config_lib.load(digits)
+    assert complete.model.num_classes == 10
+    assert config.model.num_classes is None
     config.model.num_classes = 7
-    assert example_spec(config, channels=1)['image'].shape == (224, 224, 1)
-    assert config.model.num_classes == 7
+    complete, spec = example_spec(config, channels=1)
+    assert spec['image'].shape == (224, 224, 1)
+    assert complete.model.num_classes == 7
 
 
 def test_mistakes_are_one_line(digits, capsys, tmp_path):

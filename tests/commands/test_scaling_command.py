@@ -9,8 +9,8 @@ import pytest
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import scaling
-from vit_jax.config import construct
 from vit_jax.config import load as config_lib
+from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost, flops
 
@@ -104,7 +104,7 @@ def test_collect_reads_a_real_run(smoke_run, capsys):
 def test_flops_of_text_are_those_of_its_buckets(repo):
     config = config_lib.load(f'{repo}/experiments/translate/synthetic.py:smoke')
     config.model.vocab_size = 14
-    model, _ = construct.model_and_task(config)
+    model, _ = objects.model_and_task(config)
     kinds = [[10.5, {'source': [8], 'target': [8]}], [2.0, {'source': [13], 'target': [13]}]]
     meta = {'config': config.to_dict(), 'sequences': kinds}
     forward = [flops.forward_flops(model, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)]

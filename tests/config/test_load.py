@@ -5,8 +5,8 @@ import pathlib
 import pytest
 from ml_collections import ConfigDict
 
+from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
-from vit_jax.config import objects, schema
 from vit_jax.config.validate import validate
 from vit_jax.errors import UserError
 
@@ -119,7 +119,11 @@ def test_what_a_section_leaves_out_has_a_default() -> None:
     empty = {name: {} for name in ('every', 'step', 'checkpoint', 'parallel')}
     sparse = ConfigDict(config_lib.load(DIGITS).to_dict() | empty)
     validate(sparse)
-    assert schema.arguments(sparse, 'step') == {'accum_steps': 1, 'ema_decay': 0.0, 'max_skips': 0}
+    assert defaults.arguments(sparse, 'step') == {
+        'accum_steps': 1,
+        'ema_decay': 0.0,
+        'max_skips': 0,
+    }
 
 
 def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.commands import scaling
-from vit_jax.config import construct, sections
+from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
@@ -136,9 +136,9 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
     assert heading[:5] == ['parameters', 'steps', 'examples', 'tokens', 'GFLOPs']
     config = config_lib.load(file, [split])
     config.model.vocab_size = 14
-    data = open_dataset(256, **sections.keywords(config.data))
+    data = open_dataset(256, **defaults.keywords(config.data))
     source, epoch = data.source, data.train_plan
-    network, _ = construct.model_and_task(config)
+    network, _ = objects.model_and_task(config)
     forward = {n: flops.forward_flops(network, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)}
     batches = [epoch.shuffled(k, 0) for k in range(3 * epoch.steps)]
     tokens = sum(len(source[i]['target']) for _, members in batches for i in members)

@@ -14,8 +14,8 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
-from vit_jax.config import sections
 from vit_jax.data import vocabulary
 from vit_jax.data.bucket_plan import BucketPlan
 from vit_jax.data.dataset import open_dataset
@@ -101,7 +101,7 @@ def get_config(**data: object) -> ConfigDict:
 
 
 def plan_of(config: ConfigDict) -> BucketPlan:
-    return open_dataset(TOKENS, **sections.keywords(config.data)).train_plan
+    return open_dataset(TOKENS, **defaults.keywords(config.data)).train_plan
 
 
 def one_run(config: ConfigDict, folder: pathlib.Path, **options: object) -> dict[str, float]:

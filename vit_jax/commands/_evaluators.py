@@ -7,8 +7,9 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import construct, sections
+from vit_jax.config import defaults, schema
 from vit_jax.errors import UserError
+from vit_jax.signatures import keyword_only
 
 FIT = 'train'
 
@@ -42,7 +43,7 @@ def evaluator_entries(words: Sequence[str], fit: str | None) -> dict[str, dict[s
     entries = {}
     for word in words:
         name, keywords = parse_call(word)
-        fitted = {'fit': fit or FIT} if construct.evaluator_class(name).learns else {}
+        fitted = {'fit': fit or FIT} if schema.evaluator_class(name).learns else {}
         entries[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return entries
 
@@ -70,5 +71,5 @@ def parse_classes(text: str) -> tuple[int, ...]:
 
 def data_keywords(section: Any) -> dict[str, Any]:
     """What an entry of `config.evals` says of its data."""
-    data = ('batch_size', *sections.EXAMPLES, *sections.LOADING)
-    return {k: v for k, v in sections.keywords(section).items() if k in data}
+    known = {'batch_size', *keyword_only(schema.constructor('data'))}
+    return {k: v for k, v in defaults.keywords(section).items() if k in known}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.config import construct, sections
+from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -36,11 +36,11 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
-    spec = example_spec(config, args.image_size, args.channels)
-    model, task = construct.model_and_task(config)
-    layout = sharding.make_layout(**sections.fields(config, 'parallel'))
+    config, spec = example_spec(config, args.image_size, args.channels)
+    model, task = objects.model_and_task(config)
+    layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
     rows = batch_rows(config)
-    step = sections.fields(config, 'step')
+    step = defaults.arguments(config, 'step')
     sharding.check_batch(
         layout,
         rows,

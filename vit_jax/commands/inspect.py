@@ -11,8 +11,8 @@ from typing import Any
 
 from vit_jax.commands._parser import Parser
 from vit_jax.commands.benchmark import add_size_flags
-from vit_jax.config import construct
 from vit_jax.config import load as config_lib
+from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.tree_paths import path_name
 
@@ -83,8 +83,8 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import example_spec
 
-    spec = example_spec(config, image_size, channels)
-    model, task = construct.model_and_task(config)
+    config, spec = example_spec(config, image_size, channels)
+    model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
     return Subject(config, variables, spec)
@@ -102,7 +102,8 @@ def from_checkpoint(
     _, variables, meta = load_variables(folder, step)
     config = ConfigDict(meta['config'])
     try:
-        return Subject(config, variables, example_spec(config, image_size, channels))
+        config, spec = example_spec(config, image_size, channels)
+        return Subject(config, variables, spec)
     except UserError as e:
         return Subject(config, variables, {}, note=str(e))
 
@@ -141,7 +142,7 @@ def report(subject: Subject) -> dict[str, Any]:
     if subject.spec:
         from vit_jax.profiling import flops
 
-        model, task = construct.model_and_task(subject.config)
+        model, task = objects.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.eval_shape(task.inputs, one)
         forward = flops.forward_flops(model, *inputs, rngs=task.rngs)

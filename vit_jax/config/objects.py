@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import schema
+from vit_jax.config import defaults, schema
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 
@@ -20,7 +20,7 @@ def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
     made = []
     for kind, cls in (('model', schema.model_class(config)), ('task', schema.task_class(config))):
         try:
-            made.append(cls(**schema.keywords(config[kind])))
+            made.append(cls(**defaults.keywords(config[kind])))
         except TypeError as e:
             raise UserError(f'config.{kind}: {e}') from e
     return made[0], made[1]
@@ -42,6 +42,6 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
         raise UserError(f"{where}: name the split to learn from, as fit='train'")
     own = schema.keys_of(cls)
     try:
-        return cls(**{k: v for k, v in schema.keywords(section).items() if k in own})
+        return cls(**{k: v for k, v in defaults.keywords(section).items() if k in own})
     except (TypeError, UserError) as e:
         raise UserError(f'{where}: {e}') from e

@@ -11,12 +11,11 @@ whose name would be a word of Python ends in an underscore: `from_` is the key `
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import inspect
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -87,6 +86,10 @@ _CONSTRUCTORS = {
     'init': 'vit_jax.config.origin.Init',
     'branch': 'vit_jax.config.origin.Branch',
 }
+
+
+# Sizes of a model that a config may leave open by None: the data have them by the same names.
+LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 
 
 def constructor(section: str) -> Callable:
@@ -172,47 +175,6 @@ def _name(config: ConfigDict, section: str) -> str:
     return config[section].name
 
 
-# Sizes of a model that a config leaves open by None: the data have them by the same names.
-_SIZES = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
-
-
-def complete(config: ConfigDict, info: Any) -> ConfigDict:
-    """A copy of a config in which the model has the sizes that the data decide.
-
-    Args:
-      config: left as it is.
-      info: `num_classes` and `vocab_size` of the data; 0 where they have none.
-
-    Raises:
-      UserError: if the data have more classes or ids than the config's model.
-    """
-    config = copy.deepcopy(config)
-    for key, what in _SIZES.items():
-        size = getattr(info, key)
-        if key not in config.model or not size:
-            continue
-        if config.model[key] is None:
-            config.model[key] = size
-        if config.model[key] < size:
-            raise UserError(
-                f'config.model.{key}={config.model[key]}: {config.data.source} has {size} '
-                f'{what}; leave it unset or raise it'
-            )
-    return config
-
-
-def places(config: ConfigDict) -> Iterator[str]:
-    """The sections that a config has, those within others too."""
-    for section in keyword_only(Config):
-        if section not in config or not isinstance(config[section], ConfigDict):
-            continue
-        yield section
-        if section == 'evals':
-            yield from (f'evals.{name}' for name in config.evals)
-        if section == 'optim' and 'schedule' in config.optim:
-            yield 'optim.schedule'
-
-
 def check_group(section: Any, where: str) -> None:
     """Raises UserError if a section is a value."""
     if not isinstance(section, (ConfigDict, dict)):
@@ -232,30 +194,7 @@ def check(section: Group, known: Parameters, where: str) -> None:
             raise UserError(f'{where}: ' + nearest('key', key, known))
     for key, parameter in known.items():
         if key in section:
-            open_size = key in _SIZES and section[key] is None
-            if not open_size:
+            if not (section[key] is None and key in LEFT_OPEN):
                 values.check(parameter, section[key], f'{where}.{key}')
         elif parameter.default is parameter.empty:
             raise UserError(f'{where}: the key {key!r} is missing')
-
-
-def keywords(section: Group) -> dict[str, Any]:
-    """A section as keywords of its constructor: plain and hashable, without `name`."""
-    plain = section.to_dict() if isinstance(section, ConfigDict) else dict(section)
-    return {key: _freeze(value) for key, value in plain.items() if key != 'name'}
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(_freeze(v) for v in value)
-    return value
-
-
-def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
-    """A section as keywords of its constructor, with the defaults of those that it leaves out."""
-    found = {}
-    for key, parameter in parameters(config, section).items():
-        found[parameter.name] = parameter.default
-        if key in config.get(section, {}):
-            found[parameter.name] = _freeze(config[section][key])
-    return found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import durations, objects, schema
+from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.config.durations import Every
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
+from vit_jax.signatures import keyword_only
 
 
 def validate(config: ConfigDict) -> None:
@@ -21,9 +23,11 @@ def validate(config: ConfigDict) -> None:
         number that is not finite; a length that is no duration.
     """
     schema.check(config, schema.parameters(config, ''), 'config')
-    for place in schema.places(config):
+    for place in _places(config):
         if not place.startswith('evals'):
-            schema.check(_at(config, place), schema.parameters(config, place), f'config.{place}')
+            schema.check(
+                defaults.at(config, place), schema.parameters(config, place), f'config.{place}'
+            )
     for name, section in config.evals.items():
         objects.make_evaluator(section, f'config.evals.{name}')
     _check_finite(config, 'config')
@@ -34,23 +38,28 @@ def validate(config: ConfigDict) -> None:
     _check_ranges(config)
 
 
+def _places(config: ConfigDict) -> Iterator[str]:
+    """The sections that a config has, those within others too."""
+    for section in keyword_only(schema.Config):
+        if section not in config or not isinstance(config[section], ConfigDict):
+            continue
+        yield section
+        if section == 'evals':
+            yield from (f'evals.{name}' for name in config.evals)
+        if section == 'optim' and 'schedule' in config.optim:
+            yield 'optim.schedule'
+
+
 def _check_ranges(config: ConfigDict) -> None:
     """Lets the constructors refuse what they would refuse later; nothing is computed."""
-    Every(**schema.arguments(config, 'every'))
+    Every(**defaults.arguments(config, 'every'))
     init, branch = (
-        cls(**schema.arguments(config, place))
+        cls(**defaults.arguments(config, place))
         for cls, place in ((Init, 'init'), (Branch, 'branch'))
     )
     if branch.from_ and init.from_:
         raise UserError('config: a run starts from config.branch or config.init, not both')
-    schema.constructor('step')(None, None, None, **schema.arguments(config, 'step'))
-
-
-def _at(config: ConfigDict, place: str) -> Any:
-    node: Any = config
-    for key in place.split('.'):
-        node = node[key]
-    return node
+    schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step'))
 
 
 def _check_finite(node: Any, path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import checkpointer
-from vit_jax.config import construct
+from vit_jax.config import objects
 from vit_jax.config.load import from_dict
 from vit_jax.errors import UserError
 from vit_jax.interop import load as interop
@@ -84,7 +84,7 @@ def load_run(
     """
     workdir = paths.absolute(workdir)
     config = read_config(workdir)
-    model, task = construct.model_and_task(config)
+    model, task = objects.model_and_task(config)
     found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
     if image_size is not None:
         trained_on = tuple(meta.get('input_size') or ()) or None
@@ -147,7 +147,7 @@ def load_foreign(
         }
     )
     image = {'channels': interop.channels(model, variables['params']), 'size': None}
-    _, task = construct.model_and_task(config)
+    _, task = objects.model_and_task(config)
     return Run(
         pathlib.Path(path), config, model, task, variables, None, imported.class_names, image
     )

@@ -20,7 +20,7 @@ from flax import traverse_util
 
 from vit_jax import interop
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.config import sections
+from vit_jax.config import defaults
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
 from vit_jax.interop.imported import ImportedModel
@@ -163,7 +163,7 @@ def resize(
 
 def build(keywords: Mapping[str, Any]) -> Any:
     """The Linen module of `config.model`."""
-    return resolve('vit_jax.models', keywords['name'], 'Model')(**sections.keywords(keywords))
+    return resolve('vit_jax.models', keywords['name'], 'Model')(**defaults.keywords(keywords))
 
 
 def fields(model: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import step
-from vit_jax.config import construct, durations, fill, sections
+from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
 from vit_jax.data import known
 from vit_jax.data.batches import Shape
@@ -21,7 +21,7 @@ from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark, flops
-from vit_jax.profiling.examples import example_spec, kinds_of_checkpoint
+from vit_jax.profiling.examples import Spec, example_spec, kinds_of_checkpoint
 from vit_jax.profiling.plan import PlannedRun
 
 
@@ -36,7 +36,7 @@ def price(
     """What runs of a config cost; data are opened only if nothing else tells.
 
     Args:
-      config: whose open sizes are filled in.
+      config: left as it is.
       examples: of an epoch, instead of those of the data.
       image_size: side in pixels of square images, instead of those of the data.
       point: how the config differs from others, {'model.width': 64}.
@@ -48,11 +48,13 @@ def price(
     """
     data = _open_text(config, examples, image_size) if config.data.get('buckets') else None
     if data is not None:
+        config = defaults.complete(config, data.info)
         kinds, epoch, each = data.shapes, data.num_examples, data.examples_per_step
     else:
-        kinds = (Shape(config.batch_size, 1, _image_spec(config, image_size)),)
+        config, spec = _image_spec(config, image_size)
+        kinds = (Shape(config.batch_size, 1, spec),)
         epoch, each = _epoch_size(config, examples), config.batch_size
-    model, task = construct.model_and_task(config)
+    model, task = objects.model_and_task(config)
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in kinds]
     spent = sum(k.rows * k.share * one for k, (_, one) in zip(kinds, measured, strict=True))
     begun = config.get('branch', {}).get('step', 0)
@@ -74,41 +76,39 @@ def train_flops(meta: Mapping[str, Any]) -> float | None:
     """
     if not (kinds := kinds_of_checkpoint(meta)):
         return None
-    model, task = construct.model_and_task(config_lib.from_dict(meta['config']))
+    model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
     forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
     return flops.TRAIN_TO_FORWARD * forward
 
 
 def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Buckets:
-    """The sequences in buckets; the model's size of the vocabulary is filled in.
+    """The sequences in buckets.
 
     Raises:
       UserError: if the data or the vocabulary are not here: nothing else tells the lengths.
     """
     if examples is not None or image_size is not None:
         raise UserError('--examples and --image-size are of images, and this config is of text')
-    data = _read_text(config_lib.to_json(config.data), config.batch_size)
-    fill.vocab_size(config, data.info.vocab_size)
-    return data
+    return _read_text(config_lib.to_json(config.data), config.batch_size)
 
 
 @functools.cache
 def _read_text(section: str, batch_size: int) -> Any:
     """The data of `config.data` as JSON."""
     try:
-        return open_dataset(batch_size, **sections.keywords(config_lib.from_json(section)))
+        return open_dataset(batch_size, **defaults.keywords(config_lib.from_json(section)))
     except UserError as e:
         raise UserError(f'{e}; the cost depends on the lengths of all sentences') from e
 
 
-def _image_spec(config: ConfigDict, image_size: int | None) -> dict[str, Any]:
-    """What an example is like for the model, whose number of classes is filled in."""
+def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
+    """The config with the number of classes, and what an example is like for its model."""
     if image_size is not None:
         return example_spec(config, image_size)
     source = _open_source(config.data)
-    fill.num_classes(config, source.info.num_classes)
     parsed = parse_transforms(config.data.get('transforms', ''))
-    return dict(FixedShapes(source, parsed, 1).shapes[-1].spec)
+    spec = dict(FixedShapes(source, parsed, 1).shapes[-1].spec)
+    return defaults.complete(config, source.info), spec
 
 
 def _epoch_size(config: ConfigDict, examples: float | None) -> int:

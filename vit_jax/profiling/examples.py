@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.config import fill, sections
+from vit_jax.config import defaults
 from vit_jax.data import bucket_plan
 from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark
 
@@ -22,14 +23,14 @@ CLASSES = 1000  # those of ImageNet, where nothing else tells
 
 def example_spec(
     config: ConfigDict, image_size: int | None = None, channels: int | None = None
-) -> Spec:
-    """Shapes of one example of the config's data, or of an image of the given size.
+) -> tuple[ConfigDict, Spec]:
+    """The config with no size left open, and the shapes of one example of its data.
 
-    Leaves no open end in the config: a model without `num_classes` gets those of the
-    data, or the 1,000 of ImageNet where the size is given instead of data.
+    A model without `num_classes` gets those of the data, or the 1,000 of ImageNet where the size
+    of an image is given instead of data.
 
     Args:
-      config: whose open sizes are filled in.
+      config: left as it is.
       image_size: side in pixels of square images, 224 where only `channels` is given.
       channels: of these images, 3 where only `image_size` is given.
 
@@ -38,9 +39,7 @@ def example_spec(
     """
     if image_size is None and channels is None:
         data = open_example(config)
-        fill.num_classes(config, data.info.num_classes)
-        fill.vocab_size(config, data.info.vocab_size)
-        return dict(data.shapes[-1].spec)
+        return defaults.complete(config, data.info), dict(data.shapes[-1].spec)
     if config.data.get('buckets'):
         raise UserError('--image-size and --channels are of images, and this config is of text')
     size, channels = image_size or 224, channels or 3
@@ -48,8 +47,8 @@ def example_spec(
         if value < 1:
             raise UserError(f'{flag} {value}: must be at least 1')
     if 'num_classes' in config.model and config.model.num_classes is None:
-        config.model.num_classes = CLASSES
-    return dict(benchmark.image_spec(size, channels))
+        config = defaults.complete(config, SourceInfo(CLASSES, ()))
+    return config, dict(benchmark.image_spec(size, channels))
 
 
 def open_example(config: ConfigDict) -> Dataset:
@@ -60,7 +59,7 @@ def open_example(config: ConfigDict) -> Dataset:
     Raises:
       UserError: if the data cannot be opened.
     """
-    keywords = sections.keywords(config.data)
+    keywords = defaults.keywords(config.data)
     if config.data.get('buckets'):
         base = re.split(r'[\[+]', config.data.split)[0]
         return open_dataset(config.batch_size, **keywords | {'split': f'{base}[:1]'})

@@ -15,12 +15,14 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.config import construct, durations, fill, sections
+from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.config import defaults, durations, objects
 from vit_jax.data.dataset import Dataset
 from vit_jax.interop import adapt
 from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
+from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate
 
 
@@ -104,30 +106,29 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     Raises:
       UserError: for any mistake in the config that needs the data or the devices to be seen.
     """
-    config = config.copy_and_resolve_references()
-    layout = sharding.make_layout(**sections.fields(config, 'parallel'), devices=devices)
+    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
-    fill.num_classes(config, data.info.num_classes)
-    fill.vocab_size(config, data.info.vocab_size)
+    config = defaults.complete(config, data.info)
     times = durations.of_run(config, data.examples_per_step, data.num_examples)
     program, lr = make_program(config, data, layout, times)
-    every, keep = (sections.fields(config, name) for name in ('every', 'checkpoint'))
+    every = durations.Every(**defaults.arguments(config, 'every'))
+    keep = defaults.arguments(config, 'checkpoint')
     return Training(
         config=config,
         data=data,
         program=program,
         timetable=Timetable(
             total=times.total_steps,
-            log=times.steps(every['log'], 'config.every.log'),
-            checkpoint=times.steps(every['checkpoint'], 'config.every.checkpoint'),
+            log=times.steps(every.log, 'config.every.log'),
+            checkpoint=times.steps(every.checkpoint, 'config.every.checkpoint'),
             evals={
-                name: times.steps(section.get('every', every['eval']), f'config.evals.{name}.every')
+                name: times.steps(section.get('every', every.eval), f'config.evals.{name}.every')
                 for name, section in config.evals.items()
             },
             lr=lr,
         ),
         evaluations=evaluate.open_evals(config, layout, program.eval_steps),
-        retention=keep | {'keep_every': times.steps(keep['keep_every'])},
+        retention=in_steps(Checkpointer, keep, times.steps),
     )
 
 
@@ -139,8 +140,8 @@ def make_program(
     Raises:
       UserError: if model, task, optimizer or devices do not take what the config or the data say.
     """
-    model, task = construct.model_and_task(config)
-    step = sections.fields(config, 'step')
+    model, task = objects.model_and_task(config)
+    step = defaults.arguments(config, 'step')
     for shape in data.shapes:
         sharding.check_batch(
             layout,
@@ -168,7 +169,7 @@ def make_program(
         return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
-    train_step = step_lib.make_train_step(model, task, tx, axis_name=layout.axis_name, **step)
+    train_step = step_lib.make_train_step(model, task, tx, layout.axis_name, **step)
     program = Program(
         model=model,
         task=task,

@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.config import construct, sections
+from vit_jax.config import defaults, objects
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.errors import UserError
@@ -97,7 +97,7 @@ def open_data(
       UserError: as `open_dataset`.
     """
     known = inspect.signature(open_dataset).parameters
-    keywords = {k: v for k, v in sections.keywords(section).items() if k in known}
+    keywords = {k: v for k, v in defaults.keywords(section).items() if k in known}
     return open_dataset(
         **{'batch_size': batch_size} | keywords | changes,
         seed=seed,
@@ -124,7 +124,7 @@ def _open_eval(
     # Text is read by the vocabulary of training unless the entry names another.
     vocab = section.get('vocab', config.data.get('vocab'))
     data = open_data(section, config.batch_size, layout, vocab=vocab)
-    evaluator = construct.make_evaluator(section, where)
+    evaluator = objects.make_evaluator(section, where)
     if evaluator is None:
         return Evaluation(data, lambda variables: _evaluate_task(steps, variables, data))
     if steps.predict is None:

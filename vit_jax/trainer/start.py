@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,9 +14,9 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer as checkpointer_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
-from vit_jax.config import schema
-from vit_jax.config.origin import Init
+from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import load as interop_lib
@@ -28,7 +27,7 @@ from vit_jax.trainer.build import Training
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel')
 # What a branch is there to change.
-BRANCHED = (*FREE, 'total', 'init', 'branch')
+BRANCHED = (*FREE, 'total', 'optim.schedule', 'init', 'branch')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +57,18 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     Raises:
       UserError: if the folder holds a run of another config.
     """
-    if (before := run_folder.read_config(folder)) is None:
+    if (stored := run_folder.read_config(folder)) is None:
         return None
-    now = json.loads(config_lib.to_json(config))
-    for size in ('num_classes', 'vocab_size'):  # an open one was filled from the data
-        if before['model'].get(size) and not now['model'].get(size):
-            before['model'][size] = now['model'].get(size)
-    if changed := differences(before, now, FREE):
+    before = config_lib.from_dict(stored)
+    for size in schema.LEFT_OPEN:  # an open one was filled from the data
+        if before.model.get(size) and not config.model.get(size):
+            before.model[size] = config.model.get(size)
+    if changed := [name for name in defaults.differences(before, config) if name not in FREE]:
         raise UserError(
             f'{folder} holds a run of another config (config.{changed[0]} differs): '
             'choose another --workdir'
         )
     return run_folder.read_result(folder)
-
-
-def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...]
-) -> list[str]:
-    """The sections in which two configs differ, `but` left out."""
-    keys = [*now, *(key for key in before if key not in now)]
-    return [key for key in keys if key not in but and now.get(key) != before.get(key)]
 
 
 def begun(folder: pathlib.Path) -> bool:
@@ -91,9 +82,9 @@ def find_origin(training: Training) -> Origin:
     Raises:
       UserError: if there is no such checkpoint, or it does not fit.
     """
-    if training.config.get('branch', {}).get('from'):
+    if defaults.arguments(training.config, 'branch')['from_']:
         return branch(training)
-    init = Init(**schema.arguments(training.config, 'init'))
+    init = Init(**defaults.arguments(training.config, 'init'))
     if not (path := init.from_):
         return Origin()
     imported = interop_lib.read(path)
@@ -121,8 +112,8 @@ def branch(training: Training) -> Origin:
     Raises:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
-    section, program = training.config.branch, training.program
-    trunk, step = paths.absolute(section['from']), section.step
+    section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
+    trunk, step = paths.absolute(section.from_), section.step
     if step < 1:
         raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
     if step >= training.timetable.total:
@@ -151,10 +142,8 @@ def changes(
     before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
 ) -> list[str]:
     """A line for each thing that makes a branch something else than that run cooled down."""
-    there, here = (json.loads(config_lib.to_json(config)) for config in (before, training.config))
-    for config in (there, here):
-        config['optim'].pop('schedule', None)
-    lines = [f'there, config.{name} is another' for name in differences(there, here, BRANCHED)]
+    changed = defaults.differences(before, training.config)
+    lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
     for line in history:
         rate, now = line.get('train/lr'), float(training.timetable.lr(line['step'] - 1))
         if rate is not None and not math.isclose(rate, now, rel_tol=1e-5):

@@ -1,0 +1,85 @@
+"""A config with what it leaves out: defaults of constructors, and sizes that the data decide."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Group
+from vit_jax.errors import UserError
+from vit_jax.signatures import keyword_only
+
+
+def keywords(section: Group) -> dict[str, Any]:
+    """A section as keywords of its constructor: plain and hashable, without `name`."""
+    return {key: _plain(value) for key, value in section.items() if key != 'name'}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (ConfigDict, dict)):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(v) for v in value)
+    return value
+
+
+def at(config: ConfigDict, section: str) -> Group:
+    """The section at a place such as 'optim.schedule'; empty if the config has none."""
+    node: Any = config
+    for key in section.split('.'):
+        node = node.get(key, {})
+    return node
+
+
+def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
+    """A section as keywords of its constructor, with the defaults of those that it leaves out."""
+    given, known = at(config, section), schema.parameters(config, section)
+    return {p.name: _plain(given.get(key, p.default)) for key, p in known.items()}
+
+
+def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
+    """The places in which two configs say different things, such as 'seed' and 'optim.schedule'.
+
+    A key that is left out says what its default says.
+    """
+    names = (*keyword_only(schema.Config), 'optim.schedule')
+    return [name for name in names if _complete(before, name) != _complete(now, name)]
+
+
+def _complete(config: ConfigDict, name: str) -> Any:
+    """What a config says in one place; a schedule is not said in `optim`."""
+    said = at(config, name)
+    if not isinstance(said, (ConfigDict, dict)):
+        return said
+    known = {} if name == 'evals' else schema.parameters(config, name)
+    found = {key: p.default for key, p in known.items()}
+    found |= {key: _plain(value) for key, value in said.items()}
+    return {key: value for key, value in found.items() if key != 'schedule'}
+
+
+def complete(config: ConfigDict, info: Any) -> ConfigDict:
+    """A copy of a config in which the model has the sizes that the data decide.
+
+    Args:
+      config: left as it is.
+      info: `num_classes` and `vocab_size` of the data; 0 where they have none.
+
+    Raises:
+      UserError: if the data have more classes or ids than the config's model.
+    """
+    config = copy.deepcopy(config)
+    for key, what in schema.LEFT_OPEN.items():
+        size = getattr(info, key)
+        if key not in config.model or not size:
+            continue
+        if config.model[key] is None:
+            config.model[key] = size
+        if config.model[key] < size:
+            raise UserError(
+                f'config.model.{key}={config.model[key]}: {config.data.source} has {size} '
+                f'{what}; leave it unset or raise it'
+            )
+    return config
