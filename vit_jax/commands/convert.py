@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     name = imported.model['name']
     print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
     print(f'{place}: written')
-    for note in notes:
+    for note in (*imported.notes, *notes):
         print(f'note: {note}')
     return 0
 
@@ -49,4 +49,4 @@ def targets(dst: pathlib.Path) -> list[pathlib.Path]:
     if dst.suffix == '.npz':
         return [dst]
     file = dst if dst.suffix == '.safetensors' else dst / 'model.safetensors'
-    return [file, file.with_name('config.json')]
+    return [file, *map(file.with_name, ('config.json', 'preprocessor_config.json'))]

@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, labels
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop import colours, families, files, labels
+from vit_jax.interop.imported import ImportedModel, Written
 
 
-def read(path: str | os.PathLike[str]) -> ImportedModel:
+def read(path: str | os.PathLike[str], mean: Any = None, std: Any = None) -> ImportedModel:
     """The model in a checkpoint of another code base, whatever its form.
 
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
         it, see `families`.
+      mean, std: of the images in [0, 1] that it takes, a number or one for each colour; by default
+        what the files tell.
 
     Raises:
       UserError: if it cannot be read, or no family knows it.
     """
     family, place = families.split(path)
     flat, extra = files.read_arrays(place)
+    extra |= colours.given(mean, std)
     try:
         imported = families.reader(flat, family).read(flat, extra)
     except UserError as error:
@@ -47,9 +51,9 @@ def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, .
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
     make = families.writer(imported.model['name'], 'npz' if is_npz else 'transformers', family)
-    arrays, config, notes = make(imported)
+    written = Written(*make(imported))
     if is_npz:
-        files.write_npz(place, arrays)
+        files.write_npz(place, written.arrays)
     else:
-        files.write_safetensors(place, arrays, config)
-    return notes
+        files.write_safetensors(place, written.arrays, written.config, written.preprocessor)
+    return written.notes

@@ -25,6 +25,7 @@ Flat = dict[str, np.ndarray]  # name -> array
 _SAFETENSORS = 'model.safetensors'
 _INDEX = f'{_SAFETENSORS}.index.json'
 _CONFIG = 'config.json'
+_PREPROCESSOR = 'preprocessor_config.json'
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Where a training state keeps its parameters, the first that is there.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
@@ -37,6 +38,8 @@ class _Missing(UserError):
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
+
+    The config holds the parsed preprocessor_config.json under that name, if there is one.
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
@@ -56,7 +59,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     if file.endswith('.npz'):
         return _select(_parameters(_read_npz(file)), subtree, path), {}
     if file.endswith('.safetensors'):
-        return _read_safetensors(file), _read_json(_join(_parent(file), _CONFIG)) or {}
+        return _read_safetensors(file), _read_configs(_parent(file))
     if file.endswith(_PICKLES):
         raise UserError(
             f'{path}: pickled weights can run code and are not read; '
@@ -86,8 +89,9 @@ def write_safetensors(
     path: str | os.PathLike[str],
     flat: Mapping[str, np.ndarray],
     config: Mapping[str, Any] | None = None,
+    preprocessor: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a .safetensors file, or a folder with model.safetensors, and config.json beside it.
+    """Write a .safetensors file, or a folder with model.safetensors, and the configs beside it.
 
     Raises:
       UserError: if it cannot be written.
@@ -99,9 +103,10 @@ def write_safetensors(
     arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
     with _replacing(file) as temporary:
         _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
-    if config is not None:
-        with _replacing(file.with_name(_CONFIG)) as temporary:
-            temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + '\n')
+    for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
+        if content is not None:
+            with _replacing(file.with_name(name)) as temporary:
+                temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
 def _split_subtree(path: str) -> tuple[str, str]:
@@ -128,7 +133,7 @@ def _read_safetensors(path: str) -> Flat:
 
 
 def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
-    config = _read_json(_join(folder, _CONFIG)) or {}
+    config = _read_configs(folder)
     index = _read_json(_join(folder, _INDEX))
     if index is None:
         if not _is_url(folder) and not (Path(folder) / _SAFETENSORS).is_file():
@@ -144,6 +149,12 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
         raise UserError(f'{folder}: {lost[0]} is listed in {_INDEX} but in none of the files')
     return flat, config
+
+
+def _read_configs(folder: str) -> dict[str, Any]:
+    config = _read_json(_join(folder, _CONFIG)) or {}
+    preprocessor = _read_json(_join(folder, _PREPROCESSOR))
+    return config if preprocessor is None else config | {_PREPROCESSOR: preprocessor}
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ class ImportedModel:
       class_names: one for each output of the head; empty where nothing tells them.
       task: all keywords of `config.task`, with its name: what the model does.
       transforms: what makes its inputs of image files; empty for images cropped to `image_size`.
+      notes: what had to be assumed, a line each.
     """
 
     params: dict[str, Any]
@@ -30,6 +31,7 @@ class ImportedModel:
     class_names: tuple[str, ...] = ()
     task: dict[str, Any] = dataclasses.field(default_factory=lambda: {'name': 'classify'})
     transforms: str = ''
+    notes: tuple[str, ...] = ()
 
 
 class Written(NamedTuple):
@@ -39,8 +41,10 @@ class Written(NamedTuple):
       arrays: by the names there.
       config: of config.json; None if the form has none.
       notes: what the files cannot say of the model, a line each.
+      preprocessor: of preprocessor_config.json; None if the form has none.
     """
 
     arrays: dict[str, np.ndarray]
     config: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    preprocessor: dict[str, Any] | None = None

@@ -7,9 +7,10 @@ logits = model.apply(variables, images)['logits']
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vit_jax.storage import paths as storage
 from vit_jax.storage import run_folder, step_folder
 from vit_jax.tree_paths import param_paths
 
+_log = logging.getLogger(__name__)
 PyTree = Any
 Size = tuple[int, int]  # height and width in pixels
 
@@ -43,6 +45,9 @@ def load(
     path: str | os.PathLike[str],
     image_size: int | Size | None = None,
     num_classes: int | None = None,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
 ) -> tuple[Any, dict[str, PyTree]]:
     """A model and its weights.
 
@@ -53,6 +58,9 @@ def load(
       image_size: side, or height and width, in pixels of the images to come, [-1, 1] in RGB for
         all checkpoints of others; by default those that the checkpoint was made for.
       num_classes: a head for so many classes; one that the checkpoint lacks starts at zero.
+      mean, std: that a checkpoint of others was trained with: of images in [0, 1], a number or one
+        for each colour. By default what lies beside it tells them. They become part of the
+        weights: images to come are in [-1, 1] all the same.
 
     Returns:
       The Linen module, built with the keywords that fit the checkpoint, and {'params': ...} in
@@ -62,13 +70,15 @@ def load(
       UserError: if there is no such file, or it is none that is known; if its parameters make no
         whole model; if the images cannot be cut into patches.
     """
-    return instantiate(read(path), image_size, num_classes)
+    return instantiate(read(path, mean, std), image_size, num_classes)
 
 
 def instantiate(
     imported: ImportedModel, image_size: int | Size | None = None, num_classes: int | None = None
 ) -> tuple[Any, dict[str, PyTree]]:
-    """`load` for a checkpoint that is read already."""
+    """`load` for a checkpoint that is read already; logs its notes."""
+    for note in imported.notes:
+        _log.warning('%s: %s', imported.source, note)
     keywords = imported.model | ({} if num_classes is None else {'num_classes': num_classes})
     model = build(keywords)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -78,14 +88,16 @@ def instantiate(
     return model, {'params': _complete(params, init)}
 
 
-def read(path: str | os.PathLike[str]) -> ImportedModel:
+def read(path: str | os.PathLike[str], mean: Any = None, std: Any = None) -> ImportedModel:
     """A checkpoint of another code base, or of a run.
 
     Raises:
       UserError: as `load`.
     """
     if (found := locate(path)) is None:
-        return interop.read(path)
+        return interop.read(path, mean, std)
+    if mean is not None or std is not None:
+        raise UserError(f'{path}: mean and std are for checkpoints of others, not for a run')
     return _read_run(*found)
 
 
@@ -127,7 +139,7 @@ def fit(
     Raises:
       UserError: if the architectures differ, or those of the parts that are selected.
     """
-    notes = _compare_fields(imported.model, model)
+    notes = [*imported.notes, *_compare_fields(imported.model, model)]
     try:
         params, changes = adapt.adapt(
             imported.params,

@@ -11,7 +11,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import labels, names
+from vit_jax.interop import colours, labels, names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel, Written
 from vit_jax.tree_paths import param_paths, require_fit
@@ -63,6 +63,7 @@ _HUGGING_FACE: names.Table = (
     ('classifier.1.weight', 'head/kernel'),
     ('classifier.1.bias', 'head/bias'),
 )
+_SIZE = (224, 224)  # which transformers is told, where images of any size will do
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
 # phrase for people: the table, and the name of the last norm, by which the form is known
 _FORMS: dict[str, tuple[names.Table, str]] = {
@@ -107,7 +108,8 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedMo
     arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
     model = _model(arrays, source)
     _require_fit(arrays, model, source)
-    return ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+    imported = ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+    return colours.folded(imported, extra, colours.UNTOLD if source == _HF_SOURCE else '')
 
 
 def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -232,7 +234,10 @@ def _npz(imported: ImportedModel) -> Written:
 
 
 def _transformers(imported: ImportedModel) -> Written:
-    return Written(*write_transformers(imported.params, imported.model, imported.class_names))
+    arrays, config = write_transformers(imported.params, imported.model, imported.class_names)
+    size = imported.image_size or _SIZE
+    preprocessor = colours.preprocessor(config['num_channels'], size)
+    return Written(arrays, config, preprocessor=preprocessor)
 
 
 WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): _transformers}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, torch_layout
+from vit_jax.interop import colours, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel
@@ -69,20 +69,21 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """
     source = 'timm ViT'
     _require_supported(flat, source)
-    parts = _recoloured(_parted(_unscaled(flat, source), source), extra)
+    parts = _parted(_unscaled(flat, source), source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
     heads = arguments.get('num_heads') or _vit.published_heads(
         {name: parts[theirs].shape for name, theirs in in_file.items()}, source
     )
     params = torch_layout.read(parts, TABLE, heads, source)
-    return _vit.assemble(
+    imported = _vit.assemble(
         _vit.with_class_row(params, has_row=_has_class_row(params, arguments)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
         gelu=_gelu(extra, arguments),
         norm_eps=_NORM_EPS,
     )
+    return colours.folded(imported, extra, colours.UNTOLD)
 
 
 def _require_supported(flat: Flat, source: str) -> None:
@@ -124,21 +125,6 @@ def _parted(flat: Flat, source: str) -> Flat:
         for letter, part in zip(letters, np.split(array, len(letters)), strict=True):
             parted[f'{parent}.{letter}.{leaf}'] = part
     return parted
-
-
-def _recoloured(flat: Flat, config: Mapping[str, Any]) -> Flat:
-    """A patch embedding of images y in [-1, 1] instead of (x - mean) / std for x in [0, 1]."""
-    colours = config.get('pretrained_cfg') or {}
-    name, bias = 'patch_embed.proj.weight', 'patch_embed.proj.bias'
-    if not {'mean', 'std'} <= colours.keys() or bias not in flat or flat[name].ndim != 4:
-        return flat
-    mean, std = (np.reshape(colours[key], (-1, 1, 1)) for key in ('mean', 'std'))
-    if len(mean) != flat[name].shape[1] or len(std) != len(mean):
-        return flat
-    # x = (y + 1) / 2
-    shift = np.sum(flat[name] * ((0.5 - mean) / std), axis=(1, 2, 3))
-    weight, bias_ = flat[name] * (0.5 / std), flat[bias] + shift
-    return flat | {name: weight.astype(np.float32), bias: bias_.astype(np.float32)}
 
 
 def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, torch_layout
+from vit_jax.interop import colours, labels, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel, Written
@@ -106,7 +106,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         image_size=_image_size(extra),
     )
     _require_config(imported, extra)
-    return imported
+    return colours.folded(imported, extra, colours.UNTOLD)
 
 
 def write(
@@ -236,8 +236,12 @@ def _config(
 
 
 def _transformers(imported: ImportedModel) -> Written:
-    size, names = imported.image_size, imported.class_names
-    return Written(*write(imported.params, imported.model, size, names))
+    size = imported.image_size
+    arrays, config = write(imported.params, imported.model, size, imported.class_names)
+    pixels = size or _square(names.flattened(imported.params), imported.model['patch_size'])
+    return Written(
+        arrays, config, preprocessor=colours.preprocessor(config['num_channels'], pixels)
+    )
 
 
 WRITERS = {('vit', 'transformers'): _transformers}

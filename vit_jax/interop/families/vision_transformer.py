@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names
+from vit_jax.interop import colours, names
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel, Written
@@ -82,13 +82,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape.
     """
-    del extra  # an .npz file says everything by its shapes
     source = _source(flat)
     unrolled = names.unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     params = _vit.with_class_row(params, has_row=_has_class_row(flat))
-    return _vit.assemble(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
+    imported = _vit.assemble(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
+    return colours.folded(imported, extra)
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:

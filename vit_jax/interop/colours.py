@@ -1,0 +1,145 @@
+"""The mean and deviation that a checkpoint takes from its images, folded into its first layer.
+
+Here images are in [-1, 1] for all models. Others subtract a mean from [0, 1] and divide by a
+deviation, and say so in config.json (timm) or in preprocessor_config.json (transformers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.imported import ImportedModel
+
+# In the `extra` of `files.read_arrays`, beside what config.json holds.
+GIVEN, PREPROCESSOR = 'colours given by the user', 'preprocessor_config.json'
+UNTOLD = (
+    'nothing tells the mean and deviation of its images '
+    '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
+)
+_OURS = (0.5, 0.5)
+_PIXEL = 1 / 255
+
+
+def given(mean: Any, std: Any) -> dict[str, Any]:
+    """What a user's `mean` and `std` add to the `extra` of a family; nothing if both are None.
+
+    Raises:
+      UserError: if only one of them is given.
+    """
+    if (mean is None) != (std is None):
+        raise UserError('mean and std are given together, or neither is')
+    return {} if mean is None else {GIVEN: {'mean': mean, 'std': std}}
+
+
+def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') -> ImportedModel:
+    """The model for images in [-1, 1], whatever its own were normalised by.
+
+    Args:
+      imported: as it is in the file.
+      extra: see `files.read_arrays`; `given` adds what the user says.
+      untold: a note for people where nothing tells the colours.
+
+    Raises:
+      UserError: if the mean or the deviation is none, or the user's cannot be folded.
+    """
+    told = _told(extra)
+    if told is None:
+        return _with_note(imported, untold) if untold else imported
+    mean, std = told
+    if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
+        return imported
+    embed = imported.params.get('patch_embed', {})
+    if imported.model['name'] != 'vit' or 'kernel' not in embed:
+        words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
+        if GIVEN in extra:
+            raise UserError(f'{words} cannot be folded into a {imported.model["name"]}')
+        return _with_note(imported, f'{words} is not accounted for: images here are in [-1, 1]')
+    kernel, bias = embed['kernel'], embed['bias']
+    for name, values in (('mean', mean), ('std', std)):
+        if values.size not in (1, kernel.shape[2]) and np.ptp(values):
+            raise UserError(f'{name} has {values.size} colours, the model takes {kernel.shape[2]}')
+    mean, std = (v if v.size == kernel.shape[2] else v[:1] for v in (mean, std))
+    # (x - mean) / std for x = (y + 1) / 2
+    shift = np.sum(kernel * ((0.5 - mean) / std)[:, None], axis=(0, 1, 2))
+    patch_embed = {
+        'kernel': (kernel * (0.5 / std)[:, None]).astype(np.float32),
+        'bias': (bias + shift).astype(np.float32),
+    }
+    params = imported.params | {'patch_embed': patch_embed}
+    return dataclasses.replace(imported, params=params)
+
+
+def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
+    """A preprocessor_config.json of transformers that makes images as they are here."""
+    return {
+        'image_processor_type': 'ViTImageProcessor',
+        'do_resize': True,
+        'size': {'height': size[0], 'width': size[1]},
+        'resample': 2,  # bilinear
+        'do_rescale': True,
+        'rescale_factor': _PIXEL,
+        'do_normalize': True,
+        'image_mean': [_OURS[0]] * channels,
+        'image_std': [_OURS[1]] * channels,
+    }
+
+
+def _told(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and deviation of [0, 1] from whatever tells them; None if nothing does."""
+    for source in (extra.get(GIVEN), extra.get('pretrained_cfg')):
+        if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
+            return _numbers('mean', source['mean']), _numbers('std', source['std'])
+    config = extra.get(PREPROCESSOR)
+    if config is None:
+        return None
+    scale = 1.0
+    if not config.get('do_rescale', True):
+        scale = 255.0
+    elif (factor := config.get('rescale_factor', _PIXEL)) != _PIXEL:
+        scale = 255.0 * float(_numbers('rescale_factor', factor)[0])
+    if not config.get('do_normalize', True):
+        mean, std = np.zeros(1), np.ones(1)
+    elif {'image_mean', 'image_std'} <= config.keys():
+        mean = _numbers('image_mean', config['image_mean'])
+        std = _numbers('image_std', config['image_std'])
+    elif str(_kind(config)).startswith('ViT'):
+        mean, std = np.full(1, _OURS[0]), np.full(1, _OURS[1])  # its defaults
+    else:
+        return None
+    return mean / scale, std / scale
+
+
+def _kind(config: Mapping[str, Any]) -> Any:
+    return config.get('image_processor_type') or config.get('feature_extractor_type')
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """Finite numbers [C], a single one as [1].
+
+    Raises:
+      UserError: if they are none, or a deviation is not positive.
+    """
+    values = value if isinstance(value, list | tuple | np.ndarray) else [value]
+    is_real = all(
+        isinstance(v, int | float | np.number) and not isinstance(v, bool) and math.isfinite(v)
+        for v in values
+    )
+    if not len(values) or not is_real:
+        raise UserError(f'{name}={value!r} is not one finite number for each colour')
+    if name != 'mean' and name != 'image_mean' and min(values) <= 0:
+        raise UserError(f'{name}={value!r} has to be positive')
+    return np.asarray(values, np.float64)
+
+
+def _words(values: np.ndarray) -> str:
+    return ', '.join(f'{value:.4g}' for value in values)
+
+
+def _with_note(imported: ImportedModel, note: str) -> ImportedModel:
+    return dataclasses.replace(imported, notes=(*imported.notes, note))
