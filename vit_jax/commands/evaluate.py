@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
-    evals = evaluate.open_evals(run.config, layout, steps)
+    evals = evaluate.open_evals(run.config, layout, steps, run.trained_on)
     variables = layout.create(lambda loaded: loaded, run.variables)
     results = {f'{name}/{k}': v for name, one in evals.items() for k, v in one(variables).items()}
     if args.json:

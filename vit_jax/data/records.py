@@ -28,6 +28,12 @@ class SourceInfo:
     class_names: tuple[str, ...]
     vocab_size: int = 0
 
+    @property
+    def has_names(self) -> bool:
+        """Whether every class has a name, and not merely its number."""
+        numbers = tuple(map(str, range(self.num_classes)))
+        return len(self.class_names) == self.num_classes and self.class_names != numbers
+
 
 class Source(Protocol):
     """Random access to the examples of one split.

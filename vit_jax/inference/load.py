@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import objects
 from vit_jax.config.load import from_dict
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop import load as interop
 from vit_jax.interop.imported import ImportedModel
@@ -42,6 +43,14 @@ class Run:
     step: int | None
     class_names: tuple[str, ...]
     image: dict[str, Any]
+
+    @property
+    def trained_on(self) -> SourceInfo | None:
+        """The classes of its training data; None for a checkpoint of another code base."""
+        if self.step is None:
+            return None
+        outputs = self.config.model.get('num_classes') or 0
+        return SourceInfo(len(self.class_names) or outputs, self.class_names)
 
 
 def read_config(workdir: str | pathlib.Path) -> ConfigDict:

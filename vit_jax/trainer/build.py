@@ -127,7 +127,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             },
             lr=lr,
         ),
-        evaluations=evaluate.open_evals(config, layout, program.eval_steps),
+        evaluations=evaluate.open_evals(config, layout, program.eval_steps, data.info),
         retention=in_steps(Checkpointer, keep, times.steps),
     )
 

@@ -21,6 +21,7 @@ from vit_jax import step as step_lib
 from vit_jax.config import defaults, objects
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.runtime import sharding
 
@@ -107,24 +108,39 @@ def open_data(
 
 
 def open_evals(
-    config: ConfigDict, layout: sharding.Layout, steps: EvalSteps
+    config: ConfigDict,
+    layout: sharding.Layout,
+    steps: EvalSteps,
+    trained_on: SourceInfo | None = None,
 ) -> dict[str, Evaluation]:
     """The evaluation of every entry of `config.evals`.
 
+    Args:
+      config: of the run.
+      layout: of the devices.
+      steps: compiled for it.
+      trained_on: the classes that the model tells apart; None where that is not known.
+
     Raises:
-      UserError: for data that are not there, or do not suit the evaluator.
+      UserError: for data that are not there, do not suit the evaluator, or have other classes.
     """
-    return {name: _open_eval(name, config, layout, steps) for name in config.evals}
+    return {name: _open_eval(name, config, layout, steps, trained_on) for name in config.evals}
 
 
 def _open_eval(
-    name: str, config: ConfigDict, layout: sharding.Layout, steps: EvalSteps
+    name: str,
+    config: ConfigDict,
+    layout: sharding.Layout,
+    steps: EvalSteps,
+    trained_on: SourceInfo | None,
 ) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
     # Text is read by the vocabulary of training unless the entry names another.
     vocab = section.get('vocab', config.data.get('vocab'))
     data = open_data(section, config.batch_size, layout, vocab=vocab)
     evaluator = objects.make_evaluator(section, where)
+    if trained_on and config.model.get('num_classes') and not (evaluator and evaluator.learns):
+        _check_classes(where, data, trained_on)
     if evaluator is None:
         return Evaluation(data, lambda variables: _evaluate_task(steps, variables, data))
     if steps.predict is None:
@@ -146,6 +162,32 @@ def _open_eval(
         return evaluator.result()
 
     return Evaluation(data, run, evaluator.signature)
+
+
+def _check_classes(where: str, data: Dataset, trained_on: SourceInfo) -> None:
+    """Raises UserError if the data have other classes than the model."""
+    found, title = data.info, data.source.title
+    advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
+    if found.num_classes and found.num_classes != trained_on.num_classes:
+        raise UserError(
+            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model tells '
+            f'{trained_on.num_classes} apart{_some(trained_on)}; {advice}'
+        )
+    if not (found.has_names and trained_on.has_names):
+        return
+    pairs = zip(found.class_names, trained_on.class_names, strict=True)
+    for label, (theirs, ours) in enumerate(pairs):
+        if theirs != ours:
+            raise UserError(
+                f'{where}: class {label} of {title} is {theirs!r}, that of the model {ours!r}; '
+                f'{advice}'
+            )
+
+
+def _some(info: SourceInfo) -> str:
+    """The first few names of the classes, in brackets."""
+    more = ', ...' if len(info.class_names) > 3 else ''
+    return f' ({", ".join(info.class_names[:3])}{more})' if info.has_names else ''
 
 
 def _evaluate_task(steps: EvalSteps, variables: PyTree, data: Dataset) -> dict[str, float]:
