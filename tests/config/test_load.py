@@ -61,13 +61,13 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
 def test_dotted_names_reach_outside_of_the_package(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / 'my_lab').mkdir()
-    (tmp_path / 'my_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
+    (tmp_path / 'their_lab').mkdir()
+    (tmp_path / 'their_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
     monkeypatch.syspath_prepend(tmp_path)
-    config = config_lib.load(DIGITS, ['model.name=my_lab.tiny'])
+    config = config_lib.load(DIGITS, ['model.name=their_lab.tiny'])
     assert objects.model_and_task(config)[0].width == config.model.width
-    with pytest.raises(UserError, match=r'my_lab\.absent'):
-        config_lib.load(DIGITS, ['model.name=my_lab.absent'])
+    with pytest.raises(UserError, match=r'their_lab\.absent'):
+        config_lib.load(DIGITS, ['model.name=their_lab.absent'])
 
 
 def test_stored_config_builds_the_same_objects() -> None:

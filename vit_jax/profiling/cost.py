@@ -57,7 +57,7 @@ def price(
     model, task = objects.model_and_task(config)
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in kinds]
     spent = sum(k.rows * k.share * one for k, (_, one) in zip(kinds, measured, strict=True))
-    begun = config.get('branch', {}).get('step', 0)
+    begun = defaults.arguments(config, 'branch')['step']
     return PlannedRun(
         point=point or {},
         parameters=measured[0][0],
