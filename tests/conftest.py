@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 from absl import flags
-from helpers.xla import xla_flags
+from helpers.xla import use_one_device, xla_flags
 from jaxtyping import install_import_hook
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -36,6 +36,39 @@ flags.FLAGS.mark_as_parsed()
 CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz', 'scaling')
 install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecker.check')
 
+# Files of many seconds, the longest first: xdist hands out files in this order, so that no worker
+# is left with a long one in the end.
+LONGEST_FIRST = (
+    'runtime/test_processes.py',
+    'launch/test_slurm.py',
+    'test_smoke.py',
+    'trainer/test_resume.py',
+    'test_configs.py',
+    'trainer/test_text_runs.py',
+    'scaling/test_table.py',
+    'trainer/test_devices.py',
+    'models/test_vit.py',
+    'storage/test_object_storage.py',
+    'test_step.py',
+    'sweeps/test_sweep_resume.py',
+    'models/test_bit_resnet.py',
+    'sweeps/test_sweep_processes.py',
+    'commands/test_attention_text.py',
+    'models/test_encoder_decoders.py',
+    'trainer/test_branch.py',
+    'trainer/test_init.py',
+    'models/test_hybrid.py',
+    'sweeps/test_storages.py',
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the files; what a file holds stays in its order."""
+    rank = {name: i for i, name in enumerate(LONGEST_FIRST)}
+    tests = REPO / 'tests'
+    items.sort(key=lambda item: rank.get(item.path.relative_to(tests).as_posix(), len(rank)))
+
+
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -56,11 +89,8 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with one device: programs are compiled in half the time."""
-    import jax
-
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(jax, 'devices', lambda *args: devices)
+    """A machine with one device."""
+    use_one_device(monkeypatch)
 
 
 @pytest.fixture(scope='session')

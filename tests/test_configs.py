@@ -121,6 +121,7 @@ def systems():
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', [spec for spec in SPECS if not spec.endswith(':smoke')])
 def test_every_config_builds(spec):
     training = build(load(spec))
@@ -132,6 +133,7 @@ def test_every_config_builds(spec):
     assert {leaf.dtype for leaf in params} == {jnp.dtype('float32')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', systems())
 def test_one_step_of_every_system(spec):
     training = build(load(spec))

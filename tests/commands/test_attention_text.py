@@ -60,6 +60,7 @@ def test_one_picture(run, translating_run, tmp_path, capsys):
     assert said == f'{out}: 2 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
 
 
+@pytest.mark.slow
 def test_digits(reversing_run, tmp_path, capsys):
     out = tmp_path / 'map.png'
     argv = ['attention', '--workdir', str(reversing_run), '--out', str(out)]

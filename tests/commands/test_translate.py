@@ -116,6 +116,7 @@ def test_json(run, command):
     assert second == {'line': 2, 'source': '', 'translations': []}
 
 
+@pytest.mark.slow
 def test_samples_hang_on_the_seed_and_not_on_the_batch(command):
     def sample(*words):
         return command(*LINES, '--sample', '--temperature', 3, *words)[1]

@@ -172,10 +172,12 @@ def hf_state(params):
     return state
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize(
     ('shape', 'size', 'batch'),
-    [(variant('B/16'), (224, 224), 1), ({**TINY, 'patch_size': 8}, (24, 40), 3)],
+    [
+        pytest.param(variant('B/16'), (224, 224), 1, marks=pytest.mark.slow),
+        pytest.param({**TINY, 'patch_size': 8}, (24, 40), 3, marks=pytest.mark.parity),
+    ],
     ids=['B/16', 'not square'],
 )
 def test_parity_with_transformers(shape, size, batch):

@@ -145,6 +145,7 @@ def test_the_script_for_accelerators_needs_no_data_stack(gpu, tmp_path, monkeypa
     assert result['images_per_sec'] * result['step_sec'] == pytest.approx(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('step', 'factor'), [('forward', 1), ('train', 3)])
 def test_the_script_for_accelerators_measures_torch(gpu, step, factor, monkeypatch):
     pytest.importorskip('torch')

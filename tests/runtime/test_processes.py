@@ -204,13 +204,13 @@ def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
 
 def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path):
     folder = tmp_path / 'run'
-    with two_processes(repo, folder, ENDLESS, '--step-timeout=40', heartbeat=300) as processes:
+    with two_processes(repo, folder, ENDLESS, '--step-timeout=20', heartbeat=300) as processes:
         wait_for_steps(folder, processes)
         processes[1].send_signal(signal.SIGSTOP)
         code, output = finish(processes[0], timeout=100)
     assert code == 1, output
     said = re.search(
-        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 40 s', output
+        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 20 s', output
     )
     assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
     assert '-- MainThread' in output

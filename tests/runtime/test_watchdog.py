@@ -11,7 +11,7 @@ from vit_jax.runtime import watchdog
 
 HANGS = """
 import time
-from vit_jax.watchdog import Watchdog
+from vit_jax.runtime.watchdog import Watchdog
 
 def stuck():
     time.sleep(60)

@@ -123,6 +123,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 def test_extrapolates_the_published_image_curves(published):
     options = ask(**PUBLISHED, against=('m2',))
     result = table.summary(table.fit_curves(published, options), options)
@@ -134,6 +135,7 @@ def test_extrapolates_the_published_image_curves(published):
     assert not by_name['MiX/L/16', 'cal_5']['identified']
 
 
+@pytest.mark.slow
 def test_m4_extrapolates_the_imagenet_curves(published):
     chosen = [row for row in published if row['Task'] == 'inet_10']
     options = ask(**PUBLISHED, form='m4')

@@ -25,6 +25,8 @@ from vit_jax.errors import UserError
 from vit_jax.storage import lease, lock, paths, run_folder
 from vit_jax.trainer import build
 
+pytestmark = pytest.mark.slow
+
 TOTAL = 24
 FLAGS = {
     'total': f'{TOTAL} steps',
@@ -107,6 +109,7 @@ def kill_at_step(step: int, folder) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.process
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = paths.path(f'{bucket}/killed')
     kill_at_step(14, folder)

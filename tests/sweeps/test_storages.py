@@ -100,6 +100,7 @@ def start_worker(repo, folder, log, victim=''):
     return subprocess.Popen([sys.executable, '-c', WORKER, folder, log, victim], cwd=repo)
 
 
+@pytest.mark.slow
 def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, points=grid({'optim.lr': [0.1, 0.2, 0.3], 'seed': [0, 1]}))
     logs = [tmp_path / f'{i}.txt' for i in (0, 1)]
@@ -111,6 +112,7 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
     assert status.best(made).value == 0.3
 
 
+@pytest.mark.slow
 def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
     log = tmp_path / 'log.txt'

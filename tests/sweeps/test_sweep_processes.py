@@ -15,6 +15,8 @@ from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 METRIC = 'test/loss'
 SMALL = {
     'model.dropout': 0.0,

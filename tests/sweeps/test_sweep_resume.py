@@ -22,6 +22,8 @@ from vit_jax.storage import run_folder
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, grid
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TOTAL = 80
 CONFIG = 'experiments/vit/digits.py:smoke'
 FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '4', 'every.eval': '20'}

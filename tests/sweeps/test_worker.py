@@ -43,6 +43,7 @@ worker.work(study.open_study('name', folder=sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('storage', STORAGES)
 def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, storage):
     values = {'seed': [0, 1, 2], 'optim.lr': [0.1, 0.2]}

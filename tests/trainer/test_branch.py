@@ -14,6 +14,8 @@ from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import train
 
+pytestmark = pytest.mark.slow
+
 
 def one_run(config, folder, **options):
     return train.train(config, folder, devices=jax.devices()[:1], **options)

@@ -17,7 +17,7 @@ from vit_jax.tasks import classify
 from vit_jax.trainer import evaluate
 from vit_jax.tree_paths import param_paths
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
 STEPS, CLASSES = 4, 10
 TENSOR_RULES = (

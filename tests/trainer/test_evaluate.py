@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
 from vit_jax.config import schema, validate
 from vit_jax.data import sources
@@ -16,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import classify
-from vit_jax.trainer import evaluate
+from vit_jax.trainer import evaluate, train
 
 DIGITS = 'experiments/vit/digits.py'
 MODEL = vit.Model(
@@ -224,12 +225,12 @@ def get_config(arg=None):
 
 
 @pytest.fixture(scope='module')
-def evaluated_run(run_cli, tmp_path_factory):
+def evaluated_run(tmp_path_factory):
     """A finished run with evaluators."""
     folder = tmp_path_factory.mktemp('evaluators')
     (folder / 'config.py').write_text(CONFIG)
-    done = run_cli('train', '--config', folder / 'config.py', '--workdir', folder / 'run')
-    assert done.returncode == 0, done.stderr
+    config = config_lib.load(str(folder / 'config.py'))
+    train.train(config, folder / 'run', devices=jax.devices()[:1])
     return folder / 'run'
 
 
@@ -243,27 +244,33 @@ def test_a_run_writes_what_its_evaluators_measure(evaluated_run):
     assert {name: result[name] for name in names} == {n: evaluations[-1][n] for n in names}
 
 
-def evaluated(run_cli, folder, *flags):
-    done = run_cli('evaluate', '--workdir', folder, *flags, '--json')
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def evaluated(one_device, evaluated_run, capsys):
+    """`evaluated(*flags)`: what `evaluate --json` prints of that run."""
+
+    def run(*flags):
+        capsys.readouterr()
+        assert main(['evaluate', '--workdir', str(evaluated_run), *flags, '--json']) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
 
 
-def test_evaluate_repeats_them(evaluated_run, run_cli):
+def test_evaluate_repeats_them(evaluated_run, evaluated):
     result = json.loads((evaluated_run / 'result.json').read_text())
-    assert evaluated(run_cli, evaluated_run) == pytest.approx({'step': 20, **result}, abs=0.01)
+    assert evaluated() == pytest.approx({'step': 20, **result}, abs=0.01)
 
 
-def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, run_cli):
+def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, evaluated):
     result = json.loads((evaluated_run / 'result.json').read_text())
     flags = ['--evaluator', 'knn(k=7)', '--evaluator', 'fewshot(shots=(5,), seeds=2)']
-    got = evaluated(run_cli, evaluated_run, *flags, '--fit', 'train[:300]')
+    got = evaluated(*flags, '--fit', 'train[:300]')
     assert got == {
         'step': 20,
         'knn/knn_accuracy': pytest.approx(result['near/knn_accuracy'], abs=0.01),
         'fewshot/5_shot': pytest.approx(result['few/5_shot'], abs=0.01),
     }
-    two = evaluated(run_cli, evaluated_run, '--evaluator', 'knn', '--classes', '8,0')
+    two = evaluated('--evaluator', 'knn', '--classes', '8,0')
     size = len(sources.open_source('digits', 'test').only_classes((8, 0)))
     assert two['knn/knn_accuracy'] * size == pytest.approx(round(two['knn/knn_accuracy'] * size))
     assert 0.7 < two['knn/knn_accuracy'] < 1
@@ -281,8 +288,6 @@ def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, run
     ],
 )
 def test_mistakes_in_flags_are_one_line(evaluated_run, flags, message, capsys):
-    from vit_jax.__main__ import main
-
     assert main(['evaluate', '--workdir', str(evaluated_run), *flags]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -17,6 +17,8 @@ from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
+pytestmark = pytest.mark.slow
+
 MODEL = dict(patch_size=2, width=16, depth=2, num_heads=2, mlp_dim=24, pool='cls', posemb='learn')
 DATA = dict(source='digits', cache=True, workers=0)
 TWO_STEPS = '2 steps'

@@ -25,6 +25,8 @@ from vit_jax.storage import lock as workdir
 from vit_jax.storage import run_folder
 from vit_jax.trainer import build, meter, train
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TOTAL = 30
 # Everything that has a state or draws random numbers is on: dropout, augmentation and mixup by
 # the experiment itself, the moving average and accumulation here.

@@ -248,6 +248,7 @@ def translated(tmp_path: pathlib.Path, text: dict[str, object]) -> pathlib.Path:
     return tmp_path / 'run'
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) -> None:
     lines = read_metrics(translated)
     steps = {
@@ -269,6 +270,7 @@ def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) 
     assert signature in printed and f'bleu/bleu {result["bleu/bleu"]:.4f}' in printed
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_last_checkpoints(translated) -> None:
     run = inference_lib.load_run(translated, average=2)
     kept = [checkpoint_lib.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
@@ -307,7 +309,10 @@ def test_a_model_with_too_few_ids_is_refused(text) -> None:
         build.build(config)
 
 
+@pytest.mark.parity
+@pytest.mark.slow
 def test_digits_are_learnt_to_the_last_sequence(tmp_path: pathlib.Path, repo: pathlib.Path) -> None:
-    config = config_lib.load(str(repo / 'experiments/translate/synthetic.py:reverse'))
+    rarely = ['every.eval=1000', 'every.checkpoint=1000']
+    config = config_lib.load(str(repo / 'experiments/translate/synthetic.py:reverse'), rarely)
     result = one_run(config, tmp_path)
     assert result['test/sequence_accuracy'] == 1.0
