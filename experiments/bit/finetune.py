@@ -30,7 +30,7 @@ DATASETS = {
     'pets': ('tfds:oxford_iiit_pet', 'train', 'test', 3_680, False),
     'flowers': ('tfds:oxford_flowers102', 'train+validation', 'test', 2_040, False),
 }
-ARGS = ('smoke', 'cifar10', 'cifar100,R50x3', 'pets', 'flowers')
+ARGS = ('smoke', 'cifar10', 'cifar100,R50x3', 'pets', 'flowers', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

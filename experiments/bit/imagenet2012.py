@@ -15,7 +15,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.models import bit_resnet
 
-ARGS = ('smoke', 'R101x1')
+ARGS = ('smoke', 'R101x1', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -64,7 +64,7 @@ STAGES = {
 # Where a token stands for 16 pixels the third stage has the blocks of the fourth, too.
 HYBRID_STAGES = {16: (3, 4, 9), 32: (3, 4, 6, 3)}
 FILE = 'experiments/scaling/vit_compute.py'
-ARGS = ('smoke', 'vit', 'bit', 'hybrid', 'smoke-bit')
+ARGS = ('smoke', 'vit', 'bit', 'hybrid', 'smoke-bit', ...)
 
 
 def get_sweep(arg: str | None = None) -> Sweep:

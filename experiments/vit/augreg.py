@@ -31,7 +31,7 @@ LEVELS = {
     'strong1': ('|randaugment(2, 20)', 0.5),
     'strong2': ('|randaugment(2, 20)', 0.8),
 }
-ARGS = ('smoke', 'mu/16,none', 'S/32,light2')
+ARGS = ('smoke', 'mu/16,none', 'S/32,light2', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -44,7 +44,7 @@ DATASETS = {
     ),
     'smoke': ('digits', 'train[:90%]', 'train[90%:]', 'test', 20, 0.01),
 }
-ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32', 'flowers,S/16')
+ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32', 'flowers,S/16', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -20,7 +20,7 @@ from ml_collections.config_dict import placeholder
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'S/16,150ep', 'B/16,300ep')
+ARGS = ('smoke', 'S/16,150ep', 'B/16,300ep', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

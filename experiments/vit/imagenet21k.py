@@ -19,7 +19,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'B/32')
+ARGS = ('smoke', 'B/32', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

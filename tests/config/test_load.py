@@ -5,6 +5,7 @@ import pathlib
 import pytest
 from ml_collections import ConfigDict
 
+from vit_jax.__main__ import main
 from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.config.validate import validate
@@ -56,6 +57,40 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
     (tmp_path / 'empty.py').write_text('x = 1\n')
     with pytest.raises(UserError, match='get_config'):
         config_lib.load(str(tmp_path / 'empty.py'))
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        (f'{DIGITS}:smok', "argument 'smok'; did you mean 'smoke'? (valid: adafactor, adamw, "),
+        (f'{DIGITS}:lionn', "did you mean 'lion'"),
+        ('experiments/translate/multi30k.py:lstmm', "did you mean 'lstm'"),
+        ('experiments/transfer/cifar10_heldout.py:vit,scrach', "did you mean 'vit,scratch'"),
+        ('experiments/vit/finetune.py:cifar11,B/16', "did you mean 'cifar10'"),
+        ('experiments/vit/imagenet2012.py:C/16', "unknown ViT variant 'C'"),
+    ],
+)
+def test_an_argument_that_a_config_does_not_take(spec, message, tmp_path, capsys):
+    assert main(['train', '--config', spec, '--workdir', str(tmp_path / 'run')]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count('\n') == 1
+
+
+def test_arguments_beyond_the_examples_are_for_the_file_to_check() -> None:
+    assert config_lib.load('experiments/vit/finetune.py:cifar10,B/16').model.width == 768
+
+
+def test_a_function_without_a_parameter(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / 'plain.py'
+    file.write_text(
+        'from experiments.vit import digits\n'
+        'def get_config():\n'
+        "    return digits.get_config('smoke')\n"
+    )
+    assert config_lib.load(str(file)).model.width == 32
+    with pytest.raises(UserError, match=r'get_config\(\) takes no argument; leave out :smoke'):
+        config_lib.load(f'{file}:smoke')
 
 
 def test_dotted_names_reach_outside_of_the_package(

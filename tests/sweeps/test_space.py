@@ -94,7 +94,8 @@ def test_every_sweep_of_the_experiments_can_be_created(repo, tmp_path, monkeypat
     files = sweep_files(repo)
     assert files
     for path in files:
-        for i, arg in enumerate(('', *runpy.run_path(str(path))['ARGS'])):
+        args = [arg for arg in runpy.run_path(str(path))['ARGS'] if arg is not ...]
+        for i, arg in enumerate(('', *args)):
             sweep = space.load(f'{path}:{arg}')
             made = study.create(sweep, 'name', folder=tmp_path / f'{path.stem}{i}')
             assert len(made.trials()) == len(sweep.queue())

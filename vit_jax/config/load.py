@@ -1,7 +1,8 @@
 """From a config file and flags to a checked config.
 
 A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; every
-sub-dict holds the keywords of the constructor that it is passed to. Loading one
+sub-dict holds the keywords of the constructor that it is passed to. The file may list in
+`ARGS` what `arg` can be; with `...` among them they are examples, and the file checks. Loading one
 executes it. The resolved config is stored in the run folder as JSON, which is
 what every later command reads, and which is never executed.
 """
@@ -11,16 +12,18 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import inspect
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import flags
 from vit_jax.config.validate import validate
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 
 # Keys that have got another name. Configs with the old one still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
@@ -71,7 +74,7 @@ def run_file(spec: str, function: str, flag: str) -> Any:
       flag: where `spec` was given, for the message.
 
     Raises:
-      UserError: no such file, or no such function in it.
+      UserError: no such file, no such function in it, or an argument that it does not take.
     """
     name, _, arg = spec.partition(':')
     path = pathlib.Path(name)
@@ -83,7 +86,20 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     found.loader.exec_module(module)
     if not hasattr(module, function):
         raise UserError(f'{flag}: {str(path)!r} has no function {function}(arg)')
-    return getattr(module, function)(arg or None)
+    made = getattr(module, function)
+    if not arg and not inspect.signature(made).parameters:
+        return made()
+    _check_arg(module, made, arg, f'{flag} {spec}')
+    return made(arg or None)
+
+
+def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: str) -> None:
+    """Raises UserError if the file of a config does not take this argument."""
+    if not inspect.signature(function).parameters:
+        raise UserError(f'{where}: {function.__name__}() takes no argument; leave out :{arg}')
+    choices: Any = getattr(module, 'ARGS', (...,))
+    if arg and ... not in choices and arg not in choices:
+        raise UserError(f'{where}: ' + nearest('argument', arg, choices))
 
 
 def parse_config_args(
