@@ -7,6 +7,7 @@ import pytest
 from helpers import transformers_vit
 from helpers.transformers_vit import ours, theirs
 
+from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
@@ -120,7 +121,7 @@ def test_mean_over_tokens(tmp_path, images, perturbed):
     flat = timm_state(reference())
     del flat['cls_token']
     flat['pos_embed'] = flat['pos_embed'][:, 1:]
-    imported = read(tmp_path, flat)
+    imported = read(tmp_path, flat, CONFIG | {'global_pool': 'avg'})
     outputs = ours(imported, images(2, 12, 12, 3))
     assert imported.model['pool'] == 'gap'
     mean = outputs['tokens'].mean(1) @ flat['head.weight'].T + flat['head.bias']
@@ -188,6 +189,21 @@ def test_which_gelu(config, gelu):
     assert timm_vit.read(flat, CONFIG | config).model['gelu'] == gelu
 
 
+@pytest.mark.parametrize(
+    ('architecture', 'heads'),
+    [('vit_tiny_patch16_224', 3), ('vit_base_patch16_gap_224', 12), ('vit_large', 16)],
+)
+def test_heads_are_those_of_the_architecture(architecture, heads, tmp_path, images):
+    """Whatever the width: timm changes the one and keeps the other."""
+    model, batch = reference(hidden_size=48, num_attention_heads=heads), images(1, 12, 12, 3)
+    config = {'architecture': architecture, 'model_args': {'embed_dim': 48}, 'global_pool': 'token'}
+    imported = read(tmp_path, timm_state(model), config)
+    assert imported.model['num_heads'] == heads
+    np.testing.assert_allclose(
+        ours(imported, batch)['logits'], theirs(model, batch).logits, atol=2e-5
+    )
+
+
 MISTAKES = {
     'norm after the mean': ({'fc_norm.weight': np.ones(WIDTH)}, {}, 'final norm comes after the'),
     'registers': ({'reg_token': np.ones((1, 4, WIDTH))}, {}, 'register tokens'),
@@ -205,6 +221,21 @@ MISTAKES = {
         {'model_args': {'num_heads': HEADS, 'act_layer': 'quick_gelu'}},
         "act_layer 'quick_gelu'",
     ),
+    'pool': (
+        {},
+        {'global_pool': 'avg'},
+        "global_pool 'avg' of a model with a class token is not supported",
+    ),
+    'largest': ({'cls_token': None}, {'global_pool': 'max'}, "global_pool 'max' .* no class token"),
+    'both': ({}, {'model_args': {'num_heads': 4, 'global_pool': 'avgmax'}}, "global_pool 'avgmax'"),
+    'none': ({'cls_token': None}, {'global_pool': ''}, "global_pool ''"),
+    'odd': ({}, {'global_pool': ['avg']}, 'global_pool'),
+    'token': (
+        {'cls_token': None},
+        {'global_pool': 'token'},
+        "global_pool 'token' .* no class token",
+    ),
+    'architecture': ({}, {'architecture': 'vit_own', 'model_args': {}}, "heads of a 'vit_own'"),
     'heads': ({}, {'model_args': {}}, r'number of attention heads .* config\.json'),
 }
 
@@ -213,6 +244,17 @@ MISTAKES = {
 def test_mistakes(mistake, tmp_path):
     arrays, config, words = MISTAKES[mistake]
     flat = {k: v for k, v in (timm_state(reference()) | arrays).items() if v is not None}
+    if 'cls_token' not in flat:
+        flat['pos_embed'] = flat['pos_embed'][:, 1:]
     with pytest.raises(UserError, match=words) as error:
         read(tmp_path, flat, CONFIG | config)
     assert '\n' not in str(error.value)
+
+
+def test_a_mistake_is_one_line_of_the_command(tmp_path, capsys):
+    config = CONFIG | {'global_pool': 'avg'}
+    files.write_safetensors(tmp_path, timm_state(reference()), config)
+    assert cli.main(['convert', str(tmp_path), str(tmp_path / 'out.npz')]) == 2
+    message = capsys.readouterr().err
+    assert message.count('\n') == 1 and "global_pool 'avg'" in message
+    assert not (tmp_path / 'out.npz').exists()

@@ -20,6 +20,7 @@ from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel
 
+_SOURCE = 'timm ViT'
 _NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
@@ -32,6 +33,21 @@ _UNSUPPORTED = {
     'reg_token': 'it has register tokens',
     'norm_pre.': 'it has a norm before the first block',
     'dist_token': 'it has a distillation token',
+}
+# `global_pool`, and the pool here that computes the same.
+_POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
+# Width and heads, by the first two words of an architecture's name.
+_SIZES = {
+    **{f'{family}_tiny': (192, 3) for family in ('vit', 'deit')},
+    **{f'{family}_small': (384, 6) for family in ('vit', 'deit', 'deit3', 'flexivit')},
+    **{f'{family}_base': (768, 12) for family in ('vit', 'deit', 'deit3', 'flexivit')},
+    **{f'{family}_large': (1024, 16) for family in ('vit', 'deit3', 'flexivit')},
+    **{f'{family}_huge': (1280, 16) for family in ('vit', 'deit3')},
+    **{f'{family}_medium': (512, 8) for family in ('vit', 'deit3')},
+    'vit_so400m': (1152, 16),
+    'vit_giant': (1408, 16),
+    'vit_giantopt': (1536, 16),
+    'vit_gigantic': (1664, 16),
 }
 
 TABLE: names.Table = (
@@ -67,14 +83,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
       UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
         that ours does not.
     """
-    source = 'timm ViT'
+    source = _SOURCE
     _require_supported(flat, source)
     parts = _parted(_unscaled(flat, source), source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
-    heads = arguments.get('num_heads') or _vit.published_heads(
-        {name: parts[theirs].shape for name, theirs in in_file.items()}, source
-    )
+    shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
+    heads = arguments.get('num_heads') or _heads(extra.get('architecture'), arguments, shapes)
     params = torch_layout.read(parts, TABLE, heads, source)
     imported = _vit.assemble(
         _vit.with_class_row(params, has_row=_has_class_row(params, arguments)),
@@ -83,6 +98,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         gelu=_gelu(extra, arguments),
         norm_eps=_NORM_EPS,
     )
+    _require_pool(imported, arguments.get('global_pool', extra.get('global_pool')))
     return colours.folded(imported, extra, colours.UNTOLD)
 
 
@@ -127,6 +143,34 @@ def _parted(flat: Flat, source: str) -> Flat:
     return parted
 
 
+def _heads(
+    architecture: Any, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The number of heads of an architecture, whatever else `arguments` change in it."""
+    if not architecture:
+        return _vit.published_heads(shapes, _SOURCE)
+    stem = '_'.join(str(architecture).partition('.')[0].split('_')[:2])
+    width, heads = _SIZES.get(stem, (None, 0))
+    found = shapes.get('patch_embed/kernel', (0,))[0]
+    if width is None or arguments.get('embed_dim', width) != found:
+        raise UserError(
+            f'{_SOURCE}: nothing tells the number of attention heads of a {architecture!r} of '
+            f'width {found}; give num_heads in model_args of config.json'
+        )
+    return heads
+
+
+def _require_pool(imported: ImportedModel, pool: Any) -> None:
+    """Find a pooling that config.json tells and arrays do not."""
+    ours = imported.model['pool']
+    if pool is not None and _POOLS.get(str(pool)) != ours:
+        token = 'a' if 'cls_token' in imported.params else 'no'
+        raise UserError(
+            f'{_SOURCE}: global_pool {pool!r} of a model with {token} class token is not supported'
+            f'{"" if ours != "map" else " (the file holds attention pooling)"}'
+        )
+
+
 def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:
     """Positions are for patches alone with `no_embed_class`, and then often of a square."""
     if 'no_embed_class' in arguments or 'pos_embed' not in params:
@@ -138,6 +182,6 @@ def _gelu(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     if 'act_layer' in arguments:
         gelus = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
         if arguments['act_layer'] not in gelus:
-            raise UserError(f'timm ViT: act_layer {arguments["act_layer"]!r} is not supported')
+            raise UserError(f'{_SOURCE}: act_layer {arguments["act_layer"]!r} is not supported')
         return gelus[arguments['act_layer']]
     return 'tanh' if 'siglip' in config.get('architecture', '') else 'erf'
