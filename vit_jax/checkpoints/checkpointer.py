@@ -125,8 +125,8 @@ class Checkpointer:
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Restore the newest intact step; None if no save was ever finished.
 
-        What is newer is moved out of the way with a warning, so that the run can save
-        these steps again: unfinished ones are deleted, damaged ones go to `rejected/`.
+        What is newer is moved to `rejected/` with a warning, so that the run can save these steps
+        again; only what Orbax calls temporary is deleted.
 
         Args:
           target: the state with a `jax.ShapeDtypeStruct` with sharding for each array;
@@ -138,8 +138,8 @@ class Checkpointer:
           The step, the state, and the `meta` given to `save`.
 
         Raises:
-          UserError: if every finished step is damaged, or if the step does not fit
-            `target`; names the arrays with both shapes or dtypes.
+          UserError: if no intact step is left of those that there were, or if the step does not
+            fit `target`; names the arrays with both shapes or dtypes.
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
@@ -173,6 +173,12 @@ class Checkpointer:
         step, damaged = manifest.newest_intact(self.directory)
         if damaged and (strict or step is None):
             raise _damage(self.directory, damaged)
+        if step is None and (names := manifest.remains(self.directory)):
+            raise UserError(
+                f'{self.directory} has no finished checkpoint, but {", ".join(names)}: bring back '
+                f'what is missing ({step_folder.MANIFEST}, {step_folder.COMMITTED}), or start anew '
+                'by --restart, which moves these folders aside'
+            )
         manifest.clear_newer(self.directory, step)
         return -1 if step is None else step
 
@@ -274,8 +280,8 @@ def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserErr
         return UserError(f'no finished checkpoint in {directory}')
     listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
     return UserError(
-        f'damaged checkpoint in {directory}: {listed}. Bring the files back, or delete these '
-        'directories to go on without them'
+        f'damaged checkpoint in {directory}: {listed}. Bring the files back, delete these '
+        'directories to go on without them, or start anew by train --restart'
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from vit_jax.storage import paths, step_folder
 from vit_jax.storage.step_folder import Damaged, Unfinished
 
 REJECTED = 'rejected'
+_RESTART = 'restart-'  # the folder in there of all that a run left that was started anew
 
 # What Orbax appends to the name of a step that it is writing.
 _UNFINISHED = '.orbax-checkpoint-tmp'
+_TEMPORARY = re.compile(rf'\d+{re.escape(_UNFINISHED)}(-(\d+|deleted))?')
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
     No glob: epath takes the characters `[*?` in the name of the run folder for a pattern.
     """
     for entry in root.iterdir() if root.is_dir() else ():
-        if _UNFINISHED in entry.name and entry.name.startswith(beginning):
+        if _TEMPORARY.fullmatch(entry.name) and entry.name.startswith(beginning):
             yield entry
 
 
@@ -117,33 +120,73 @@ def discard(root: Path, step: int) -> None:
             paths.remove(path)
 
 
-def clear_newer(root: Path, step: int | None) -> None:
-    """Make way for the steps after `step` (None: for all).
+def remains(root: Path) -> list[str]:
+    """Folders of `root` that may be what is left of saved steps, those set aside included.
 
-    Unfinished steps are deleted, finished ones are moved to `rejected/`.
+    A save to object storage that was cut off leaves its step's own name; without any of the two
+    marks nothing of it was ever finished.
+    """
+    steps = [path for n in step_folder.numbered(root) if paths.files(path := root / str(n))]
+    if paths.is_remote(root):
+        steps = [path for path in steps if step_folder.is_marked(path)]
+    return [path.relative_to(root).as_posix() for path in (*steps, *_rejected(root))]
+
+
+def clear_newer(root: Path, step: int | None) -> None:
+    """Make way for the steps after `step` (None: for all): they are moved to `rejected/`.
+
+    Only what cannot hold a step is deleted: Orbax's temporary folders, and those without a file.
     """
     for path in list(_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
         paths.remove(path)
     for newer in (n for n in step_folder.numbered(root) if step is None or n > step):
         path = root / str(newer)
-        if not step_folder.is_finished(path):
-            _log.warning('removing the unfinished checkpoint %s', path)
+        if not paths.files(path):
+            _log.warning('removing the empty checkpoint %s', path)
             paths.remove(path)
         else:
-            _set_aside(path)
+            _move(path, _unused(root / REJECTED / path.name))
 
 
-def _set_aside(path: Path) -> None:
-    place = path.parent / REJECTED / path.name
+def set_all_aside(root: Path) -> Path:
+    """Move all steps, those in `rejected/` too, to a new folder in there, and return it.
+
+    A later start does not take them for the remains of its own run.
+    """
+    number = 1
+    while (place := root / REJECTED / f'{_RESTART}{number}').is_dir():
+        number += 1
+    for step in step_folder.numbered(root):
+        _move(root / str(step), place / str(step))
+    for path in _rejected(root):
+        _move(path, _unused(place / path.name))
+    return place
+
+
+def _rejected(root: Path) -> list[Path]:
+    folder = root / REJECTED
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    found = (p for p in entries if p.is_dir() and not p.name.startswith(_RESTART))
+    return sorted(found, key=lambda path: path.name)
+
+
+def _unused(path: Path) -> Path:
+    """The path, or one with a number behind it if there is something already."""
+    number, place = 1, path
+    while place.is_dir():
+        number += 1
+        place = path.with_name(f'{path.name}-{number}')
+    return place
+
+
+def _move(path: Path, place: Path) -> None:
     _log.warning('moving %s to %s', path, place)
-    if place.is_dir():
-        paths.remove(place)
     if paths.is_remote(path):
         paths.copy(path, place)
         _delete(path)
     else:
-        place.parent.mkdir(exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         path.rename(place)
 
 

@@ -17,6 +17,11 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('train', __doc__)
     parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
     parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
+    parser.add_argument(
+        '--restart',
+        action='store_true',
+        help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
+    )
     add_distributed_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
     if config is None:
@@ -28,7 +33,11 @@ def main(argv: Sequence[str]) -> int:
     with processes.shared_fate():
         try:
             result = train.train(
-                config, args.workdir, stop_at=args.stop_at, step_timeout=step_timeout(args)
+                config,
+                args.workdir,
+                stop_at=args.stop_at,
+                restart=args.restart,
+                step_timeout=step_timeout(args),
             )
         except train.Preempted as e:
             print(e)

@@ -47,6 +47,11 @@ def is_finished(directory: paths.Path) -> bool:
     return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
+def is_marked(directory: paths.Path) -> bool:
+    """Tell whether the step has one of the two marks, so that it may once have been finished."""
+    return any((directory / name).is_file() for name in (MANIFEST, COMMITTED))
+
+
 def read_manifest(directory: paths.Path) -> dict[str, str]:
     """The fingerprint of every file of the step's items, by its name.
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer as checkpointer_lib
+from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
@@ -74,6 +75,30 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
 def begun(folder: pathlib.Path) -> bool:
     """Whether the folder holds a finished checkpoint, so that the run resumes."""
     return bool(processes.on_process_0(lambda: int(bool(run_folder.steps(folder)))))
+
+
+def intact(folder: pathlib.Path) -> bool:
+    """Whether a checkpoint is left that the run can resume from; reads its files."""
+    root = folder / run_folder.CHECKPOINTS
+    return bool(processes.on_process_0(lambda: int(manifest.newest_intact(root)[0] is not None)))
+
+
+def set_aside(folder: pathlib.Path) -> None:
+    """Moves what is left of a run out of its way, so that it starts anew; hold the folder's lock.
+
+    All of it goes to a new folder in `checkpoints/rejected/`: the steps, metrics and result.
+    """
+
+    def move() -> int:
+        place = manifest.set_all_aside(folder / run_folder.CHECKPOINTS)
+        for name in (run_folder.METRICS, run_folder.RESULT):
+            if (text := paths.read_text(folder / name)) is not None:
+                paths.make_folder(place)
+                paths.write_text_atomic(place / name, text)
+                (folder / name).unlink()
+        return 0
+
+    processes.on_process_0(move)
 
 
 def find_origin(training: Training) -> Origin:

@@ -68,6 +68,7 @@ def train(
     folder: str | pathlib.Path,
     *,
     stop_at: int | None = None,
+    restart: bool = False,
     devices: Sequence[jax.Device] | None = None,
     report: Report | None = None,
     step_timeout: float | None = None,
@@ -78,6 +79,9 @@ def train(
       config: as from `config.load`.
       folder: the run folder; made if missing.
       stop_at: save and stop after this step, as if preempted there.
+      restart: start anew if no intact checkpoint is left of the run; what there was is moved to
+        `checkpoints/rejected/`. A run that has one resumes, so that whatever starts the same
+        command again loses nothing.
       devices: all by default.
       report: gets the step and the results whenever evaluations were due, on every process; what it
         returns says whether the run ends there.
@@ -94,13 +98,18 @@ def train(
       Pruned: if `report` said so before the last step.
     """
     folder = paths.absolute(folder)
-    processes.require_alike(alike.of_start(config, stop_at))
-    if (result := start_lib.finished(config, folder)) is not None:
+    processes.require_alike(alike.of_start(config, stop_at, restart))
+    result = start_lib.finished(config, folder)
+    anew = restart and not start_lib.intact(folder)
+    if result is not None and not anew:
         return result
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
     processes.require_alike(alike.of_data(training.data))
     training.data.check(folder)
+    if anew:
+        with lock.lock(folder):
+            start_lib.set_aside(folder)
     begun = start_lib.begun(folder)
     origin = None if begun else start_lib.find_origin(training)
     with (
