@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax.storage import paths, step_folder
+from vit_jax.storage.run_folder import REJECTED
 from vit_jax.storage.step_folder import Damaged, Unfinished
 
-REJECTED = 'rejected'
 _RESTART = 'restart-'  # the folder in there of all that a run left that was started anew
 
 # What Orbax appends to the name of a step that it is writing.

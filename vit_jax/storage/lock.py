@@ -91,6 +91,8 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
         file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         held.callback(os.close, file)
         _take(file, path, silent_seconds)
+        if not os.path.samestat(os.fstat(file), os.stat(path / LOCK)):
+            raise InUse(f'the workdir {path} was in use until now: start again')
     except OSError as error:
         raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
     held.callback(os.ftruncate, file, 0)

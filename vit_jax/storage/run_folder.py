@@ -27,6 +27,8 @@ RESULT = 'result.json'
 CURVES = 'curves.png'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
+REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
+_EVENTS = 'events.out.tfevents.'
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -111,3 +113,21 @@ def count_parameters(folder: paths.Path) -> int | None:
     """Number of parameters of the model; None if there is no checkpoint."""
     step = newest(folder)
     return None if step is None else step_folder.count_parameters(step)
+
+
+def saved_nothing(folder: paths.Path) -> bool:
+    """Tell whether there is neither a result nor any step, finished or not, or set aside."""
+    root = folder / CHECKPOINTS
+    if step_folder.numbered(root) or (root / REJECTED).is_dir():
+        return False
+    return read_result(folder) is None
+
+
+def clear(folder: paths.Path) -> None:
+    """Delete all that a run writes but the lock, which whoever calls this holds."""
+    written = (CONFIG, METRICS, RESULT, CURVES, VOCAB)
+    for file in list(folder.iterdir()):
+        if file.name in written or file.name.startswith(_EVENTS):
+            file.unlink()
+        elif file.name == CHECKPOINTS:
+            paths.remove(file)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,8 +24,9 @@ from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import load as interop_lib
 from vit_jax.runtime import processes
-from vit_jax.storage import paths, run_folder
+from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel')
@@ -55,10 +58,14 @@ class Origin:
 def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
     """The final evaluation of a run that is complete; None if there is something to do.
 
+    A start that saved nothing does not stand in the way of another config.
+
     Raises:
       UserError: if the folder holds a run of another config.
     """
     if (stored := run_folder.read_config(folder)) is None:
+        return None
+    if run_folder.saved_nothing(folder):
         return None
     before = config_lib.from_dict(stored)
     for size in schema.LEFT_OPEN:  # an open one was filled from the data
@@ -99,6 +106,63 @@ def set_aside(folder: pathlib.Path) -> None:
         return 0
 
     processes.on_process_0(move)
+
+
+def check_data(training: Training, folder: pathlib.Path) -> None:
+    """Raise UserError if the folder's run was made with other data files.
+
+    What a start that saved nothing has left counts for nothing.
+    """
+    if run_folder.read_config(folder) is None or not run_folder.saved_nothing(folder):
+        training.data.check(folder)
+
+
+def replaced(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
+    """A line if the config of a start that saved nothing is about to be replaced by another."""
+    stored = run_folder.read_config(folder)
+    if stored is None or not run_folder.saved_nothing(folder):
+        return ()
+    try:
+        found = defaults.differences(config_lib.from_dict(stored), training.config)
+    except UserError:  # it names what there is not
+        found = ['model']
+    if not (changed := [f'config.{name}' for name in found if name not in FREE]):
+        return ()
+    return (
+        f'replaces the {run_folder.CONFIG} of a start that saved nothing: other '
+        + ', '.join(changed),
+    )
+
+
+@contextlib.contextmanager
+def traceless(folder: pathlib.Path, existed: bool) -> Iterator[None]:
+    """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
+
+    Whoever holds the folder's lock enters it. A run that has diverged stays, to be looked at.
+
+    Args:
+      folder: the run folder.
+      existed: whether it was there before it was locked; if not, it goes too.
+    """
+    ours = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
+    try:
+        yield
+    except Diverged:
+        raise
+    except UserError:
+        if ours and run_folder.saved_nothing(folder):
+            _clear(folder, existed)
+        raise
+
+
+def _clear(folder: pathlib.Path, existed: bool) -> None:
+    run_folder.clear(folder)
+    if paths.is_remote(folder):
+        return  # there the lock deletes itself, and no folder is left
+    (folder / lock.LOCK).unlink(missing_ok=True)
+    if not existed:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def find_origin(training: Training) -> Origin:

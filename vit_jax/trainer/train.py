@@ -106,7 +106,8 @@ def train(
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
     processes.require_alike(alike.of_data(training.data))
-    training.data.check(folder)
+    start_lib.check_data(training, folder)
+    existed = folder.is_dir()
     if anew:
         with lock.lock(folder):
             start_lib.set_aside(folder)
@@ -114,14 +115,15 @@ def train(
     origin = None if begun else start_lib.find_origin(training)
     with (
         lock.lock(folder),
+        start_lib.traceless(folder, existed),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
         state, start, hardware_before = start_lib.restore(training, checkpointer, origin)
-        notes: tuple[str, ...] = ()
+        notes = start_lib.replaced(training, folder)
         if origin is not None and start == origin.step:
-            notes = origin.notes
+            notes += origin.notes
             start_lib.write_history(folder, origin)
         del origin  # frees the memory
         write_config(training, folder)

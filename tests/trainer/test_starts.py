@@ -1,0 +1,74 @@
+"""A start that fails leaves nothing that stands in the way of the next one."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.__main__ import main
+from vit_jax.config import load as config_lib
+from vit_jax.errors import EXIT_PREEMPTED
+
+
+@pytest.fixture(autouse=True)
+def one(one_device: None) -> None:
+    """One device."""
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of images, the last of which is of another size."""
+    folder = tmp_path / 'images'
+    for name in ('a', 'b'):
+        (folder / name).mkdir(parents=True)
+        for i in range(8):
+            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / name / f'{i}.png')
+    Image.fromarray(np.zeros((10, 10, 3), np.uint8)).save(folder / 'b' / '8.png')
+    return folder
+
+
+def train(repo: pathlib.Path, workdir: object, *flags: str) -> int:
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    return main(['train', '--config', config, '--workdir', str(workdir), *flags])
+
+
+def of_images(folder: pathlib.Path) -> list[str]:
+    """Flags for training on a folder of images."""
+    source = f'folder:{folder}'
+    keys = {'data.source': source, 'evals.test.source': source, 'evals.test.split': 'train'}
+    return [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 16}.items()]
+
+
+@pytest.mark.parametrize('existed', [False, True])
+def test_a_start_that_fails_late_leaves_no_trace(repo, images, tmp_path, capsys, existed):
+    run = tmp_path / 'run'
+    if existed:
+        run.mkdir()
+    assert train(repo, run, *of_images(images)) == 2
+    printed = capsys.readouterr()
+    assert 'starts in' in printed.out
+    assert 'bring all to one size' in printed.err
+    assert run.exists() == existed
+    assert not existed or not list(run.iterdir())
+
+
+def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
+    run = tmp_path / 'run'
+    run.mkdir()
+    (run / 'vocab.model').write_text('of the user')
+    assert train(repo, run, *of_images(images)) == 2
+    assert (run / 'vocab.model').read_text() == 'of the user'
+
+
+def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
+    config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', ['seed=5'])
+    (tmp_path / 'config.json').write_text(config_lib.to_json(config))
+    assert train(repo, tmp_path, '--stop-at=1') == EXIT_PREEMPTED
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith('replaces ')]
+    assert len(lines) == 1
+    assert 'config.seed' in lines[0]
+    assert json.loads((tmp_path / 'config.json').read_text())['seed'] == 0
+    assert train(repo, tmp_path, '--config.seed=5') == 2
+    assert 'config.seed differs' in capsys.readouterr().err
