@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -48,17 +49,22 @@ def main(argv: Sequence[str]) -> int:
     if (size := image_size(args)) is not None:
         given['transforms'] = crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
+    titles = {} if entries else titles_by_split(run, args.split)
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
     evals = evaluate.open_evals(run.config, layout, steps, run.trained_on)
     variables = layout.create(lambda loaded: loaded, run.variables)
-    results = {f'{name}/{k}': v for name, one in evals.items() for k, v in one(variables).items()}
+    results = {
+        f'{titles.get(name, name)}/{k}': v
+        for name, one in evals.items()
+        for k, v in one(variables).items()
+    }
     if args.json:
         print(json.dumps({'step': run.step, **results}))
     else:
         for name, one in evals.items():
             if one.signature:
-                print(f'{name}: {one.signature}')
+                print(f'{titles.get(name, name)}: {one.signature}')
         step = '' if run.step is None else f'step {run.step}  '
         print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
     return 0
@@ -87,6 +93,29 @@ def choose_data(run: Any, given: dict[str, Any]) -> None:
     if run.step is None:
         for section in run.config.evals.values():
             require_fit(run, section)
+
+
+def titles_by_split(run: Any, split: str | None) -> dict[str, str]:
+    """Names for the evaluations of a run that all read another split; of equal ones, one stays.
+
+    Returns:
+      {entry of config.evals: what its results are called}; empty if no split is given.
+    """
+    if split is None:
+        return {}
+    kept: dict[str, Any] = {}
+    for name, section in run.config.evals.items():
+        measured = {k: v for k, v in section.items() if k not in ('every', 'batch_size')}
+        if measured not in kept.values():
+            kept[name] = measured
+    with run.config.unlocked():
+        run.config.evals = {name: run.config.evals[name] for name in kept}
+    titles = {
+        name: '_'.join(filter(None, [split, section.get('evaluator')]))
+        for name, section in kept.items()
+    }
+    alike = collections.Counter(titles.values())
+    return {k: f'{title}_{k}' if alike[title] > 1 else title for k, title in titles.items()}
 
 
 def require_fit(run: Any, section: Any) -> None:

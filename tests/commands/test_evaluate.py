@@ -1,0 +1,49 @@
+"""`evaluate`: what results are called after the data that gave them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from vit_jax.__main__ import main
+
+
+@pytest.fixture
+def run_with(smoke_run, tmp_path):
+    """`run_with(evals)`: a copy of a finished run with other evaluations."""
+
+    def make(evals):
+        folder = tmp_path / 'run'
+        shutil.copytree(smoke_run, folder)
+        config = json.loads((folder / 'config.json').read_text())
+        config['evals'] = {name: config['evals']['test'] | more for name, more in evals.items()}
+        (folder / 'config.json').write_text(json.dumps(config))
+        return folder
+
+    return make
+
+
+def results(capsys, *words):
+    assert main(['evaluate', *map(str, words), '--json']) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_results_are_named_by_the_split_that_is_given(smoke_run, capsys):
+    found = results(capsys, '--workdir', smoke_run, '--split', 'train[:12.5%]')
+    assert list(found) == ['step', 'train[:12.5%]/accuracy', 'train[:12.5%]/loss']
+    assert list(results(capsys, '--workdir', smoke_run)) == ['step', 'test/accuracy', 'test/loss']
+
+
+def test_evaluations_that_become_the_same_are_one(run_with, capsys):
+    knn = {'evaluator': 'knn', 'fit': 'train[:50]', 'k': 3}
+    other = {'transforms': 'central_crop(8)'}
+    folder = run_with({'val': {'split': 'train[:20]'}, 'test': {}, 'odd': other, 'near': knn})
+    found = results(capsys, '--workdir', folder, '--split', 'test[:40]')
+    assert found.keys() == {
+        'step',
+        *('test[:40]_test/loss', 'test[:40]_test/accuracy'),
+        *('test[:40]_odd/loss', 'test[:40]_odd/accuracy'),
+        'test[:40]_knn/knn_accuracy',
+    }
