@@ -56,6 +56,20 @@ def test_a_value_that_is_not_reached_is_a_dash(folders, capsys) -> None:
     ]
 
 
+def test_a_run_that_begins_past_the_value_reached_it_there(folders, capsys) -> None:
+    words = ['compare', *folders, '--metric', 'test/loss', '--reach', '4.5', '--json']
+    assert main(words) == 0
+    assert [row['steps to 4.5'] for row in json.loads(capsys.readouterr().out)] == [10, 10]
+
+
+def test_what_no_name_tells_grows_or_falls_as_in_the_runs(folders) -> None:
+    histories = comparison.read(folders)
+    for history, values in zip(histories, ([1, 5], [4, 3]), strict=True):
+        history.series['purity'] = np.array([1, 2]), np.array(values, float)
+    assert not comparison.falls(histories, 'purity')
+    assert comparison.falls(histories[1:], 'purity')
+
+
 def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
     assert main(['compare', *folders, '--json']) == 0
     slow, _ = json.loads(capsys.readouterr().out)
@@ -67,8 +81,8 @@ def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
 def test_growing_metrics_are_reached_from_below(folders) -> None:
     (history,) = comparison.read(folders[:1])
     history.series['accuracy'] = np.array([1, 2, 3]), np.array([0.1, 0.5, 0.4])
-    assert history.reached('accuracy', 0.45) == 2
-    assert history.reached('accuracy', 0.6) is None
+    assert history.reached('accuracy', 0.45, falls=False) == 2
+    assert history.reached('accuracy', 0.6, falls=False) is None
 
 
 def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys) -> None:

@@ -43,8 +43,9 @@ def main(argv: Sequence[str]) -> int:
     names = [name for metric in metrics for name in comparison.matching(histories, metric)]
     rows = [row(folder, c, names) for folder, c in zip(args.workdirs, histories, strict=True)]
     if args.reach is not None:
+        falls = comparison.falls(histories, names[0])
         for one, history in zip(rows, histories, strict=True):
-            one |= reach(history, names[0], args.reach)
+            one |= reach(history, names[0], args.reach, falls)
     if args.out is not None:
         save_figure(comparison.draw(histories, metrics, args.x), args.out, '--out')
     print(json.dumps(rows)) if args.json else print_table(rows)
@@ -68,7 +69,7 @@ def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
     }
 
 
-def reach(history: History, metric: str, value: float) -> Row:
+def reach(history: History, metric: str, value: float, falls: bool) -> Row:
     """When the metric came to `value`: the step and the minutes of training until then.
 
     Raises:
@@ -78,7 +79,7 @@ def reach(history: History, metric: str, value: float) -> Row:
 
     if metric not in history.series:
         raise UserError(f'{history.name} has no {metric!r} that could reach {value:g}')
-    step = history.reached(metric, value)
+    step = history.reached(metric, value, falls)
     minutes = None if step is None else history.minutes(np.array([step])).item()
     return {f'steps to {value:g}': step, f'minutes to {value:g}': minutes}
 

@@ -20,6 +20,9 @@ from vit_jax.viz import figures
 AXES = ('steps', 'minutes')
 BARS = '*'  # in a metric's name: the last values of all that it matches
 
+FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # in names of what should be small
+GROWING = ('accuracy', 'bleu', '_shot', 'per_sec')
+
 
 @dataclasses.dataclass(frozen=True)
 class History:
@@ -55,10 +58,10 @@ class History:
                 return unit, float(np.median(found[1]))
         return None
 
-    def reached(self, metric: str, value: float) -> int | None:
-        """The first step at which a metric came to `value`, from above or below; None if never."""
+    def reached(self, metric: str, value: float, falls: bool) -> int | None:
+        """The first step at which a metric came to `value`, or was past it; None if never."""
         steps, values = self.series[metric]
-        there = values <= value if values[0] > value else values >= value
+        there = values <= value if falls else values >= value
         return int(steps[there.argmax()]) if there.any() else None
 
 
@@ -99,6 +102,15 @@ def shared(histories: Sequence[History]) -> list[str]:
     """The metrics of evaluations that all runs have, or the loss where there is none."""
     names = [n for n in histories[0].series if all(n in history.series for history in histories)]
     return [n for n in names if not n.startswith('train/')] or ['train/loss']
+
+
+def falls(histories: Sequence[History], metric: str) -> bool:
+    """Whether less of a metric is better: by its name, or else by where the runs have taken it."""
+    for words, answer in ((FALLING, True), (GROWING, False)):
+        if any(word in metric for word in words):
+            return answer
+    found = [history.series[metric][1] for history in histories if metric in history.series]
+    return sum(values[-1] - values[0] for values in found) < 0
 
 
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
