@@ -110,7 +110,7 @@ def falls(histories: Sequence[History], metric: str) -> bool:
         if any(word in metric for word in words):
             return answer
     found = [history.series[metric][1] for history in histories if metric in history.series]
-    return sum(values[-1] - values[0] for values in found) < 0
+    return bool(sum(values[-1] - values[0] for values in found) < 0)
 
 
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
