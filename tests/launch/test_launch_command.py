@@ -5,6 +5,7 @@ import yaml
 
 from vit_jax import __main__ as cli
 
+GS = '--workdir=gs://a'
 TRAIN = ['train', '--config', 'experiments/vit/digits.py']
 
 
@@ -19,10 +20,11 @@ def program(folder, name, text):
 def test_slurm_gets_the_script_that_dry_run_prints(tmp_path, monkeypatch, capsys):
     path = program(tmp_path, 'sbatch', f'cat > {tmp_path}/script; echo "41;cluster"')
     monkeypatch.setenv('PATH', path)
-    words = ['slurm', '--nodes', '2', '--sbatch', 'account=a']
+    words = ['slurm', '--nodes', '2', '--cpus-per-task', '8', '--sbatch', 'account=a']
     assert cli.main(['launch', *words, '--dry-run', '--', *TRAIN, '--workdir', 'a b']) == 0
     shown = capsys.readouterr().out
     assert "'a b' --distributed" in shown
+    assert '#SBATCH --cpus-per-task=8\n' in shown
     assert not (tmp_path / 'script').exists()
     assert cli.main(['launch', *words, '--', *TRAIN, '--workdir', 'a b']) == 0
     assert capsys.readouterr().out == 'submitted job 41\n'
@@ -33,11 +35,14 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
     path = program(tmp_path, 'sky', f'cp "${{@: -1}}" {tmp_path}/task; echo "$@"')
     monkeypatch.setenv('PATH', path)
     monkeypatch.chdir(repo)
-    words = ['sky', '--tpu', 'v4-16', '--spot', '--job-name', 'b16']
+    data = ['--mount', '/data=gs://lab-data', '--env', 'TFDS_DATA_DIR=/data/tfds']
+    words = ['sky', '--tpu', 'v4-16', '--spot', '--job-name', 'b16', *data]
     command = ['--', *TRAIN, '--workdir', 'gs://bucket/run']
     assert cli.main(['launch', *words, '--dry-run', *command]) == 0
     shown = capsys.readouterr().out
     assert yaml.safe_load(shown)['resources']['use_spot'] is True
+    assert yaml.safe_load(shown)['envs']['TFDS_DATA_DIR'] == '/data/tfds'
+    assert yaml.safe_load(shown)['file_mounts']['/data']['source'] == 'gs://lab-data'
     assert cli.main(['launch', *words, *command]) == 0
     assert capsys.readouterr().out.startswith('jobs launch --yes --detach-run ')
     assert (tmp_path / 'task').read_text() == shown
@@ -60,6 +65,12 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
         (['sky', '--', *TRAIN], '--tpu'),
         (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
+        (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], 'no such slice; the nearest are v4-8 and'),
+        (['sky', '--tpu', 'v4-8', '--job-name', '../../x', '--', *TRAIN, GS], "'../../x': must be"),
+        (['slurm', '--job-name', '../x', '--', *TRAIN], 'would lie elsewhere'),
+        (['sky', '--tpu', 'v4-8', '--env', 'A', '--', *TRAIN, GS], 'not NAME=VALUE'),
+        (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'of a whole bucket'),
+        (['sky', '--tpu=v4-8', '--env=TFDS_DATA_DIR=gs://b/t', '--', *TRAIN, GS], 'give --mount'),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN, '--workdir=gs://a'], 'root of the repository'),
     ],
 )

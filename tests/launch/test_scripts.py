@@ -24,6 +24,7 @@ TEXTS = {
             gpus=4,
             partition='gpu',
             time='1-00:00:00',
+            cpus=12,
             options=['account=vision', '--exclusive'],
         )
     ),
@@ -32,6 +33,15 @@ TEXTS = {
     ),
     'pod.yaml': lambda: sky.text(
         sky.SkyJob([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', spot=True)
+    ),
+    'sweep.yaml': lambda: sky.text(
+        sky.SkyJob(
+            ['sweep', 'work', 'a', '--workdir', 'gs://lab/a'],
+            'a',
+            'v6e-8',
+            env={'TFDS_DATA_DIR': '/data/tfds', 'PGPASSWORD': 'a: b'},
+            mounts={'/data': 'gs://lab-data'},
+        )
     ),
     'one_host.yaml': lambda: sky.text(
         sky.SkyJob([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', zone='us-east5-b', restarts=0)
@@ -69,8 +79,7 @@ def test_every_word_of_the_command_survives_the_shell():
         (EXIT_PREEMPTED, False, 99, True),
         (EXIT_PREEMPTED, True, 0, False),  # scancel
         (137, False, 0, True),
-        (137, False, 1, True),
-        (137, False, 2, False),
+        (137, False, 99, True),  # those at the time limit do not count
     ],
 )
 def test_how_a_job_ends_decides_whether_it_is_queued_again(
@@ -91,11 +100,30 @@ def run_script(folder, srun, stopped=False, **environ):
     for name, text in programs.items():
         (folder / name).write_text(f'#!/bin/bash\n{text}\n')
         (folder / name).chmod(0o755)
+    (folder / 'requeued').unlink(missing_ok=True)
     script = slurm.script(slurm.SlurmJob(['train'], 'a', restarts=2))
     environ['PATH'] = f'{folder}:/usr/bin:/bin'
-    done = subprocess.run(['bash', '-c', script], env=environ, check=False)
+    done = subprocess.run(['bash', '-c', script], env=environ, cwd=folder, check=False)
     asked = folder / 'requeued'
     return done.returncode, asked.read_text() if asked.exists() else ''
+
+
+def test_only_failures_count_as_restarts(tmp_path):
+    ends = [137, EXIT_PREEMPTED, 1, EXIT_PREEMPTED, 137]
+    asked = [run_script(tmp_path, code, SLURM_JOB_ID='7')[1] != '' for code in ends]
+    assert asked == [True, True, True, True, False]
+    assert not list(tmp_path.glob('.vit-jax*'))
+
+
+@pytest.mark.parametrize('cpus', ['', '12'])
+def test_srun_gets_the_cores_of_the_job(tmp_path, cpus):
+    script = slurm.script(slurm.SlurmJob(['train'], 'a'))
+    shown = script.replace('srun --kill-on-bad-exit=0', 'env; exit 0 #')
+    environ = {'PATH': '/usr/bin:/bin', **({'SLURM_CPUS_PER_TASK': cpus} if cpus else {})}
+    done = subprocess.run(
+        ['bash', '-c', shown], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (f'SRUN_CPUS_PER_TASK={cpus}\n' in done.stdout) == bool(cpus)
 
 
 def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
@@ -126,7 +154,9 @@ def test_number_of_machines_of_a_slice(tpu, hosts):
     assert ('--distributed' in words) == (hosts > 1)
 
 
-@pytest.mark.parametrize('tpu', ['v5litpod-8', 'v4', 'v4-0', 'v4-x'])
+@pytest.mark.parametrize(
+    'tpu', ['v5litpod-8', 'v4', 'v4-0', 'v4-x', 'v4-7', 'v4-12', 'v6e-2', 'v2-64']
+)
 def test_no_such_tpu(tpu):
     with pytest.raises(UserError, match='--tpu'):
         sky.hosts(tpu)
@@ -165,7 +195,7 @@ def test_processes_that_cannot_share_a_command():
 
 def test_skypilot_accepts_the_tasks():
     task = pytest.importorskip('sky').Task
-    for name in ('pod.yaml', 'one_host.yaml'):
+    for name in ('pod.yaml', 'one_host.yaml', 'sweep.yaml'):
         (resources,) = task.from_yaml_config(yaml.safe_load((GOLDEN / name).read_text())).resources
         assert resources.job_recovery['recover_on_exit_codes'] == [EXIT_PREEMPTED]
 

@@ -48,6 +48,9 @@ def _slurm_flags(made: Parser) -> None:
     made.add_argument(
         '--gpus', type=_count, default=0, metavar='G', help='a node; one process each'
     )
+    made.add_argument(
+        '--cpus-per-task', type=_count, default=0, metavar='C', help='of each process, for loaders'
+    )
     made.add_argument('--array', type=_count, default=0, metavar='K', help='so many sweep workers')
     made.add_argument('--partition', default='', metavar='P')
     made.add_argument('--time', default='', metavar='T', help='the limit, as 12:00:00')
@@ -72,12 +75,24 @@ def _sky_flags(made: Parser) -> None:
     made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
     made.add_argument('--region', default='')
     made.add_argument('--zone', default='')
+    for flag, metavar, what in (
+        ('--env', 'NAME=VALUE', 'a variable of the command; may be repeated'),
+        ('--mount', '/FOLDER=gs://BUCKET', 'a bucket as a folder; may be repeated'),
+    ):
+        made.add_argument(flag, action='append', type=_pair, default=[], metavar=metavar, help=what)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
     return int(text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition('=')
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f'{text!r} is not NAME=VALUE')
+    return name, value
 
 
 def _positive(text: str) -> int:
@@ -110,6 +125,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:
         time=args.time,
         grace=args.grace,
         restarts=args.restarts,
+        cpus=args.cpus_per_task,
         options=args.sbatch,
         python=sys.executable,
     )
@@ -131,6 +147,8 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
             region=args.region,
             zone=args.zone,
             restarts=args.restarts,
+            env=dict(args.env),
+            mounts=dict(args.mount),
         )
     )
     if args.dry_run:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 from vit_jax.launch import command
+
+NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
+BUCKET = re.compile(r'(gs|s3)://[^/]+/?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,28 +25,34 @@ class Generation:
       runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes).
       single: the largest size, as types are named, that is one machine.
       step: the size that one machine of a larger slice has.
+      sizes: of the slices that there are (cloud.google.com/tpu/docs).
     """
 
     runtime: str
     single: int
     step: int
+    sizes: Collection[int]
 
 
+# Slices of v4 and v5p are boxes of any lengths, made of machines of 2 x 2 chips, 8 cores.
+_LITE = (1, 4, 8, 16, 32, 64, 128, 256)
 GENERATIONS = {
-    'v2': Generation('tpu-ubuntu2204-base', 8, 8),
-    'v3': Generation('tpu-ubuntu2204-base', 8, 8),
-    'v4': Generation('tpu-ubuntu2204-base', 8, 8),
-    'v5litepod': Generation('v2-alpha-tpuv5-lite', 8, 4),
-    'v5p': Generation('v2-alpha-tpuv5', 8, 8),
-    'v6e': Generation('v2-alpha-tpuv6e', 8, 4),
+    'v2': Generation('tpu-ubuntu2204-base', 8, 8, (8, 32, 128, 256, 512)),
+    'v3': Generation('tpu-ubuntu2204-base', 8, 8, (8, 32, 64, 128, 256, 512, 1024, 2048)),
+    'v4': Generation('tpu-ubuntu2204-base', 8, 8, range(8, 8192 + 1, 8)),
+    'v5litepod': Generation('v2-alpha-tpuv5-lite', 8, 4, _LITE),
+    'v5p': Generation('v2-alpha-tpuv5', 8, 8, range(8, 12288 + 1, 8)),
+    'v6e': Generation('v2-alpha-tpuv6e', 8, 4, _LITE),
 }
 # The Python of the images is older than 3.11.
 SETUP = """\
 export PATH="$HOME/.local/bin:$PATH"
 command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
 uv venv --python 3.12 --allow-existing .venv
-uv pip install --python .venv -c constraints.txt -e '.[tpu,gcs,sweep]'
+uv pip install --python .venv -c constraints.txt -e '.[{extras}]'
 """
+EXTRAS = {'sweep': 'tpu,gcs,sweep,postgres'}  # by the command; machines share a database
+OTHER_EXTRAS = 'tpu,gcs,sweep'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +66,8 @@ class SkyJob:
       spot: whether it may be preempted, at a lower price.
       region, zone: anywhere if empty.
       restarts: how often a failed job is started again; a preempted one always is.
+      env: variables of the command.
+      mounts: buckets, as `gs://BUCKET`, by the folders that they become on the machines.
     """
 
     words: Sequence[str]
@@ -66,6 +77,8 @@ class SkyJob:
     region: str = ''
     zone: str = ''
     restarts: int = 3
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def parse(tpu: str) -> tuple[Generation, int]:
@@ -79,7 +92,14 @@ def parse(tpu: str) -> tuple[Generation, int]:
         raise UserError(f'launch sky: --tpu {tpu!r}: must be GENERATION-SIZE, as v5litepod-8')
     if match[1] not in GENERATIONS:
         raise UserError('launch sky: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
-    return GENERATIONS[match[1]], int(match[2])
+    generation, size = GENERATIONS[match[1]], int(match[2])
+    if size not in generation.sizes:
+        near = sorted(sorted(generation.sizes, key=lambda other: abs(other - size))[:2])
+        raise UserError(
+            f'launch sky: --tpu {tpu}: there is no such slice; the nearest are '
+            + ' and '.join(f'{match[1]}-{other}' for other in near)
+        )
+    return generation, size
 
 
 def hosts(tpu: str) -> int:
@@ -92,10 +112,18 @@ def task(job: SkyJob) -> dict[str, Any]:
     """The fields of the task, as docs.skypilot.co/en/latest/reference/yaml-spec.html has them.
 
     Raises:
-      UserError: for an unknown type of TPU, or results that would be lost.
+      UserError: for a name that is none, an unknown type of TPU, data that cannot be reached, or
+        results that would be lost.
     """
+    if not NAME.fullmatch(job.name):
+        raise UserError(
+            f'launch sky: --job-name {job.name!r}: must be letters, digits, -, _ and ., and begin '
+            'with a letter'
+        )
+    _check_places(job)
     command.require_bucket(job.words)
     words = command.for_processes(job.words, hosts(job.tpu))
+    mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
     return {
         'name': job.name,
         'workdir': '.',
@@ -111,10 +139,25 @@ def task(job: SkyJob) -> dict[str, Any]:
             },
         },
         # The port that is open between the machines of every slice.
-        'envs': {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1'},
-        'setup': SETUP,
+        'envs': {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1', **job.env},
+        **({'file_mounts': mounts} if mounts else {}),
+        'setup': SETUP.format(extras=EXTRAS.get(job.words[0], OTHER_EXTRAS)),
         'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
     }
+
+
+def _check_places(job: SkyJob) -> None:
+    for path, source in job.mounts.items():
+        if not (path.startswith('/') and BUCKET.fullmatch(source)):
+            raise UserError(
+                f'launch sky: --mount {path}={source}: must be /FOLDER=gs://BUCKET, '
+                'of a whole bucket'
+            )
+    if '://' in (folder := job.env.get('TFDS_DATA_DIR', '')):
+        raise UserError(
+            f'launch sky: TFDS_DATA_DIR={folder}: data are read from folders; give --mount '
+            '/data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
+        )
 
 
 def text(job: SkyJob) -> str:

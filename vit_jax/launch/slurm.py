@@ -1,7 +1,8 @@
 """The sbatch script of a job.
 
 A job that is told to stop saves its state and exits with code 75; the script then puts it
-back into the queue under the same number, and it continues. It needs no accounting database.
+back into the queue under the same number, and it continues. It needs no accounting database:
+how often it failed stands in a file beside its output.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class SlurmJob:
       partition: the cluster's default if empty.
       time: the limit, as `12:00:00`; the partition's if empty.
       grace: seconds before the limit at which the job is told to stop.
-      restarts: a failed job is started again while it was so fewer times.
+      restarts: how often a job that failed is started again; those at the time limit do not count.
+      cpus: of each process; the cluster's default, mostly one, if 0.
       options: more options of sbatch, as `account=vision`.
       python: the interpreter.
     """
@@ -41,6 +43,7 @@ class SlurmJob:
     time: str = ''
     grace: int = 120
     restarts: int = 3
+    cpus: int = 0
     options: Sequence[str] = ()
     python: str = 'python'
 
@@ -50,6 +53,8 @@ BODY = """\
 ended=
 trap 'ended=1' TERM
 export PYTHONUNBUFFERED=1
+# srun does not inherit it.
+[ -n "${{SLURM_CPUS_PER_TASK:-}}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 srun --kill-on-bad-exit=0 {command}
 code=$?
@@ -57,13 +62,17 @@ code=$?
 # The last job of an array has the number of the whole array.
 job=$SLURM_JOB_ID
 [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ] && job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+failures=.vit-jax-$job.failures  # a line each
 again() {{
   [ -z "$ended" ] && scontrol requeue "$job"
 }}
+failed_too_often() {{
+  ! echo "$code" >> "$failures" || [ "$(wc -l < "$failures")" -gt {restarts} ]
+}}
 case $code in
-  0 | 2 | 3) ;;  # done, or what would only be repeated
+  0 | 2 | 3) rm -f "$failures" ;;  # done, or what would only be repeated
   {preempted}) again ;;  # stopped with the state saved
-  *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && again ;;
+  *) if failed_too_often; then rm -f "$failures"; else again; fi ;;
 esac
 exit $code
 """
@@ -80,6 +89,8 @@ def script(job: SlurmJob) -> str:
             f'launch slurm: --array starts the same command {job.array} times, which only '
             f'the workers of a sweep can share: -- sweep work NAME'
         )
+    if '/' in job.name:
+        raise UserError(f'launch slurm: --job-name {job.name!r}: its output would lie elsewhere')
     words = command.for_processes(job.words, job.nodes * max(job.gpus, 1))
     run = shlex.join([job.python, '-m', 'vit_jax', *words])
     body = BODY.format(command=run, preempted=EXIT_PREEMPTED, restarts=job.restarts)
@@ -92,6 +103,7 @@ def _options(job: SlurmJob) -> list[str]:
         'job-name': job.name,
         'nodes': job.nodes,
         'ntasks-per-node': max(job.gpus, 1),
+        'cpus-per-task': job.cpus,
         'gpus-per-node': job.gpus,
         'array': f'1-{job.array}' if job.array else '',
         'partition': job.partition,
