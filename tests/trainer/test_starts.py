@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -27,6 +28,12 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
             Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / name / f'{i}.png')
     Image.fromarray(np.zeros((10, 10, 3), np.uint8)).save(folder / 'b' / '8.png')
     return folder
+
+
+@pytest.fixture
+def finished(smoke_run: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of a finished run."""
+    return pathlib.Path(shutil.copytree(smoke_run, tmp_path / 'finished'))
 
 
 def train(repo: pathlib.Path, workdir: object, *flags: str) -> int:
@@ -72,3 +79,18 @@ def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
     assert json.loads((tmp_path / 'config.json').read_text())['seed'] == 0
     assert train(repo, tmp_path, '--config.seed=5') == 2
     assert 'config.seed differs' in capsys.readouterr().err
+
+
+def test_another_programs_config_is_refused(repo, tmp_path, capsys):
+    (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
+    assert train(repo, tmp_path) == 2
+    assert 'is no config of a run' in capsys.readouterr().err
+    assert (tmp_path / 'config.json').read_text() == '{"model_type": "vit"}'
+
+
+def test_a_lost_config_does_not_let_a_run_go_on_with_another(repo, finished, capsys):
+    (finished / 'config.json').unlink()
+    (finished / 'result.json').unlink()
+    assert train(repo, finished, '--config.optim.lr=0.5', '--config.seed=5') == 2
+    assert 'config.seed, config.optim differs' in capsys.readouterr().err
+    assert not (finished / 'config.json').exists()

@@ -121,15 +121,19 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
         raise UserError(f'cannot write to the workdir {place}: {existing} is read-only')
 
 
-def read_text(path: Path) -> str | None:
+def read_text(path: Path, errors: str = 'strict') -> str | None:
     """The text of a file; None if there is no such file, or no such bucket.
+
+    Args:
+      path: of the file.
+      errors: what becomes of bytes that are no UTF-8, as for `bytes.decode`.
 
     Raises:
       UserError: if object storage cannot be reached.
     """
     with reaching(path):
         try:
-            return path.read_text(encoding='utf-8')
+            return path.read_bytes().decode('utf-8', errors)
         except (FileNotFoundError, NotADirectoryError):
             return None
 

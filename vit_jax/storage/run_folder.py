@@ -13,7 +13,9 @@ TensorBoard's event files, which nothing here reads, lie beside them.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
 _EVENTS = 'events.out.tfevents.'
+
+_log = logging.getLogger(__name__)
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -48,15 +52,30 @@ def find(folder: paths.Path) -> list[paths.Path]:
 def read_config(folder: paths.Path) -> dict[str, Any] | None:
     """The config as plain JSON; None if the folder holds no run.
 
+    Where the file is lost or damaged, the newest checkpoint tells it.
+
     Raises:
-      UserError: if it cannot be read.
+      UserError: if it cannot be read, and no checkpoint tells it.
     """
-    if (text := paths.read_text(folder / CONFIG)) is None:
-        return None
+    if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
+        return _saved_config(folder)
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
-        raise UserError(f'{folder / CONFIG} is no config of a run ({error!r})') from error
+        if (saved := _saved_config(folder)) is None:
+            raise UserError(f'{folder / CONFIG} is no config of a run ({error!r})') from error
+        _log.warning('%s is damaged: the config of the checkpoint is taken', folder / CONFIG)
+        return saved
+
+
+def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
+    """The config that the newest checkpoint tells; None if there is no such."""
+    for step in reversed(steps(folder)):
+        with contextlib.suppress(ValueError):
+            saved = step_folder.read_meta(folder / CHECKPOINTS / str(step)).get('config')
+            if isinstance(saved, dict):
+                return saved
+    return None
 
 
 def read_result(folder: paths.Path) -> dict[str, float] | None:

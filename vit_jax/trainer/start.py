@@ -61,10 +61,14 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
     A start that saved nothing does not stand in the way of another config.
 
     Raises:
-      UserError: if the folder holds a run of another config.
+      UserError: if the folder holds a run of another config, or the config of something else.
     """
     if (stored := run_folder.read_config(folder)) is None:
         return None
+    if not all(isinstance(stored.get(name), dict) for name in ('model', 'task', 'data')):
+        raise UserError(
+            f'{folder / run_folder.CONFIG} is no config of a run: choose another --workdir'
+        )
     if run_folder.saved_nothing(folder):
         return None
     before = config_lib.from_dict(stored)
@@ -72,9 +76,9 @@ def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | Non
         if before.model.get(size) and not config.model.get(size):
             before.model[size] = config.model.get(size)
     if changed := [name for name in defaults.differences(before, config) if name not in FREE]:
+        names = ', '.join(f'config.{name}' for name in changed)
         raise UserError(
-            f'{folder} holds a run of another config (config.{changed[0]} differs): '
-            'choose another --workdir'
+            f'{folder} holds a run of another config ({names} differs): choose another --workdir'
         )
     return run_folder.read_result(folder)
 
