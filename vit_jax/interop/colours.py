@@ -50,7 +50,7 @@ def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') 
     """
     told = _told(extra)
     if told is None:
-        return _with_note(imported, untold) if untold else imported
+        return imported.with_notes(untold) if untold else imported
     mean, std = told
     if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
         return imported
@@ -59,7 +59,7 @@ def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') 
         words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
         if GIVEN in extra:
             raise UserError(f'{words} cannot be folded into a {imported.model["name"]}')
-        return _with_note(imported, f'{words} is not accounted for: images here are in [-1, 1]')
+        return imported.with_notes(f'{words} is not accounted for: images here are in [-1, 1]')
     kernel, bias = embed['kernel'], embed['bias']
     for name, values in (('mean', mean), ('std', std)):
         if values.size not in (1, kernel.shape[2]) and np.ptp(values):
@@ -139,7 +139,3 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 def _words(values: np.ndarray) -> str:
     return ', '.join(f'{value:.4g}' for value in values)
-
-
-def _with_note(imported: ImportedModel, note: str) -> ImportedModel:
-    return dataclasses.replace(imported, notes=(*imported.notes, note))

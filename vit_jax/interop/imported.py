@@ -33,6 +33,10 @@ class ImportedModel:
     transforms: str = ''
     notes: tuple[str, ...] = ()
 
+    def with_notes(self, *notes: str) -> ImportedModel:
+        """The same with more notes."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
+
 
 class Written(NamedTuple):
     """What is to be in the files of another code base.

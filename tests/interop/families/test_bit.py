@@ -196,3 +196,13 @@ def test_what_is_no_bit(params):
         bit.read(flat | {name: np.ones(32, np.float32)}, {})
     with pytest.raises(UserError, match='resnet/extra'):
         bit.read(flat | {'resnet/extra': np.ones(3, np.float32)}, {})
+
+
+@pytest.mark.parametrize(
+    ('form', 'note'),
+    [(hugging_face, "global_padding 'SAME'"), (big_vision, '-inf'), (released, '')],
+)
+def test_what_files_do_not_tell_is_said(params, form, note):
+    notes = ' '.join(bit.read(form(params)[0], {}).notes)
+    assert note in notes and bool(note) == bool(notes)
+    assert 'SAME' not in ' '.join(bit.read(form(params)[0], {'model_type': 'bit'}).notes)

@@ -199,6 +199,11 @@ MISTAKES = {
     'activation': ({}, {'hidden_act': 'relu'}, "hidden_act 'relu' is not supported"),
     'pooler': ({}, {'pooler_act': 'relu'}, "pooler_act 'relu'"),
     'another model': ({}, {'model_type': 'deit'}, "of a 'deit', not of a vit"),
+    'positions': (
+        {'vit.embeddings.position_embeddings': None},
+        {},
+        'embeddings.position_embeddings is not in the file',
+    ),
     'depth': ({}, {'num_hidden_layers': 3}, 'num_hidden_layers is 3, the file has 2'),
     'image': ({}, {'image_size': 16}, 'image_size is 16x16, but pos_embed has rows for 9 patches'),
 }

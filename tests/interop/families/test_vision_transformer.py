@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop.families import vision_transformer
@@ -271,13 +272,18 @@ def test_grey_images(tmp_path, images, perturbed):
     np.testing.assert_allclose(result, expected_logits(reference, params, batch), atol=1e-5)
 
 
-def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed):
+def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed, capsys):
     params = flat_params(perturbed(Reference(top=True, pool='gap'), images(1, 8, 8, 3)))
     del params['pos_embedding']
     np.savez(tmp_path / 'a.npz', **params)
     imported = interop.read(tmp_path / 'a.npz')
     assert imported.model['posemb'] == 'sincos2d' and imported.image_size is None
     assert logits(imported, images(1, 8, 12, 3)).shape == (1, CLASSES)
+    # Neither that they are fixed, nor how tokens are pooled, is told: it is said.
+    assert cli.main(['convert', str(tmp_path / 'a.npz'), str(tmp_path / 'b.npz')]) == 0
+    printed = capsys.readouterr().out
+    assert 'note: no position embedding is in the file: taken for a model of sincos2d' in printed
+    assert "note: no class token is in the file: taken for pool_type 'gap'" in printed
 
 
 def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturbed):

@@ -30,6 +30,7 @@ def assemble(
     gelu: str,
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
+    fixed_positions: bool = False,
 ) -> ImportedModel:
     """The checkpoint, once its parameters are known to make a whole model.
 
@@ -40,10 +41,13 @@ def assemble(
       label: makes of our name of a parameter the one in the file.
       gelu, norm_eps: what shapes do not tell.
       image_size: where the file says it; else a square.
+      fixed_positions: whether positions that are not in the file are those of sincos2d.
 
     Raises:
       UserError: naming the parameters that are absent, superfluous or of another shape.
     """
+    if 'pos_embed' not in flat and not fixed_positions:
+        raise UserError(f'{source}: {label("pos_embed")} is not in the file')
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     module = _module(model)
     context = f'{source}: not a whole model (shapes in our layout)'

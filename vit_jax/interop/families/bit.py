@@ -65,10 +65,19 @@ _HUGGING_FACE: names.Table = (
 )
 _SIZE = (224, 224)  # which transformers is told, where images of any size will do
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
+_BIG_VISION_SOURCE = 'big_vision BiT npz'
+_NO_CONFIG = (
+    'no config.json tells how its convolutions pad: taken for the model of the paper, not for one '
+    "with global_padding 'SAME'"
+)
+_POOL_BORDER = (
+    'the first pooling pads with zeros here, as in the paper, with -inf in big_vision: features '
+    'at the border may differ'
+)
 # phrase for people: the table, and the name of the last norm, by which the form is known
 _FORMS: dict[str, tuple[names.Table, str]] = {
     _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
-    'big_vision BiT npz': (_BIG_VISION, 'norm-pre-head/scale'),
+    _BIG_VISION_SOURCE: (_BIG_VISION, 'norm-pre-head/scale'),
     _HF_SOURCE: (_HUGGING_FACE, 'bit.norm.weight'),
 }
 # What the config.json of Hugging Face must say for its model to be the one of the paper.
@@ -109,6 +118,10 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedMo
     model = _model(arrays, source)
     _require_fit(arrays, model, source)
     imported = ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+    if source == _HF_SOURCE and not extra.get('model_type'):
+        imported = imported.with_notes(_NO_CONFIG)
+    if source == _BIG_VISION_SOURCE:
+        imported = imported.with_notes(_POOL_BORDER)
     return colours.folded(imported, extra, colours.UNTOLD if source == _HF_SOURCE else '')
 
 

@@ -87,8 +87,15 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     params = _vit.with_class_row(params, has_row=_has_class_row(flat))
-    imported = _vit.assemble(params, source, lambda n: in_file.get(n) or _written(n), 'tanh', 1e-6)
-    return colours.folded(imported, extra)
+    imported = _vit.assemble(
+        params,
+        source,
+        lambda name: in_file.get(name) or _written(name),
+        gelu='tanh',
+        norm_eps=1e-6,
+        fixed_positions=True,
+    )
+    return colours.folded(imported.with_notes(*_assumed(imported.model)), extra)
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -114,6 +121,19 @@ def losses(model: Mapping[str, Any]) -> list[str]:
         for field, value in said.items()
         if model.get(field, value) != value
     ]
+
+
+def _assumed(model: Mapping[str, Any]) -> list[str]:
+    """What is one of several models that such a file may be of."""
+    notes = []
+    if model['posemb'] == 'sincos2d':
+        notes.append('no position embedding is in the file: taken for a model of sincos2d')
+    if model['pool'] == 'gap':
+        notes.append(
+            "no class token is in the file: taken for pool_type 'gap', for nothing tells it from "
+            "big_vision's '0' and 'none'"
+        )
+    return notes
 
 
 def _written(ours: str) -> str:
