@@ -94,3 +94,19 @@ def test_a_lost_config_does_not_let_a_run_go_on_with_another(repo, finished, cap
     assert train(repo, finished, '--config.optim.lr=0.5', '--config.seed=5') == 2
     assert 'config.seed, config.optim differs' in capsys.readouterr().err
     assert not (finished / 'config.json').exists()
+
+
+def test_damaged_small_files_do_not_stop_a_run_that_is_complete(repo, finished, caplog):
+    expected = {name: (finished / name).read_bytes() for name in ('config.json', 'metrics.jsonl')}
+    result = json.loads((finished / 'result.json').read_text())
+    (finished / 'config.json').write_bytes(b'{"seed": \xff')
+    (finished / 'result.json').write_bytes(b'')
+    broken = b'{"train/loss": 1}\n\xff\n5\n{"step": 3, "a\xff": 1}\n\n'
+    (finished / 'metrics.jsonl').write_bytes(broken + expected['metrics.jsonl'] + b'{"st')
+    assert train(repo, finished) == 0
+    for name, content in expected.items():
+        assert (finished / name).read_bytes() == content
+        assert sum(f'{name}' in line for line in caplog.messages) >= 1
+    assert caplog.text.count('5 damaged lines') == 1
+    assert json.loads((finished / 'result.json').read_text()) == result
+    assert any('result.json is damaged' in line for line in caplog.messages)

@@ -38,7 +38,7 @@ class Mirror:
         """Bring a file of the remote folder here, if it is there."""
         if self.folder is self._remote:
             return
-        if (text := paths.read_text(self._remote / name)) is not None:
+        if (text := paths.read_text(self._remote / name, errors='replace')) is not None:
             (self.folder / name).write_text(text, encoding='utf-8')
 
     def publish(self) -> None:

@@ -79,23 +79,40 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def read_result(folder: paths.Path) -> dict[str, float] | None:
-    """The final evaluation, {name: value}; None while the run is not complete."""
-    text = paths.read_text(folder / RESULT)
-    return None if text is None else json.loads(text)
+    """The final evaluation, {name: value}; None while the run is not complete.
+
+    One that is damaged counts as none, so that the run is evaluated again.
+    """
+    if (text := paths.read_text(folder / RESULT, errors='replace')) is None:
+        return None
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        _log.warning('%s is damaged: the run is to be evaluated again', folder / RESULT)
+        return None
 
 
 def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
     """The lines of the metrics; none if nothing was logged.
 
-    A line cut off by a crash is left out.
+    Damaged lines are left out with a warning, one that a crash cut off at the end without.
     """
-    lines = []
-    for text in (paths.read_text(folder / METRICS) or '').splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
+    text = paths.read_text(folder / METRICS, errors='replace') or ''
+    whole, _, rest = text.rpartition('\n')
+    lines = [_metrics_line(line) for line in whole.split('\n')] if whole else []
+    if damaged := lines.count(None):
+        _log.warning('%s: %d damaged lines are left out', folder / METRICS, damaged)
+    return [line for line in (*lines, _metrics_line(rest)) if line]
+
+
+def _metrics_line(text: str) -> dict[str, Any] | None:
+    """A line of the metrics; None if it is damaged."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get('step'), int) and '\ufffd' not in text
+    return line if whole else None
 
 
 def read_series(folder: paths.Path) -> dict[str, Series]:
@@ -139,7 +156,7 @@ def saved_nothing(folder: paths.Path) -> bool:
     root = folder / CHECKPOINTS
     if step_folder.numbered(root) or (root / REJECTED).is_dir():
         return False
-    return read_result(folder) is None
+    return not (folder / RESULT).is_file()
 
 
 def clear(folder: paths.Path) -> None:

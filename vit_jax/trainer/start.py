@@ -103,7 +103,7 @@ def set_aside(folder: pathlib.Path) -> None:
     def move() -> int:
         place = manifest.set_all_aside(folder / run_folder.CHECKPOINTS)
         for name in (run_folder.METRICS, run_folder.RESULT):
-            if (text := paths.read_text(folder / name)) is not None:
+            if (text := paths.read_text(folder / name, errors='replace')) is not None:
                 paths.make_folder(place)
                 paths.write_text_atomic(place / name, text)
                 (folder / name).unlink()
