@@ -6,7 +6,8 @@ r"""Fine-tuning of a BiT-ResNet by the BiT-HyperRule: nothing to choose but the 
 The argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model, which has
 to be that of the checkpoint: R50x1, R50x3, R101x1, R101x3, R152x2, R152x4. `config.init.from` is a
 file such as storage.googleapis.com/bit_models/BiT-M-R50x1.npz, or the folder of a run of
-`imagenet2012.py`; the head is made anew. Without it the model learns from scratch.
+`imagenet2012.py`; the head is made anew. An empty one, `--config.init.from=`, is training from
+scratch.
 
 Kolesnikov et al., 2020, arXiv:1912.11370, section 3.3: the number of training images sets the
 steps and the mixup, their size the resolution. SGD at 0.003 a batch of 512, no weight decay, a
@@ -48,7 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.model = dict(name='bit_resnet', **bit_resnet.variant(name or 'R50x1'))
     config.model.update(num_classes=placeholder(int), dtype='bfloat16')
-    config.init = {'from': ''}
+    config.init = {'from': placeholder(str)}
     config.task = dict(name='classify', mixup=mixup)
 
     resized, crop = (160, 128) if small else (512, 480)
@@ -82,6 +83,7 @@ def hyper_rule(images: int) -> tuple[str, dict, float]:
 def smoke() -> ConfigDict:
     """The rule for CIFAR-10, at a size that trains in seconds."""
     config = get_config('cifar10')
+    config.init = {'from': ''}
     config.total, config.batch_size = '20 steps', 32
     config.model.update(layers=(1, 1))
     config.optim.schedule.warmup = '10%'

@@ -6,8 +6,8 @@ r"""Fine-tuning of a ViT or a hybrid, as in the ViT paper: SGD, cosine, 384 pixe
 The argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model, which has
 to be that of the checkpoint: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a file of
 another code base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or the folder
-of a run of this one; the head is made anew and the position embedding resized. Without it the
-model learns from scratch, which is seldom wanted.
+of a run of this one; the head is made anew and the position embedding resized. An empty
+one, `--config.init.from=`, is training from scratch, which is seldom wanted.
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, appendix B.1.1 and table 4: batch 512, no weight decay,
 gradients clipped to norm 1; the learning rate is chosen by `dev`, a part of the training images,
@@ -62,7 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     family, models = ('hybrid', hybrid) if '+' in name else ('vit', vit)
     config.model = dict(name=family, **models.variant('mu/4' if smoke else name))
     config.model.update(num_classes=placeholder(int), dropout=0.0, dtype='bfloat16')
-    config.init = {'from': '', 'posemb': 'bilinear'}
+    config.init = {'from': '' if smoke else placeholder(str), 'posemb': 'bilinear'}
     config.task = dict(name='classify')
 
     # Of patches of 14 pixels, 27 fit.

@@ -218,3 +218,17 @@ def test_another_gelu_is_another_model(config, tmp_path):
     with pytest.raises(UserError, match=r"set config\.model\.gelu='tanh'"):
         train.train(config, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('spec', ['vit/finetune.py:cifar10,mu/32', 'bit/finetune.py:pets'])
+def test_fine_tuning_asks_for_the_checkpoint(repo, tmp_path, capsys, spec):
+    config = f'{repo}/experiments/{spec}'
+    names = [f'evals.{name}' for name in config_lib.load(config).evals]
+    sources = [f'--config.{name}.source=digits' for name in ('data', *names)]
+    words = ['train', '--config', config, '--workdir', str(tmp_path / 'run'), *sources]
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert 'config.init.from: name the checkpoint to fine-tune' in captured.err
+    assert captured.err.count('\n') == 1
+    assert not (tmp_path / 'run').exists()
+    assert config_lib.load(config, ['init.from=']).init['from'] == ''

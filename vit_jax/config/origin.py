@@ -14,12 +14,13 @@ class Init:
     """`config.init`: the parameters come from a checkpoint.
 
     Attributes:
-      from_: a checkpoint of another code base or a run folder; empty for none.
+      from_: a checkpoint of another code base or a run folder; empty for none; None where one has
+        to be named.
       posemb: how its position embedding is resized.
       select: the parts that are taken of it, see `vit_jax.interop.select`; empty for all.
     """
 
-    from_: str = ''
+    from_: str | None = ''
     posemb: str = 'bilinear'
     select: str = ''
 

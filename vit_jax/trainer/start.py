@@ -173,11 +173,16 @@ def find_origin(training: Training) -> Origin:
     """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
 
     Raises:
-      UserError: if there is no such checkpoint, or it does not fit.
+      UserError: if there is no such checkpoint, it does not fit, or one has to be named.
     """
     if defaults.arguments(training.config, 'branch')['from_']:
         return branch(training)
     init = Init(**defaults.arguments(training.config, 'init'))
+    if init.from_ is None:
+        raise UserError(
+            'config.init.from: name the checkpoint to fine-tune, as --config.init.from=FILE; '
+            '--config.init.from= trains from scratch'
+        )
     if not (path := init.from_):
         return Origin()
     imported = interop_lib.read(path)
