@@ -1,12 +1,15 @@
 """`launch`: what it prints, what it hands over, and mistakes in one line."""
 
+import pathlib
+
 import pytest
 import yaml
 
 from vit_jax import __main__ as cli
 
 GS = '--workdir=gs://a'
-TRAIN = ['train', '--config', 'experiments/vit/digits.py']
+REPO = pathlib.Path(__file__).resolve().parents[2]
+TRAIN = ['train', '--config', f'{REPO}/experiments/vit/digits.py:smoke', '--workdir', 'runs/a']
 
 
 def program(folder, name, text):
@@ -56,6 +59,13 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
         (['slurm'], 'what is to run?'),
         (['slurm', '--', 'trian'], "did you mean 'train'"),
         (['slurm', '--', 'launch', 'slurm'], "unknown command 'launch'"),
+        (['slurm', '--', 'train', '--workdir', 'a'], 'train needs --config'),
+        (['slurm', '--', 'train', '--config', 'b.py', '--workdir', 'a'], "no file 'b.py'"),
+        (['slurm', '--', *TRAIN, '--config.optim.rl=1'], "did you mean 'lr'"),
+        (['slurm', '--', *TRAIN, '--workdri', 'a'], "did you mean '--workdir'"),
+        (['slurm', '--', 'benchmark', *TRAIN[1:3], '--config.seeds=1'], "did you mean 'seed'"),
+        (['slurm', '--', 'sweep', 'wrok', 'a'], "did you mean 'work'"),
+        (['slurm', '--', 'sweep', 'create', 'b.py', '--study', 'b'], "no file 'b.py'"),
         (['slurm', '--nodes', '0', '--', *TRAIN], '--nodes: must be at least 1'),
         (['slurm', '--node', '2', '--', *TRAIN], "did you mean '--nodes'"),
         (['slurm', '--nodes', '2', '--', 'benchmark'], 'benchmark runs in one process'),

@@ -66,6 +66,8 @@ def test_help_lists_every_action_and_flag(capsys):
         (['crate'], "did you mean 'create'"),
         (['create', 'none.py', '--study', 'a'], 'no file'),
         (['create', 'experiments/sweeps/digits.py'], '--study'),
+        (['create', 'experiments/sweeps/digits.py', '--study', ''], "--study '': give a name"),
+        (['create', 'experiments/sweeps/digits.py', '--study', '../a'], 'a name without /'),
         (['work', 'none'], "unknown study 'none'"),
         (['work', 'a', '--storage', 'sqlite:////none/a.db'], 'no such file'),
         (['work', 'a', '--storage', 'postgres'], 'cannot be opened'),
@@ -79,6 +81,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('first', [['sweep'], ['launch', 'slurm', '--', 'sweep']])
+@pytest.mark.parametrize(
+    ('metric', 'key', 'message'),
+    [
+        ('tset/accuracy', 'seed', "did you mean 'test'"),
+        ('test', 'seed', 'name a number of that evaluation'),
+        ('test/accuracy', 'sede', "did you mean 'seed'"),
+    ],
+)
+def test_a_sweep_that_cannot_run_queues_nothing(tmp_path, capsys, first, metric, key, message):
+    file = tmp_path / 'sweep.py'
+    file.write_text(
+        'from vit_jax.sweeps.space import Sweep\n'
+        'def get_sweep(arg=None):\n'
+        "    config = 'experiments/vit/digits.py:smoke'\n"
+        f'    return Sweep(config, {metric!r}, points=[{{{key!r}: 0}}])\n'
+    )
+    words = ['create', str(file), '--study', 'a', '--workdir', str(tmp_path / 'study')]
+    assert main([*first, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'study').exists()
 
 
 def test_without_optuna_one_line_says_what_to_install(monkeypatch, capsys):

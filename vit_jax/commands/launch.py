@@ -7,7 +7,10 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+from vit_jax.commands import sweep, train
 from vit_jax.commands._parser import Parser, overview
+from vit_jax.config import flags as config_flags
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
 
 
@@ -102,13 +105,41 @@ def _positive(text: str) -> int:
 
 
 def check(command: Sequence[str]) -> None:
-    """Raises UserError unless it is a command of vit_jax."""
+    """Check the command before anything is queued: its name, flags, config and sweep.
+
+    Raises:
+      UserError: as the command itself would, hours later.
+    """
     from vit_jax.__main__ import commands
 
     if not command:
         raise UserError('launch: what is to run? -- train --config FILE --workdir FOLDER')
     if command[0] == 'launch' or command[0] not in commands():
         raise UserError('launch: ' + nearest('command', command[0], commands().keys() - {'launch'}))
+    words = command[1:]
+    if command[0] == 'train':
+        train.parse(words)
+    elif command[0] == 'sweep':
+        action, args = sweep.parse(words)
+        if action == 'create':
+            _check_sweep(args.file)
+    else:
+        _check_config(words)
+
+
+def _check_sweep(file: str) -> None:
+    sweep.require_packages()
+    from vit_jax.sweeps import space, study
+
+    study.load_base(space.load(file))
+
+
+def _check_config(words: Sequence[str]) -> None:
+    overrides, rest = config_flags.split(words)
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument('--config', nargs='?')
+    if file := flags.parse_known_args(rest)[0].config:
+        config_lib.load(file, overrides)
 
 
 def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:

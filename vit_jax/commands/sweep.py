@@ -16,6 +16,23 @@ PACKAGES = ('optuna', 'sqlalchemy')
 
 def main(argv: Sequence[str]) -> int:
     """Runs one action. Returns 0, or 75 when a worker was stopped with its state saved."""
+    action, args = parse(argv)
+    require_packages()
+    return ACTIONS[action](args)
+
+
+def require_packages() -> None:
+    """Raise UserError for a package that sweeps need and that is not installed."""
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UserError(f"sweep needs {missing[0]}: pip install 'vit_jax[sweep]'")
+
+
+def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
+    """The action and its flags.
+
+    Raises:
+      UserError: for a mistake in them.
+    """
     if not argv or argv[0] in ('-h', '--help'):
         parsers = map(action_parser, ACTIONS)
         overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
@@ -23,10 +40,7 @@ def main(argv: Sequence[str]) -> int:
     action, *rest = argv
     if action not in ACTIONS:
         raise UserError('sweep: ' + nearest('action', action, ACTIONS))
-    args = action_parser(action).parse_args(rest)
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UserError(f"sweep needs {missing[0]}: pip install 'vit_jax[sweep]'")
-    return ACTIONS[action](args)
+    return action, action_parser(action).parse_args(rest)
 
 
 def action_parser(action: str) -> Parser:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from ml_collections import ConfigDict
+
 from vit_jax.commands._parser import Parser
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED, UserError
@@ -14,18 +16,7 @@ STEP_TIMEOUT = 1800.0
 
 def main(argv: Sequence[str]) -> int:
     """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
-    parser = Parser('train', __doc__)
-    parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
-    parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
-    parser.add_argument(
-        '--restart',
-        action='store_true',
-        help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
-    )
-    add_distributed_flags(parser)
-    args, config = config_lib.parse_config_args(parser, argv)
-    if config is None:
-        raise UserError('train needs --config FILE[:ARG]')
+    args, config = parse(argv)
     initialize(args)
     from vit_jax.runtime import processes
     from vit_jax.trainer import train
@@ -45,6 +36,27 @@ def main(argv: Sequence[str]) -> int:
     numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
     print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
+    """The flags and the config.
+
+    Raises:
+      UserError: for a mistake in one of the two.
+    """
+    parser = Parser('train', __doc__)
+    parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
+    parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
+    parser.add_argument(
+        '--restart',
+        action='store_true',
+        help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
+    )
+    add_distributed_flags(parser)
+    args, config = config_lib.parse_config_args(parser, argv)
+    if config is None:
+        raise UserError('train needs --config FILE[:ARG]')
+    return args, config
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:

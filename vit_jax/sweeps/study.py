@@ -111,14 +111,15 @@ def create(
     Raises:
       UserError: if the study exists, or the config does not take what the sweep varies.
     """
+    if not name.strip() or '/' in name or name in ('.', '..'):
+        raise UserError(f'--study {name!r}: give a name without /, as in --study digits')
     folder = paths.absolute(folder or ROOT / name)
     if paths.is_remote(folder) and not storage:
         raise UserError(
             f'the study cannot be kept in {folder}: give --storage too, as in '
             'postgresql+psycopg://HOST/DATABASE'
         )
-    base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
-    check(sweep, base)
+    base = load_base(sweep)
     paths.require_writable(folder)
     url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
     study = Study(name, storages.open_storage(url, new=True), folder, sweep, base)
@@ -129,14 +130,30 @@ def create(
     return study
 
 
+def load_base(sweep: space.Sweep) -> ConfigDict:
+    """The config that the trials vary.
+
+    Raises:
+      UserError: if it does not take what they vary, or has not what judges them.
+    """
+    base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
+    check(sweep, base)
+    return base
+
+
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for what would make every trial fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
-    evaluation = sweep.metric.partition('/')[0]
+    evaluation, _, metric = sweep.metric.partition('/')
     if evaluation not in base.evals:
         mistake = nearest('evaluation', evaluation, base.evals)
         raise UserError(f'sweep: metric {sweep.metric!r}: {mistake}')
+    if not metric:
+        raise UserError(
+            f'sweep: metric {sweep.metric!r}: name a number of that evaluation too, as '
+            f'{evaluation}/accuracy'
+        )
     for point in space.corners(sweep):
         vary(base, point)
 
