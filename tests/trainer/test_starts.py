@@ -110,3 +110,39 @@ def test_damaged_small_files_do_not_stop_a_run_that_is_complete(repo, finished, 
     assert caplog.text.count('5 damaged lines') == 1
     assert json.loads((finished / 'result.json').read_text()) == result
     assert any('result.json is damaged' in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    'flag',
+    [
+        'model.patch_size=0',
+        'model.width=-4',
+        'model.num_heads=0',
+        'model.mlp_dim=0',
+        'model.depth=-1',
+        'total=1e30',
+        'seed=1e30',
+        'step.ema_decay=1.5',
+    ],
+)
+def test_impossible_numbers_are_one_line(repo, tmp_path, capsys, flag):
+    assert train(repo, tmp_path / 'run', f'--config.{flag}') == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f'error: config.{flag.partition("=")[0]}=')
+    assert error.count('\n') == 1
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(('workdir', 'words'), [('', 'names no folder'), ('a' * 300, '255 bytes')])
+def test_names_that_are_no_folder(repo, tmp_path, capsys, monkeypatch, workdir, words):
+    monkeypatch.chdir(tmp_path)
+    assert train(repo, workdir) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('step', [5, 20])
+def test_a_stop_in_the_past_is_refused(repo, finished, capsys, step):
+    (finished / 'result.json').unlink()
+    assert train(repo, finished, f'--stop-at={step}') == 2
+    assert 'after step 20 already' in capsys.readouterr().err

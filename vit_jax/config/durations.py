@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.signatures import Duration
 
+MAX_STEPS = 2**31 - 1  # the state counts them in an int32
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
 
 
@@ -72,6 +73,13 @@ class Durations:
 
 
 def of_run(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
-    """The run's durations; `.total_steps` is `config.total` in steps."""
+    """The run's durations; `.total_steps` is `config.total` in steps.
+
+    Raises:
+      UserError: if these are more than the state of a run counts.
+    """
     bare = Durations(batch_size, epoch_size)
-    return dataclasses.replace(bare, total_steps=bare.steps(config.total, 'config.total'))
+    steps = bare.steps(config.total, 'config.total')
+    if steps > MAX_STEPS:
+        raise UserError(f'config.total={config.total!r}: {steps:.3g} steps are more than 2**31 - 1')
+    return dataclasses.replace(bare, total_steps=steps)

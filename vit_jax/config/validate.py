@@ -14,6 +14,18 @@ from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
 
+# The least that a model's size may be, whatever the model; a stack may have no blocks.
+_LEAST = {
+    'patch_size': 1,
+    'width': 1,
+    'mlp_dim': 1,
+    'embed_dim': 1,
+    'num_heads': 1,
+    'representation_size': 1,
+    'depth': 0,
+}
+_SEEDS = 2**63  # JAX takes a signed number of 64 bits
+
 
 def validate(config: ConfigDict) -> None:
     """Rejects what can be seen to be wrong before anything is built or written.
@@ -35,7 +47,17 @@ def validate(config: ConfigDict) -> None:
         raise UserError(f'config.total={config.total!r}: must be positive')
     if config.batch_size < 1:
         raise UserError(f'config.batch_size={config.batch_size}: must be at least 1')
+    if not 0 <= config.seed < _SEEDS:
+        raise UserError(f'config.seed={config.seed}: must be 0 or more, and less than 2**63')
+    _check_sizes(config)
     _check_ranges(config)
+
+
+def _check_sizes(config: ConfigDict) -> None:
+    for key, least in _LEAST.items():
+        value = config.model.get(key)
+        if isinstance(value, int) and value < least:
+            raise UserError(f'config.model.{key}={value}: must be at least {least}')
 
 
 def _places(config: ConfigDict) -> Iterator[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 else:
     Path = pathlib.PurePath
 
+_LONGEST = 255  # bytes of a name, on any file system in use
 _PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
 
 
@@ -35,10 +36,15 @@ def path(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file.
 
     Raises:
-      UserError: if it is remote and the package is missing that reaches it.
+      UserError: if the name is empty or too long, or if it is remote and the package is missing
+        that reaches it.
     """
     name = os.fspath(text)
+    if not name:
+        raise UserError("'' names no folder and no file; for the working directory write .")
     if (scheme := _scheme(name)) is None:
+        if longest := max((p for p in name.split('/') if len(p.encode()) > _LONGEST), default=''):
+            raise UserError(f'{longest[:40]}...: a name of more than {_LONGEST} bytes; shorten it')
         return pathlib.Path(name).expanduser()
     if importlib.util.find_spec(package := _PACKAGES[scheme]) is None:
         raise UserError(f'{name}: {scheme}:// needs a package: pip install {package}')

@@ -273,6 +273,15 @@ def restore(
     return program.layout.create(program.init, origin.params), 0, program.hardware
 
 
+def check_stop(stop_at: int | None, start: int) -> None:
+    """Raise UserError if the run is past the step after which it is to stop."""
+    if stop_at is not None and stop_at <= start:
+        raise UserError(
+            f'--stop-at {stop_at}: the run is after step {start} already; give a later step, or '
+            'leave it out to train to the end'
+        )
+
+
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
     """Puts the metrics of the run that is continued before those to come; on process 0."""
     if origin.state is not None and jax.process_index() == 0:

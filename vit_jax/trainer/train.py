@@ -121,6 +121,7 @@ def train(
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
         state, start, hardware_before = start_lib.restore(training, checkpointer, origin)
+        start_lib.check_stop(stop_at, start)
         notes = start_lib.replaced(training, folder)
         if origin is not None and start == origin.step:
             notes += origin.notes
