@@ -19,6 +19,7 @@ def write(folder: pathlib.Path, seconds: float, losses: list[float]) -> str:
     lines = []
     for i, loss in enumerate(losses, 1):
         rates = {'train/step_sec': seconds * i, 'train/images_per_sec': 8 / (seconds * i)}
+        rates |= {'train/lr': 3e-5 * i}
         lines += [{'step': 10 * i, 'train/loss': loss, **rates}]
         lines += [{'step': 10 * i, 'test/loss': loss + 1, 'test/signature': 'as always'}]
     lines += [{'step': 10 * len(losses), 'bleu/bleu_1_8': 30.0 * seconds, 'bleu/bleu_9_up': 20.0}]
@@ -45,6 +46,11 @@ def test_a_row_says_what_a_run_cost_and_what_came_out(folders, capsys) -> None:
     assert (slow['test/loss'], fast['test/loss']) == (2.0, 3.2)
     assert (slow['steps to 3.2'], fast['steps to 3.2']) == (20, 30)
     assert slow['minutes to 3.2'] == pytest.approx(36 / 60)
+
+
+def test_small_numbers_are_not_rounded_to_zero(folders, capsys) -> None:
+    assert main(['compare', *folders, '--metric', 'train/lr']) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ['train/lr', '9e-05', '9e-05']
 
 
 def test_a_value_that_is_not_reached_is_a_dash(folders, capsys) -> None:

@@ -192,7 +192,7 @@ def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
     assert trial.user_attrs['folder'] == str(tmp_path / '0000')
 
 
-def test_what_diverges_is_pruned_and_what_cannot_run_fails(tmp_path, monkeypatch, capsys):
+def test_what_diverges_is_counted_as_such_and_what_cannot_run_fails(tmp_path, monkeypatch, capsys):
     def run(config, folder, report, **_):
         if config.seed == 0:
             raise Diverged('step 3: not finite')
@@ -207,6 +207,9 @@ def test_what_diverges_is_pruned_and_what_cannot_run_fails(tmp_path, monkeypatch
     assert capsys.readouterr().err == error
     states = [row[1] for row in status.rows(made)]
     assert states == ['diverged', 'fail', 'diverged', 'complete']
+    assert main(['sweep', 'status', 'name', '--workdir', str(tmp_path)]) == 0
+    tally = capsys.readouterr().out.splitlines()[1]
+    assert 'pruned 0' in tally and 'diverged 2' in tally
 
 
 def test_an_evaluation_without_the_metric_says_nothing_of_the_trial(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,35 @@ def test_a_line_for_each_interval_without_a_terminal(
 ) -> None:
     write(tmp_path, 0, [4])
     assert 'step 4/10  loss 1.5000  10 images/s  ETA 0:01' in capsys.readouterr().out
+
+
+def test_the_time_left_is_not_reckoned_from_the_step_that_compiled(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = iter([60.0, 62.0])  # when step 1 is done, and when step 5 is shown
+    writer = Writer(tmp_path, 105, 0, 'images')
+    assert writer.bar.tasks[0].fields['summary'] == 'compiling'
+    timer = SimpleNamespace(perf_counter=lambda: next(clocks))
+    monkeypatch.setattr('vit_jax.trainer.writer.time', timer)
+    for step in range(1, 6):
+        writer.progress(step)
+    assert writer.bar.tasks[0].fields['summary'] == ''
+    writer.show_train(5, {**TRAIN, 'train/step_sec': 12.4})
+    writer.show_train(10, TRAIN)
+    monkeypatch.undo()
+    writer.close()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition('  ')[2] for line in said] == ['ETA 0:50', 'ETA 0:10']
+
+
+def test_a_first_step_alone_tells_no_time(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    writer = Writer(tmp_path, 1000, 0, 'images')
+    writer.progress(1)
+    writer.show_train(1, {**TRAIN, 'train/step_sec': 60.0})
+    writer.close()
+    assert capsys.readouterr().out.endswith('ETA -:--\n')
 
 
 def test_the_rates_are_of_what_was_counted(tmp_path: pathlib.Path) -> None:

@@ -104,4 +104,6 @@ def shown(name: str, value: float | None) -> str:
         return '-'
     if isinstance(value, int) or name.endswith('/s'):
         return f'{value:,.0f}'
-    return f'{value:.1f}' if name.startswith('minutes') else f'{value:.4f}'
+    if name.startswith('minutes'):
+        return f'{value:.1f}'
+    return f'{value:.3g}' if 0 < abs(value) < 0.01 else f'{value:.4f}'

@@ -19,12 +19,19 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def counts(study: Study) -> dict[str, int]:
-    """Number of trials in each state, or interrupted; a diverged one counts as pruned."""
+    """Number of trials in each state, those that were interrupted or diverged by themselves."""
     trials, at_work = study.trials(), workers(study)
     found = collections.Counter(trial.state for trial in trials)
     running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
+    pruned = [trial for trial in trials if trial.state == TrialState.PRUNED]
+    diverged = sum('diverged' in trial.user_attrs for trial in pruned)
     tally = {state.name.lower(): found[state] for state in TrialState}
-    return tally | {'running': running, 'interrupted': found[TrialState.RUNNING] - running}
+    return tally | {
+        'running': running,
+        'pruned': len(pruned) - diverged,
+        'diverged': diverged,
+        'interrupted': found[TrialState.RUNNING] - running,
+    }
 
 
 def workers(study: Study) -> dict[int, str]:

@@ -20,6 +20,8 @@ from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
 from vit_jax.viz import curves
 
+UNKNOWN = '-:--'
+
 
 class Eta(ProgressColumn):
     """Time left at the rate of the last interval."""
@@ -27,7 +29,7 @@ class Eta(ProgressColumn):
     def render(self, task: Task) -> Text:
         rate = task.fields.get('steps_per_sec')
         if not rate or task.total is None:
-            return Text('ETA -:--', style='cyan')
+            return Text(f'ETA {UNKNOWN}', style='cyan')
         return Text(f'ETA {clock((task.total - task.completed) / rate)}', style='cyan')
 
 
@@ -51,6 +53,8 @@ class Writer:
 
     def __init__(self, workdir: pathlib.Path, total_steps: int, start_step: int, unit: str):
         self.total_steps, self.unit = total_steps, unit
+        self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
+        self.first_interval = True
         self.enabled = jax.process_index() == 0
         if not self.enabled:
             return
@@ -86,8 +90,21 @@ class Writer:
             self.console.print(text, markup=False)
 
     def progress(self, step: int) -> None:
-        if self.enabled:
-            self.bar.update(self.task, completed=step)
+        """Moves the bar; once the first step is taken, nothing is compiled any more."""
+        if not self.enabled:
+            return
+        if self.compiled is None:
+            self.compiled = step, time.perf_counter()
+            self.bar.update(self.task, summary='')
+        self.bar.update(self.task, completed=step)
+
+    def _pace(self, step: int, seconds: float) -> float | None:
+        """Seconds a step to reckon with; None while nothing but the step that compiled is known."""
+        first, self.first_interval = self.first_interval, False
+        if not first or self.compiled is None:
+            return max(seconds, 1e-9)
+        taken, began = step - self.compiled[0], self.compiled[1]
+        return max(time.perf_counter() - began, 1e-9) / taken if taken else None
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Appends one line {step, name: value, ...} and its numbers as events."""
@@ -108,16 +125,16 @@ class Writer:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
         if not self.enabled:
             return
-        rate, per_step = metrics[f'train/{self.unit}_per_sec'], metrics['train/step_sec']
+        rate = metrics[f'train/{self.unit}_per_sec']
         loss = metrics.get('train/loss', math.nan)
         summary = f'loss {loss:.4f}  {rate:,.0f} {self.unit}/s'
         if skipped := metrics.get('train/skipped'):
             summary += f'  {skipped:.0f} steps skipped'
-        self.bar.update(
-            self.task, completed=step, summary=summary, steps_per_sec=1 / max(per_step, 1e-9)
-        )
+        pace = self._pace(step, metrics['train/step_sec'])
+        speed = None if pace is None else 1 / pace
+        self.bar.update(self.task, completed=step, summary=summary, steps_per_sec=speed)
         if not self.console.is_terminal:
-            eta = clock((self.total_steps - step) * per_step)
+            eta = UNKNOWN if pace is None else clock((self.total_steps - step) * pace)
             self.say(f'step {step}/{self.total_steps}  {summary}  ETA {eta}')
 
     def show_eval(self, step: int, metrics: Mapping[str, float]) -> None:
