@@ -146,3 +146,19 @@ def test_a_stop_in_the_past_is_refused(repo, finished, capsys, step):
     (finished / 'result.json').unlink()
     assert train(repo, finished, f'--stop-at={step}') == 2
     assert 'after step 20 already' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('command', [['evaluate'], ['predict', 'image.png']])
+def test_a_step_that_never_was(smoke_run, repo, capsys, command):
+    assert main([*command, '--workdir', str(smoke_run), '--step', '5']) == 2
+    error = capsys.readouterr().err
+    assert 'checkpoints/5: there is no such step (finished steps: [10, 20])' in error
+    assert error.count('\n') == 1
+
+
+def test_a_config_that_is_no_python_file(repo, tmp_path, capsys):
+    flags = ['--config', f'{repo}/README.md', '--workdir', str(tmp_path / 'run')]
+    assert main(['train', *flags]) == 2
+    error = capsys.readouterr().err
+    assert 'is no Python file' in error
+    assert error.count('\n') == 1

@@ -270,8 +270,10 @@ def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> 
         return step
     except (step_folder.Unfinished, step_folder.Damaged) as fault:
         finished = step_folder.finished(directory) or 'none'
+        there = (directory / str(step)).is_dir()
         raise UserError(
-            f'checkpoint {directory}/{step}: {fault} (finished steps: {finished})'
+            f'checkpoint {directory}/{step}: {fault if there else "there is no such step"} '
+            f'(finished steps: {finished})'
         ) from fault
 
 

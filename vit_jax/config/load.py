@@ -81,7 +81,8 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     if not path.is_file():
         raise UserError(f'{flag}: no file {str(path)!r}')
     found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-    assert found and found.loader
+    if found is None or found.loader is None:
+        raise UserError(f'{flag}: {str(path)!r} is no Python file; its name has to end in .py')
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     if not hasattr(module, function):
