@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import files, load
@@ -108,6 +109,37 @@ def test_keywords_of_a_run_are_complete(smoke_run):
     assert imported.model['norm_eps'] == 1e-6
     assert imported.image_size == (8, 8)
     assert imported.source == f'run {smoke_run}, step 20'
+
+
+@pytest.mark.parametrize(('pool', 'rows'), [('cls', 10), ('cls', 9), ('gap', 9), ('gap', 36)])
+def test_the_size_that_is_given_decides_the_grid(pool, rows, tmp_path):
+    """Positions of 2 x 5, 1 x 9 or 4 x 9 patches, which could also be those of a square."""
+    size = {10: (8, 20), 9: (4, 36), 36: (16, 36)}[rows]
+    fields = {**FIELDS, 'pool': pool}
+    params = random_params(vit.Model(**fields), size)
+    flat = vision_transformer.write(params, {'name': 'vit', **fields})
+    table = flat.pop('Transformer/posembed_input/pos_embedding')[:, int(pool == 'cls') :]
+    files.write_npz(tmp_path / 'a.npz', {**flat, 'pos_embedding': table})
+    assert table.shape[1] == rows
+    if pool == 'cls':
+        params['pos_embed'][:, 0] = 0
+    images = random_images(*size)
+    expected = outputs(vit.Model(**fields), {'params': params}, images)['logits']
+    logits = outputs(*vit_jax.load(tmp_path / 'a.npz', size), images)['logits']
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
+    words = ['--checkpoint', str(tmp_path / 'a.npz'), '--image-size', '12']
+    assert cli.main(['inspect', *words]) == 0
+
+
+def test_another_size_does_not_change_what_positions_are_of(tmp_path):
+    """Those of 3 x 3 patches alone are not those of a class token and 2 x 4 patches."""
+    params = random_params(vit.Model(**FIELDS), (12, 12))
+    flat = vision_transformer.write(params, {'name': 'vit', **FIELDS})
+    table = flat.pop('Transformer/posembed_input/pos_embedding')[:, 1:]
+    files.write_npz(tmp_path / 'a.npz', {**flat, 'pos_embedding': table})
+    _, variables = vit_jax.load(tmp_path / 'a.npz', (8, 16))
+    assert variables['params']['pos_embed'].shape[1] == 9
+    assert not variables['params']['pos_embed'][:, 0].any()
 
 
 def test_mistakes(npz, tmp_path):

@@ -66,7 +66,7 @@ def task_name(args: argparse.Namespace) -> str:
     from vit_jax.interop import load
 
     if args.workdir is None:
-        args.imported = load.read(args.checkpoint)
+        args.imported = load.read(args.checkpoint, image_size=image_size(args))
         return args.imported.task['name']
     return read_config(args.workdir).task.name
 

@@ -117,10 +117,11 @@ def from_foreign(path: str, image_size: int | None) -> Subject:
     from vit_jax.inference.load import native_size
     from vit_jax.interop import load
 
-    imported = load.read(path)
-    model, variables = load.instantiate(imported, image_size)
+    given = (image_size, image_size) if image_size else None
+    imported = load.read(path, image_size=given)
+    model, variables = load.instantiate(imported, given)
     config = ConfigDict({'model': imported.model, 'task': imported.task})
-    size = (image_size, image_size) if image_size else native_size(imported, model)
+    size = given or native_size(imported, model)
     if size is None:
         return Subject(config, variables, {}, note='give --image-size')
     image = jax.ShapeDtypeStruct((*size, load.channels(model, variables['params'])), np.uint8)

@@ -140,7 +140,7 @@ def load_foreign(
     Raises:
       UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
-    imported = imported or interop.read(path)
+    imported = imported or interop.read(path, image_size=image_size)
     model, variables = interop.instantiate(imported, image_size)
     size = image_size or native_size(imported, model)
     if size is None:

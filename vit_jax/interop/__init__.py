@@ -9,10 +9,15 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, families, files, labels
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
 
 
-def read(path: str | os.PathLike[str], mean: Any = None, std: Any = None) -> ImportedModel:
+def read(
+    path: str | os.PathLike[str],
+    mean: Any = None,
+    std: Any = None,
+    image_size: tuple[int, int] | None = None,
+) -> ImportedModel:
     """The model in a checkpoint of another code base, whatever its form.
 
     Args:
@@ -20,13 +25,15 @@ def read(path: str | os.PathLike[str], mean: Any = None, std: Any = None) -> Imp
         it, see `families`.
       mean, std: of the images in [0, 1] that it takes, a number or one for each colour; by default
         what the files tell.
+      image_size: height and width of the images to come, if given: those that the model was made
+        for, where no file tells them and their patches are as many as its positions.
 
     Raises:
       UserError: if it cannot be read, or no family knows it.
     """
     family, place = families.split(path)
     flat, extra = files.read_arrays(place)
-    extra |= colours.given(mean, std)
+    extra |= colours.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
         imported = families.reader(flat, family).read(flat, extra)
     except UserError as error:

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# In the `extra` of a family: height and width of the images to come, where the user gives them.
+GIVEN_SIZE = 'image size given by the user'
+
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:

@@ -70,7 +70,8 @@ def load(
       UserError: if there is no such file, or it is none that is known; if its parameters make no
         whole model; if the images cannot be cut into patches.
     """
-    return instantiate(read(path, mean, std), image_size, num_classes)
+    size = _pair(image_size)
+    return instantiate(read(path, mean, std, size), size, num_classes)
 
 
 def instantiate(
@@ -81,21 +82,25 @@ def instantiate(
         _log.warning('%s: %s', imported.source, note)
     keywords = imported.model | ({} if num_classes is None else {'num_classes': num_classes})
     model = build(keywords)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    size = size or imported.image_size or _any_size(imported, model)
+    size = _pair(image_size) or imported.image_size or _any_size(imported, model)
     init = _init(model, size, channels(model, imported.params))
     params, _ = fit(imported, model, jax.eval_shape(init), size)
     return model, {'params': _complete(params, init)}
 
 
-def read(path: str | os.PathLike[str], mean: Any = None, std: Any = None) -> ImportedModel:
-    """A checkpoint of another code base, or of a run.
+def read(
+    path: str | os.PathLike[str],
+    mean: Any = None,
+    std: Any = None,
+    image_size: Size | None = None,
+) -> ImportedModel:
+    """A checkpoint of another code base, see `interop.read`, or of a run.
 
     Raises:
       UserError: as `load`.
     """
     if (found := locate(path)) is None:
-        return interop.read(path, mean, std)
+        return interop.read(path, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std are for checkpoints of others, not for a run')
     return _read_run(*found)
@@ -208,6 +213,10 @@ def _read_run(folder: Path, step: int | None) -> ImportedModel:
         source=f'run {folder.parent}, step {step}',
         class_names=tuple(meta.get('class_names', ())),
     )
+
+
+def _pair(image_size: int | Size | None) -> Size | None:
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
 
 
 def _any_size(imported: ImportedModel, model: Any) -> Size:

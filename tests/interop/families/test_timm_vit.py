@@ -259,3 +259,20 @@ def test_a_mistake_is_one_line_of_the_command(tmp_path, capsys):
     message = capsys.readouterr().err
     assert message.count('\n') == 1 and "global_pool 'avg'" in message
     assert not (tmp_path / 'out.npz').exists()
+
+
+@pytest.mark.parametrize('told', [{'img_size': [8, 20]}, {'no_embed_class': True}])
+def test_positions_of_patches_that_are_no_square(told, tmp_path, images):
+    """2 x 5 patches are no class token and 3 x 3 patches."""
+    model, batch = reference(image_size=(8, 20)), images(2, 8, 20, 3)
+    with torch.no_grad():
+        model.vit.embeddings.position_embeddings[:, 0] = 0
+    flat = timm_state(model)
+    flat['pos_embed'] = flat['pos_embed'][:, 1:]
+    config = {'model_args': {'num_heads': HEADS, **told}}
+    files.write_safetensors(tmp_path, flat, config)
+    imported = interop.read(tmp_path, image_size=(8, 20))
+    assert imported.image_size == (8, 20)
+    np.testing.assert_allclose(
+        ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
+    )

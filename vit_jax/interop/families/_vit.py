@@ -21,6 +21,7 @@ from vit_jax.models.vit import VARIANTS
 from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
+Size = tuple[int, int]  # height and width in pixels
 
 
 def assemble(
@@ -30,6 +31,7 @@ def assemble(
     gelu: str,
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
+    hints: Iterable[Size] = (),
     fixed_positions: bool = False,
 ) -> ImportedModel:
     """The checkpoint, once its parameters are known to make a whole model.
@@ -40,7 +42,9 @@ def assemble(
       source: what to call the file.
       label: makes of our name of a parameter the one in the file.
       gelu, norm_eps: what shapes do not tell.
-      image_size: where the file says it; else a square.
+      image_size: where the file says it; else the first of `hints` with as many patches as
+        `pos_embed`, or a square.
+      hints: heights and widths that it may be.
       fixed_positions: whether positions that are not in the file are those of sincos2d.
 
     Raises:
@@ -53,8 +57,11 @@ def assemble(
     context = f'{source}: not a whole model (shapes in our layout)'
     require_fit(flat, _expected(flat, module), context, label=label)
     if image_size is None and 'pos_embed' in flat:
-        side = square_side(flat['pos_embed'].shape[1] - ('cls_token' in flat))
-        image_size = (side * module.stride,) * 2 if side else None
+        patches = flat['pos_embed'].shape[1] - ('cls_token' in flat)
+        fitting = [size for size in hints if _patches(size, module.stride) == patches]
+        if side := square_side(patches):
+            fitting.append((side * module.stride, side * module.stride))
+        image_size = next(iter(fitting), None)
     return ImportedModel(names.nested(flat), model, image_size, source)
 
 
@@ -85,11 +92,27 @@ def square_side(tokens: int) -> int | None:
     return side if side and side**2 == tokens else None
 
 
+def class_row(flat: Flat, hints: Iterable[Size]) -> bool | None:
+    """Whether positions begin with that of the class token, by the sizes that images may have.
+
+    None where none of them has as many patches as there are positions, or one less.
+    """
+    table, kernel = flat['pos_embed'], flat.get('patch_embed/kernel')
+    if kernel is None or kernel.ndim != 4 or table.ndim != 3:
+        return None
+    surplus = [table.shape[1] - _patches(size, kernel.shape[0]) for size in hints]
+    return next((bool(n) for n in surplus if n in (0, 1)), None)
+
+
 def with_class_row(flat: Flat, has_row: bool) -> Flat:
     """Give the class token a position of zero if positions are for patches alone."""
     if has_row or 'cls_token' not in flat or 'pos_embed' not in flat:
         return flat
     return flat | {'pos_embed': np.pad(flat['pos_embed'], ((0, 0), (1, 0), (0, 0)))}
+
+
+def _patches(size: Size, stride: int) -> int:
+    return (size[0] // max(stride, 1)) * (size[1] // max(stride, 1))
 
 
 def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:

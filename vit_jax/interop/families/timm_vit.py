@@ -9,7 +9,7 @@ the mean and deviation of colours in config.json into the patch embedding, so th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
 
 _SOURCE = 'timm ViT'
 _NORM_EPS = 1e-6
@@ -91,12 +91,14 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     heads = arguments.get('num_heads') or _heads(extra.get('architecture'), arguments, shapes)
     params = torch_layout.read(parts, TABLE, heads, source)
+    sizes = _sizes(extra, arguments)
     imported = _vit.assemble(
-        _vit.with_class_row(params, has_row=_has_class_row(params, arguments)),
+        _vit.with_class_row(params, has_row=_has_class_row(params, arguments, sizes)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
         gelu=_gelu(extra, arguments),
         norm_eps=_NORM_EPS,
+        hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
     )
     _require_pool(imported, arguments.get('global_pool', extra.get('global_pool')))
     return colours.folded(imported, extra, colours.UNTOLD)
@@ -171,11 +173,26 @@ def _require_pool(imported: ImportedModel, pool: Any) -> None:
         )
 
 
-def _has_class_row(params: Flat, arguments: Mapping[str, Any]) -> bool:
+def _has_class_row(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> bool:
     """Positions are for patches alone with `no_embed_class`, and then often of a square."""
     if 'no_embed_class' in arguments or 'pos_embed' not in params:
         return not arguments.get('no_embed_class')
-    return _vit.square_side(params['pos_embed'].shape[1]) is None
+    told = _vit.class_row(params, sizes)
+    return _vit.square_side(params['pos_embed'].shape[1]) is None if told is None else told
+
+
+def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit.Size]:
+    """Heights and widths of the images, those that config.json tells."""
+    side = arguments.get('img_size')
+    pretrained = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
+    square = (side, side) if isinstance(side, int) else side
+    return [
+        (size[0], size[1])
+        for size in (square, pretrained)
+        if isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(isinstance(x, int) for x in size)
+    ]
 
 
 def _gelu(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

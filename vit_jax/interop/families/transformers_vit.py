@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, labels, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
 from vit_jax.nn.positions import sincos2d
 
 _NORM_EPS = 1e-12
@@ -104,6 +104,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         gelu=_gelu(extra, source),
         norm_eps=float(extra.get('layer_norm_eps', _NORM_EPS)),
         image_size=_image_size(extra),
+        hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
     )
     _require_config(imported, extra)
     return colours.folded(imported, extra, colours.UNTOLD)

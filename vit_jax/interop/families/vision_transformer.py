@@ -8,7 +8,7 @@ compute GELU by tanh and their layer norms add 1e-6.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
 
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
@@ -86,13 +86,15 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     unrolled = names.unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
-    params = _vit.with_class_row(params, has_row=_has_class_row(flat))
+    hints = [extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else []
+    params = _vit.with_class_row(params, has_row=_has_class_row(flat, params, hints))
     imported = _vit.assemble(
         params,
         source,
         lambda name: in_file.get(name) or _written(name),
         gelu='tanh',
         norm_eps=1e-6,
+        hints=hints,
         fixed_positions=True,
     )
     return colours.folded(imported.with_notes(*_assumed(imported.model)), extra)
@@ -157,17 +159,18 @@ def _vector(name: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(-1) if is_norm else array
 
 
-def _has_class_row(flat: Flat) -> bool:
+def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool:
     """Whether positions begin with that of the class token.
 
     Inside of the encoder they do. Positions at the top are added before the class token joins, so
-    that the token needs none; as in big_vision, one row more than a square has is one for it.
+    that the token needs none; as in big_vision, one row more than a square has is one for it,
+    unless images of the size that is given have as many patches as there are rows.
     """
     if 'pos_embedding' not in flat:
         return True
-    return flat['pos_embedding'].ndim == 3 and bool(
-        _vit.square_side(flat['pos_embedding'].shape[1] - 1)
-    )
+    if flat['pos_embedding'].ndim != 3 or _vit.class_row(params, hints) is False:
+        return False
+    return bool(_vit.square_side(flat['pos_embedding'].shape[1] - 1))
 
 
 def _npz(imported: ImportedModel) -> Written:
