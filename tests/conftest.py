@@ -24,6 +24,8 @@ os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(REPO / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 os.environ.setdefault('MPLBACKEND', 'agg')
+# Matrices of fits are tiny: several threads for each mostly wait for one another, and burn time.
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 
 # Traces and modules are millions of objects that stay: looking through them for garbage as often
 # as Python does by default takes a fifth of the time of tracing.
