@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import scaling
@@ -142,6 +143,44 @@ def test_report_writes_everything(tmp_path, capsys):
         path.unlink()
     with pytest.raises(UserError, match='none of the 12 runs is finished'):
         scaling.main([str(word) for word in words])
+
+
+def test_a_report_leaves_out_runs_that_cannot_be_fitted(tmp_path, capsys):
+    perfect, other = {'test/accuracy': 1.0}, {'val/bleu': 30.0}
+    results = [{'test/accuracy': 0.8 - 5 / (10 * n) ** 0.4} for n in range(100, 1000, 100)]
+    for i, result in enumerate([*results, perfect, other]):
+        folder = tmp_path / 'runs' / str(i)
+        folder.mkdir(parents=True)
+        (folder / 'config.json').write_text('{"batch_size": 10, "model": {"name": "vit"}}')
+        line = {'step': 100 * (i + 1), **result}
+        (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+        (folder / 'result.json').write_text('{}')
+    words = ['report', tmp_path / 'runs', '--bootstrap', 0, '--output', tmp_path / 'out']
+    said = run(capsys, *words)
+    assert f'left out: {tmp_path}/runs/9: 1-test/accuracy is 0, which has no logarithm' in said
+    assert f'left out: {tmp_path}/runs/10: has no test/accuracy' in said
+    assert '9 of 11 runs' in said
+    page = (tmp_path / 'out' / 'scaling.md').read_text()
+    assert '\n\n9 runs; 1 curves' in page and 'runs/10: has no test/accuracy' in page
+    (tmp_path / 'runs' / '0' / 'metrics.jsonl').write_text('{"step": 1, "val/loss": 0}\n')
+    with pytest.raises(UserError, match='none of the 11 runs can be fitted; '):
+        scaling.main([*map(str, words), '--y', 'val/loss', '--x', 'val/loss'])
+
+
+def test_a_fit_takes_one_thread(points, capsys, monkeypatch):
+    threads = []
+
+    def fit(*args, **options):
+        threads.extend(pool['num_threads'] for pool in threadpool_info() if is_blas(pool))
+        raise UserError('enough')
+
+    def is_blas(pool):
+        return pool['user_api'] == 'blas'
+
+    monkeypatch.setattr('vit_jax.scaling.fit.fit', fit)
+    with threadpool_limits(2, user_api='blas'), pytest.raises(UserError, match='no curve'):
+        scaling.main(['fit', '--csv', str(points), *COLUMNS])
+    assert set(threads) == {1}
 
 
 def test_few_points_are_drawn_even_if_no_curve_goes_through_them(tmp_path, capsys):

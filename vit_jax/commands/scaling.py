@@ -112,16 +112,22 @@ def report(argv: Sequence[str]) -> int:
     taken = [row for row in read if args.unfinished or row['finished'] == '1']
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
-    curves = table.fit_curves(taken, options)
+    fitted, skipped = table.usable(taken, options)
+    if not fitted:
+        raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
+    curves = table.fit_curves(fitted, options)
     summary = table.summary(curves, options)
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
     write(folder / 'scaling.json', text, '--output')
-    write(folder / 'scaling.md', report_lib.markdown(summary, len(taken), len(rows)), '--output')
+    page = report_lib.markdown(summary, len(taken), len(rows), skipped)
+    write(folder / 'scaling.md', page, '--output')
     figure = plots.draw(curves, options)
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
     print_table(curves, options)
-    print(f'{len(taken)} of {len(rows)} runs; {folder}/scaling.md has the report')
+    for line in skipped:
+        print(f'left out: {line}')
+    print(f'{len(fitted)} of {len(rows)} runs; {folder}/scaling.md has the report')
     return 0
 
 

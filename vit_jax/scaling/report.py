@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.scaling.table import label
 
 
-def markdown(summary: Mapping[str, Any], n_taken: int, n_runs: int) -> str:
+def markdown(
+    summary: Mapping[str, Any], n_taken: int, n_runs: int, skipped: Sequence[str] = ()
+) -> str:
     """A page in Markdown about the fits of `table.summary`, with the picture that lies beside it.
 
     Args:
       summary: of the curves.
-      n_taken: how many runs they are made of.
+      n_taken: how many runs were to be fitted.
       n_runs: how many there are; those not taken are not finished.
+      skipped: a line for each of the taken that could not be fitted.
     """
     left_out = f', {n_runs - n_taken} left out as not finished' if n_taken < n_runs else ''
     median = summary['median_holdout_rmse']
@@ -25,7 +28,7 @@ def markdown(summary: Mapping[str, Any], n_taken: int, n_runs: int) -> str:
     ]
     parts = [
         f'# {summary["y"]} over {", ".join(summary["x"])}',
-        f'{n_taken} runs{left_out}; {len(summary["curves"])} curves of the form '
+        f'{n_taken - len(skipped)} runs{left_out}; {len(summary["curves"])} curves of the form '
         f'`{summary["formula"]}`.',
         '![curves](scaling.png)',
         _table(summary),
@@ -37,6 +40,8 @@ def markdown(summary: Mapping[str, Any], n_taken: int, n_runs: int) -> str:
         'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
         'points, not whether the form is the right one: that is what the error held out is for.',
     ]
+    if skipped:
+        parts += ['## Runs left out', '\n'.join(f'- {line}' for line in skipped)]
     if doubts:
         parts += ['## What the points do not tell', '\n'.join(doubts)]
     return '\n\n'.join(parts) + '\n'

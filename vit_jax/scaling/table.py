@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.scaling import fit as fit_lib
@@ -126,10 +127,38 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
             groups.setdefault(key, []).append((number, row))
     if not groups:
         raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
-    return [
-        _curve(dict(zip(options.by, key, strict=True)), groups[key], options, form, others)
-        for key in _ordered(groups)
-    ]
+    # Arrays of a few points: more threads would only wait for each other.
+    with threadpool_limits(1, user_api='blas'):
+        return [
+            _curve(dict(zip(options.by, key, strict=True)), groups[key], options, form, others)
+            for key in _ordered(groups)
+        ]
+
+
+def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
+    """The rows that a curve can go through, and a line for each other one that says why not.
+
+    Raises:
+      UserError: an unknown column, or a value that is no number.
+    """
+    found, skipped = [], []
+    for number, row in enumerate(rows, start=2):
+        if problem := _problem((number, row), options):
+            skipped.append(f'{row.get("run", f"line {number}")}: {problem}')
+        else:
+            found.append(row)
+    return found, skipped
+
+
+def _problem(numbered: tuple[int, Row], options: FitOptions) -> str:
+    """What keeps a row from being fitted; empty if nothing does."""
+    for column, flag in _needed(options):
+        if not _cell(numbered[1], column, flag):
+            return f'has no {column.removeprefix("1-")}'
+        value = _number(numbered, column, flag)
+        if not (np.isfinite(value) and value > 0):
+            return f'{column} is {value:g}, which has no logarithm'
+    return ''
 
 
 def require_fit(curves: Sequence[Curve]) -> None:
