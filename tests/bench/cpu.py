@@ -6,9 +6,9 @@ Float32, images of 224 x 224, 1,000 classes, random weights, the same batch for 
 inference; a training step is forward, backward and AdamW, here the project's own step with the
 norms that it reports. The other side is `ViTForImageClassification` of transformers with
 `scaled_dot_product_attention`, under AdamW as torch ships it and under its fused variant. Each side
-has a process of its own: vit_jax with the malloc that its commands ask for (`vit_jax/runtime/memory.py`),
-torch as it comes, and torch with that malloc too. All take turns in every round, so that another
-load on the machine meets each of them alike.
+has a process of its own: vit_jax with the malloc that its commands ask for
+(`vit_jax/runtime/memory.py`), torch as it comes, and torch with that malloc too. All take turns in
+every round, so that another load on the machine meets each of them alike.
 
 `--model mu/16 --image-size 32 --rounds 2` checks the script itself.
 """
