@@ -100,3 +100,30 @@ def test_names_of_classes_come_along(folder, tmp_path, name):
 
 def test_a_run_knows_its_classes(smoke_run):
     assert load.read(smoke_run).class_names == tuple('0123456789')
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'words'),
+    [
+        ('head/bias', np.full(5, np.nan), 'head/bias holds numbers that are NaN or infinite'),
+        ('head/bias', np.full(5, 1e300), 'head/bias holds numbers that are NaN or infinite'),
+        ('embedding/kernel', np.float32(1), 'cannot have shape ()'),
+        ('Transformer/encoderblock_1000000000000/LayerNorm_0/bias', np.ones(16), 'block 10000'),
+    ],
+)
+def test_odd_arrays_are_one_line(folder, tmp_path, capsys, name, value, words):
+    flat, _ = files.read_arrays(folder / 'vit.npz')
+    files.write_npz(tmp_path / 'odd.npz', flat | {name: value})
+    assert convert(tmp_path / 'odd.npz', tmp_path / 'out.npz') == 2
+    message = capsys.readouterr().err
+    assert message.count('\n') == 1 and words in message and not (tmp_path / 'out.npz').exists()
+
+
+@pytest.mark.parametrize('odd', [{'id2label': {'x': 1}}, {'num_attention_heads': 'two'}])
+def test_odd_configs_are_one_line(folder, tmp_path, capsys, odd):
+    assert convert(folder / 'vit.npz', tmp_path / 'hf') == 0
+    flat, config = files.read_arrays(tmp_path / 'hf')
+    files.write_safetensors(tmp_path / 'hf', flat, config | odd)
+    capsys.readouterr()
+    assert convert(tmp_path / 'hf', tmp_path / 'out.npz') == 2
+    assert capsys.readouterr().err.count('\n') == 1

@@ -1,6 +1,7 @@
 """Checkpoint files: forms, parts, precision; whatever is damaged or pickled is one line."""
 
 import json
+import zipfile
 
 import fsspec
 import numpy as np
@@ -176,3 +177,45 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypat
     monkeypatch.undo()
     assert_same(files.read_arrays(tmp_path / 'a.npz')[0], ARRAYS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a.npz', 'file']
+
+
+@pytest.mark.parametrize(
+    'array', [np.ones(2, np.complex64), np.array(['1.5']), np.array(['2020-01-01'], 'M8[D]')]
+)
+def test_arrays_that_are_no_real_numbers(array, tmp_path):
+    np.savez(tmp_path / 'a.npz', x=array)
+    assert_one_line(tmp_path / 'a.npz', 'x holds', 'not numbers')
+
+
+def test_quarter_precision_is_refused(tmp_path):
+    torch = pytest.importorskip('torch')
+    package = pytest.importorskip('safetensors.torch')
+    package.save_file({'a': torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / 'a.safetensors')
+    with pytest.raises(UserError, match=r'(?i)(f8|float8)_?e4m3'):
+        files.read_arrays(tmp_path / 'a.safetensors')
+
+
+def test_other_members_of_an_archive_are_passed_over(tmp_path):
+    files.write_npz(tmp_path / 'a.npz', {'x/y': np.ones(2)})
+    with zipfile.ZipFile(tmp_path / 'a.npz', 'a') as archive:
+        for name in ('README', 'x/', '.DS_Store', '__MACOSX/x/._y.npy'):
+            archive.writestr(name, 'words')
+    assert_same(files.read_arrays(tmp_path / 'a.npz')[0], {'x/y': np.ones(2)})
+
+
+def test_what_a_file_declares_is_bounded_by_what_it_is(tmp_path):
+    np.savez_compressed(tmp_path / 'bomb.npz', x=np.zeros(2**25, np.float32))
+    assert_one_line(tmp_path / 'bomb.npz', 'would unpack to')
+    header = {'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}
+    with zipfile.ZipFile(tmp_path / 'a.npz', 'w') as archive, archive.open('x.npy', 'w') as member:
+        np.lib.format.write_array_header_1_0(member, header)
+    assert_one_line(tmp_path / 'a.npz', 'cannot be read')
+
+
+@pytest.mark.parametrize(
+    'shard', ['../../a.safetensors', '/a.safetensors', 'file:///a.safetensors']
+)
+def test_shards_outside_of_the_folder(shard, tmp_path):
+    index = {'weight_map': {'a': shard}}
+    (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+    assert_one_line(tmp_path, 'outside of its folder')

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, families, files, labels
 from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
+from vit_jax.tree_paths import param_paths
 
 
 def read(
@@ -36,9 +40,23 @@ def read(
     extra |= colours.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
         imported = families.reader(flat, family).read(flat, extra)
+        _require_finite(imported.params)
+        return dataclasses.replace(imported, class_names=labels.read(extra))
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
-    return dataclasses.replace(imported, class_names=labels.read(extra))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if family:  # one of the user's own, who wants to see where
+            raise
+        words = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise UserError(
+            f'{place}: arrays or config.json are not as in files of this kind ({words})'
+        ) from error
+
+
+def _require_finite(params: Mapping[str, Any]) -> None:
+    for name, array in param_paths(params).items():
+        if not np.isfinite(array).all():
+            raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
 
 
 def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:

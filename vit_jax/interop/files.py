@@ -29,7 +29,10 @@ _PREPROCESSOR = 'preprocessor_config.json'
 _PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Where a training state keeps its parameters, the first that is there.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+# Of what is unpacked, before a file counts as one that is made to fill the memory.
+_MOST_BYTES, _MOST_TIMES = 64 * 2**20, 100
+_FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class _Missing(UserError):
@@ -121,14 +124,30 @@ def _read_npz(path: str) -> Flat:
             raise UserError(f'{path}: not an .npz file, or cut short; get it again')
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
-            return {name: _float32(path, name, archive[name]) for name in archive.files}
+            members = archive.zip.infolist()
+            unpacked = sum(member.file_size for member in members)
+            if unpacked > max(_MOST_BYTES, _MOST_TIMES * file.seek(0, os.SEEK_END)):
+                raise UserError(f'{path}: would unpack to {unpacked:,} bytes, far more than it has')
+            stems = [m.filename.removesuffix('.npy') for m in members if _is_array(m.filename)]
+            return {name: _float32(path, name, archive[name]) for name in stems}
+
+
+def _is_array(member: str) -> bool:
+    """Whether a member of an archive is an array, and no README, folder or file of a desktop."""
+    return member.endswith('.npy') and not member.rpartition('/')[2].startswith('._')
 
 
 def _read_safetensors(path: str) -> Flat:
     # Its bfloat16 is known to the package as long as ml_dtypes is imported.
     package = _safetensors()
     with _local(path) as file, _readable(path):
-        flat = package.load_file(file)
+        try:
+            flat = package.load_file(file)
+        except AttributeError as error:  # of a type that NumPy lacks
+            raise UserError(
+                f'{path}: holds numbers of a type that is not read ({_line(error)}); '
+                'save them as float32 or bfloat16'
+            ) from None
     return {name: _float32(path, name, array) for name, array in flat.items()}
 
 
@@ -144,7 +163,9 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     if not isinstance(index.get('weight_map'), dict):
         raise UserError(f'{_join(folder, _INDEX)}: there is no weight_map in it; get it again')
     flat: Flat = {}
-    for shard in sorted(set(index['weight_map'].values())):
+    for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
+        if '..' in shard or shard.startswith('/') or _is_url(shard):
+            raise UserError(f'{_join(folder, _INDEX)}: {shard!r} is outside of its folder')
         flat |= _read_safetensors(_join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
         raise UserError(f'{folder}: {lost[0]} is listed in {_INDEX} but in none of the files')
@@ -195,10 +216,10 @@ def _below(flat: Flat, prefix: str) -> Flat:
 def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype == np.dtype('V2'):  # what NumPy makes of bfloat16, which it does not know
         array = array.view(ml_dtypes.bfloat16)
-    try:
+    if array.dtype.kind not in 'iub' and array.dtype.name not in _FLOATS:
+        raise UserError(f'{path}: {name} holds {array.dtype}, not numbers of {", ".join(_FLOATS)}')
+    with np.errstate(over='ignore'):  # what is not finite is refused with its name
         return array.astype(np.float32)
-    except (TypeError, ValueError):
-        raise UserError(f'{path}: {name} holds {array.dtype}, not numbers') from None
 
 
 @contextlib.contextmanager

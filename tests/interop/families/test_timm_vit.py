@@ -237,6 +237,11 @@ MISTAKES = {
     ),
     'architecture': ({}, {'architecture': 'vit_own', 'model_args': {}}, "heads of a 'vit_own'"),
     'positions': ({'pos_embed': None}, {}, 'pos_embed is not in the file'),
+    'one scale': (
+        {'blocks.1.ls1.gamma': np.ones(WIDTH)},
+        {},
+        r'blocks\.0\.ls1\.gamma is not in the file',
+    ),
     'heads': ({}, {'model_args': {}}, r'number of attention heads .* config\.json'),
 }
 

@@ -163,8 +163,11 @@ def _pool(flat: Flat) -> str:
 
 def _count(flat: Iterable[str], pattern: str) -> int:
     """One more than the highest index that `pattern` finds at the beginning of a name."""
-    found = (re.match(pattern, name) for name in flat)
-    return max((int(match[1]) + 1 for match in found if match), default=0)
+    found = [re.match(pattern, name) for name in flat]
+    count = max((int(match[1]) + 1 for match in found if match), default=0)
+    if count > len(found):
+        raise UserError(f'there is a block {count - 1}, but there are {len(found)} arrays in all')
+    return count
 
 
 def _module(model: Mapping[str, Any]) -> Any:

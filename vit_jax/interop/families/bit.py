@@ -201,6 +201,8 @@ def _model(arrays: Flat, source: str) -> dict[str, Any]:
         if match := re.match(r'stage_(\d+)/block_(\d+)/', name):
             stage, block = int(match[1]), int(match[2])
             depths[stage] = max(depths.get(stage, 0), block + 1)
+    if max([*depths, *depths.values()], default=0) > len(arrays):
+        raise UserError(f'{source}: a block has a number beyond that of all arrays')
     root = arrays.get('root/conv/kernel')
     if root is None or root.ndim != 4 or root.shape[-1] % 64 or not depths:
         raise UserError(f'{source}: not the root convolution and the blocks of a BiT')

@@ -125,6 +125,11 @@ def _unscaled(flat: Flat, source: str) -> Flat:
                 raise UserError(f'{source}: {name} scales {leaf}, which is absent or does not fit')
             folded[leaf] = (flat[leaf].T * gamma).T
         del folded[name]
+    blocks = {match[1] for name in flat if (match := re.match(r'blocks\.(\d+)\.', name))}
+    for scale in _SCALED:
+        lost = {block for block in blocks if f'blocks.{block}.{scale}.gamma' not in flat}
+        if lost and lost != blocks:
+            raise UserError(f'{source}: blocks.{min(lost)}.{scale}.gamma is not in the file')
     return folded
 
 
