@@ -55,6 +55,11 @@ def photo(lab):
     return str(lab / 'photo.png')
 
 
+def mine(run):
+    """The flags of what reads a run of my own code."""
+    return ['--workdir', str(run), '--allow', 'my_lab']
+
+
 def metrics_of(folder):
     return [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
 
@@ -71,7 +76,7 @@ def test_train(run):
 
 @pytest.mark.parametrize('batch_size', [5, 24])
 def test_evaluate_draws_the_same_for_an_example_in_any_batch(run, batch_size, capsys):
-    words = ['--workdir', str(run), '--batch-size', str(batch_size), '--json']
+    words = [*mine(run), '--batch-size', str(batch_size), '--json']
     assert cli.main(['evaluate', *words]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     expected = json.loads((run / 'result.json').read_text())
@@ -79,18 +84,18 @@ def test_evaluate_draws_the_same_for_an_example_in_any_batch(run, batch_size, ca
 
 
 def test_predict_with_a_picture(run, photo, tmp_path, capsys):
-    words = ['--workdir', str(run), '--threshold', '0', '--out', str(tmp_path / 'spots.png')]
+    words = [*mine(run), '--threshold', '0', '--out', str(tmp_path / 'spots.png')]
     assert cli.main(['predict', *words, '--json', photo]) == 0
     (image,) = json.loads(capsys.readouterr().out.splitlines()[-1])['images']
     assert {row['class'] for row in image['predictions']} <= {'red', 'blue'}
     assert all(len(row['box']) == 4 for row in image['predictions'])
     assert (tmp_path / 'spots.png').read_bytes().startswith(b'\x89PNG')
-    assert cli.main(['predict', '--workdir', str(run), photo]) == 0
+    assert cli.main(['predict', *mine(run), photo]) == 0
 
 
 def test_predictions_are_drawn_by_the_seed(run, photo, capsys):
     def probabilities(seed):
-        words = ['--workdir', str(run), '--threshold', '0', '--json', '--seed', str(seed)]
+        words = [*mine(run), '--threshold', '0', '--json', '--seed', str(seed)]
         assert cli.main(['predict', *words, photo]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])['images'][0]['predictions']
 
@@ -99,7 +104,7 @@ def test_predictions_are_drawn_by_the_seed(run, photo, capsys):
 
 def test_attention(run, photo, tmp_path, capsys):
     out = tmp_path / 'attention.png'
-    words = ['--workdir', str(run), '--query', '1,2', '--out', str(out)]
+    words = [*mine(run), '--query', '1,2', '--out', str(out)]
     assert cli.main(['attention', *words, photo]) == 0
     assert '2 layers x 2 heads, 4 x 4 patches' in capsys.readouterr().out
     assert out.read_bytes().startswith(b'\x89PNG')
@@ -114,9 +119,16 @@ def test_benchmark_and_inspect(config, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)['flops']['forward'] > 0
 
 
+def test_inspect_a_run(run, capsys):
+    assert cli.main(['inspect', *mine(run)]) == 0
+    assert 'my_lab.models.spots' in capsys.readouterr().out
+
+
 def test_convert_there_and_back(run, config, tmp_path, capsys):
     written = tmp_path / 'theirs.npz'
-    assert cli.main(['convert', str(run), f'my_lab.interop.spots:{written}']) == 0
+    assert (
+        cli.main(['convert', '--allow', 'my_lab', str(run), f'my_lab.interop.spots:{written}']) == 0
+    )
     assert 'note: how many patches are hidden' in capsys.readouterr().out
     assert 'trunk.norm.scale' in np.load(written)
     words = [
@@ -130,7 +142,8 @@ def test_convert_there_and_back(run, config, tmp_path, capsys):
 
 def test_part_of_it_starts_another_model(run, config, tmp_path, capsys):
     words = [
-        *('--config', config, '--config.total=1 steps', '--config.model.slots=4'),
+        *('--allow', 'my_lab', '--config', config),
+        *('--config.total=1 steps', '--config.model.slots=4'),
         *(f'--config.init.from={run}', '--config.init.select=encoder'),
         '--config.data.transforms=pad_objects(4)',
         '--config.evals.test.transforms=pad_objects(4)',

@@ -1,6 +1,7 @@
 """What the actions of `sweep` show of a study, and what they say of mistakes."""
 
 import re
+import sys
 
 import pytest
 
@@ -10,7 +11,8 @@ from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command
-from vit_jax.sweeps.space import grid
+from vit_jax.sweeps import space
+from vit_jax.sweeps.space import Sweep, grid
 
 
 @pytest.fixture
@@ -110,3 +112,47 @@ def test_without_optuna_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(command, 'PACKAGES', ('no_such_package',))
     assert main(['sweep', 'status', 'a']) == 2
     assert "pip install 'vit_jax[sweep]'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """The file that the package `stranger`, which is on the path, writes when it is imported."""
+    package = tmp_path / 'code' / 'stranger'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text(f'open({str(tmp_path / "imported")!r}, "w").close()\n')
+    (package / 'vit.py').write_text('from vit_jax.models.vit import Model\n')
+    monkeypatch.syspath_prepend(package.parent)
+    yield tmp_path / 'imported'
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'stranger']:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize('where', ['base', 'points'])
+def test_a_study_imports_nothing_that_is_not_allowed(
+    where, stranger, tmp_path, fake_training, capsys
+):
+    made = make(tmp_path / 'runs', points=grid({'model.name': ['vit']}))
+    study = made.load(0)
+    if where == 'base':
+        base = made.base.to_dict()
+        study.set_user_attr('base', base | {'task': {'name': 'stranger.tasks.classify'}})
+    else:
+        points = [{'model.name': 'stranger.vit'}]
+        tampered = Sweep(config='a', metric=METRIC, points=points)
+        study.set_user_attr('sweep', space.to_json(tampered))
+    words = ['name', '--workdir', str(tmp_path / 'runs')]
+    assert main(['sweep', 'work', *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "in the study 'name' names 'stranger." in line
+    assert line.endswith('--allow stranger')
+    assert main(['sweep', 'status', *words]) == 0
+    assert 'waiting 1' in capsys.readouterr().out
+    assert not stranger.exists()
+
+
+def test_a_study_of_code_that_is_allowed(stranger, tmp_path, fake_training):
+    make(tmp_path / 'runs', points=grid({'model.name': ['stranger.vit']}))
+    fake_training(lambda config, step: 1.0)
+    words = ['name', '--workdir', str(tmp_path / 'runs')]
+    assert main(['sweep', 'work', *words]) == 2
+    assert main(['sweep', 'work', *words, '--allow', 'stranger']) == 0

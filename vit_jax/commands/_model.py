@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+from vit_jax.commands._parser import add_allow_flag
 from vit_jax.errors import UserError
 
 
@@ -20,6 +21,7 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
         metavar='N',
         help='the mean of so many kept checkpoints, the last of which is that of --step',
     )
+    add_allow_flag(parser)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,23 +54,24 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     from vit_jax.inference.load import load_foreign, load_run
 
     if args.checkpoint is not None:
-        return load_foreign(args.checkpoint, size, getattr(args, 'imported', None))
-    return load_run(args.workdir, args.step, size, args.average)
+        return load_foreign(args.checkpoint, size, getattr(args, 'imported', None), args.allow)
+    return load_run(args.workdir, args.step, size, args.average, args.allow)
 
 
 def task_name(args: argparse.Namespace) -> str:
     """What the model of the flags does; a checkpoint is read for it, once, into `args.imported`.
 
     Raises:
-      UserError: if the folder holds no run, or the checkpoint cannot be read.
+      UserError: if the folder holds no run, the checkpoint cannot be read, or its config names code
+        that is not allowed.
     """
     from vit_jax.inference.load import read_config
     from vit_jax.interop import load
 
     if args.workdir is None:
-        args.imported = load.read(args.checkpoint, image_size=image_size(args))
+        args.imported = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
         return args.imported.task['name']
-    return read_config(args.workdir).task.name
+    return read_config(args.workdir, args.allow).task.name
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -28,10 +30,31 @@ class Parser(argparse.ArgumentParser):
             self.error(nearest('flag', flags[0].partition('=')[0], valid))
         if unknown:
             self.error(f'unexpected {unknown[0]!r}')
+        for module in dict.fromkeys(getattr(parsed, 'allow', ())):
+            print(f'a stored config may name code of {module}: --allow', file=sys.stderr)
         return parsed
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
+
+
+def add_allow_flag(parser: argparse.ArgumentParser) -> None:
+    """`--allow`, which may be repeated, of what reads stored configs."""
+    parser.add_argument(
+        '--allow',
+        action='append',
+        type=module_name,
+        default=[],
+        metavar='MODULE',
+        help='code of your own that a stored config may name, as my_lab; may be repeated',
+    )
+
+
+def module_name(text: str) -> str:
+    """The text if it is the dotted name of a module; raises UserError if not."""
+    if not re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*', text):
+        raise UserError(f'--allow {text!r}: write the name of a module, as my_lab or my_lab.models')
+    return text
 
 
 def overview(

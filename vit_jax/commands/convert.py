@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.errors import UserError
 
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
         help='FILE.npz for vision_transformer and big_vision (the released naming for BiT); '
         'FILE.safetensors or a new folder for transformers; FAMILY: in front for one of your own',
     )
+    add_allow_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.interop import families
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax import interop
     from vit_jax.interop import load
 
-    imported = load.read(args.src)
+    imported = load.read(args.src, allowed=args.allow)
     notes = interop.write(imported, args.dst)
     count = sum(x.size for x in jax.tree.leaves(imported.params))
     size = ' for {} x {} images'.format(*imported.image_size) if imported.image_size else ''

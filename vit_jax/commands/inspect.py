@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import load as config_lib
 from vit_jax.config import objects
@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
         help="a run's checkpoints/ or checkpoints/N, or the weights of another code base",
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_allow_flag(parser)
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
     if sum(x is not None for x in (config, args.workdir, args.checkpoint)) != 1:
@@ -52,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
         )
     if config is not None:
         subject = from_config(config, args.image_size, args.channels)
-    elif (found := locate(args.workdir, args.checkpoint)) is not None:
-        subject = from_checkpoint(*found, args.image_size, args.channels)
+    elif (found := locate(args.workdir, args.checkpoint, args.allow)) is not None:
+        subject = from_checkpoint(*found, args.image_size, args.channels, args.allow)
     else:
         subject = from_foreign(args.checkpoint, args.image_size)
     result = report(subject)
@@ -61,14 +62,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def locate(workdir: str | None, checkpoint: str | None) -> tuple[pathlib.Path, int | None] | None:
+def locate(
+    workdir: str | None, checkpoint: str | None, allowed: Sequence[str]
+) -> tuple[pathlib.Path, int | None] | None:
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
         from vit_jax.inference.load import read_config
         from vit_jax.storage import paths, run_folder
 
         assert workdir is not None
-        read_config(workdir)
+        read_config(workdir, allowed)
         return paths.path(workdir) / run_folder.CHECKPOINTS, None
     from vit_jax.interop import load
 
@@ -91,15 +94,25 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
 
 
 def from_checkpoint(
-    folder: pathlib.Path, step: int | None, image_size: int | None, channels: int | None
+    folder: pathlib.Path,
+    step: int | None,
+    image_size: int | None,
+    channels: int | None,
+    allowed: Sequence[str],
 ) -> Subject:
-    """What a checkpoint holds for inference, with the config that it was trained with."""
+    """What a checkpoint holds for inference, with the config that it was trained with.
+
+    Raises:
+      UserError: if the config names code that is not allowed.
+    """
     from ml_collections import ConfigDict
 
     from vit_jax.checkpoints.checkpointer import load_variables
+    from vit_jax.config.allowed import require_allowed
     from vit_jax.profiling.examples import example_spec
 
-    _, variables, meta = load_variables(folder, step)
+    step, variables, meta = load_variables(folder, step)
+    require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(step)}')
     config = ConfigDict(meta['config'])
     try:
         config, spec = example_spec(config, image_size, channels)

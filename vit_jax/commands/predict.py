@@ -70,8 +70,10 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
       The module, None if only the help of all tasks is asked for; and the flags of the model.
 
     Raises:
-      UserError: if not exactly one model is named, or there is no such module.
+      UserError: if not exactly one model is named, or there is no such module, or it is not
+        allowed.
     """
+    from vit_jax.config.allowed import require_name
     from vit_jax.viz import predictions
 
     model_flags = Parser('predict', None)
@@ -80,7 +82,9 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     if HELP.intersection(argv) and args.workdir is None and args.checkpoint is None:
         return None, args  # the help of all tasks
     check_model_flags(parser, args)
-    viz = predictions.module_of(task_name(args))
+    task = task_name(args)
+    require_name(predictions.module_path(task), args.allow, f'what shows the task {task!r}')
+    viz = predictions.module_of(task)
     if hasattr(viz, 'add_flags'):
         viz.add_flags(parser)
     return viz, args

@@ -6,9 +6,10 @@ import argparse
 import json
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
@@ -38,12 +39,13 @@ def collect(argv: Sequence[str]) -> int:
     """Write one CSV row a run: parameters, examples seen, FLOPs, chip-hours, metrics."""
     parser = Parser('scaling collect', collect.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    add_allow_flag(parser)
     parser.add_argument('--output', metavar='FILE', help='write here instead of printing')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import runs
 
-    text = runs.to_csv(runs.collect(args.folders, train_flops))
+    text = runs.to_csv(runs.collect(args.folders, partial(train_flops, allowed=args.allow)))
     print(text, end='') if args.output is None else write(args.output, text, '--output')
     return 0
 
@@ -95,6 +97,7 @@ def report(argv: Sequence[str]) -> int:
     """Collect, fit and plot: runs.csv, scaling.json, scaling.md, scaling.png, scaling.svg."""
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    add_allow_flag(parser)
     parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
     parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
@@ -105,7 +108,7 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.viz import figures
 
     options = read_options(args)
-    rows = runs.collect(args.folders, train_flops)
+    rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write(folder / 'runs.csv', runs.to_csv(rows), '--output')
     read = table.read_csv(folder / 'runs.csv')

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser, overview
+from vit_jax.commands._parser import Parser, add_allow_flag, overview
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 
@@ -55,6 +55,7 @@ def action_parser(action: str) -> Parser:
     parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
     if action == 'work':
         parser.add_argument('--trials', type=int, metavar='N', help='end after so many')
+        add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':
         parser.add_argument('--output', metavar='PATH', help='sweep.png in the workdir by default')
@@ -65,7 +66,8 @@ def open_study(args: argparse.Namespace) -> Any:
     """The study that the flags name."""
     from vit_jax.sweeps import study
 
-    return study.open_study(args.study, args.storage, args.workdir)
+    allowed = getattr(args, 'allow', ())
+    return study.open_study(args.study, args.storage, args.workdir, allowed)
 
 
 def create(args: argparse.Namespace) -> int:
@@ -92,6 +94,7 @@ def work(args: argparse.Namespace) -> int:
 
     with processes.shared_fate():
         opened = open_study(args)
+        opened.require_allowed()
         study.require_shared_folder(opened)
         try:
             done = worker.work(opened, args.trials, step_timeout(args))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 
@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
                 stop_at=args.stop_at,
                 restart=args.restart,
                 step_timeout=step_timeout(args),
+                allowed=args.allow,
             )
         except train.Preempted as e:
             print(e)
@@ -52,6 +53,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         action='store_true',
         help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
     )
+    add_allow_flag(parser)
     add_distributed_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
     if config is None:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.storage.paths import write_text_atomic
 
     sharding.use_compilation_cache()
-    run = load_run(args.workdir, args.step, average=args.average)
+    run = load_run(args.workdir, args.step, average=args.average, allowed=args.allow)
     reader = sentence_reader(run)
     search = choose_search(run.task, args)
     sentences = read_sentences(reader, lines)

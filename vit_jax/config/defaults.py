@@ -43,10 +43,17 @@ def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
 def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
     """The places in which two configs say different things, such as 'seed' and 'optim.schedule'.
 
-    A key that is left out says what its default says.
+    A key that is left out says what its default says. Of `before`, which may be anybody's, no model
+    and no task is imported that `now` does not name as well.
     """
     names = (*keyword_only(schema.Config), 'optim.schedule')
-    return [name for name in names if _complete(before, name) != _complete(now, name)]
+    return [name for name in names if _differ(before, now, name)]
+
+
+def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
+    if name in ('model', 'task') and at(before, name).get('name') != at(now, name).get('name'):
+        return True
+    return _complete(before, name) != _complete(now, name)
 
 
 def _complete(config: ConfigDict, name: str) -> Any:

@@ -39,18 +39,29 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     return override(run_file(spec, 'get_config', '--config'), overrides)
 
 
-def override(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
+def override(
+    config: ConfigDict,
+    overrides: Iterable[str],
+    check: Callable[[ConfigDict], None] = lambda config: None,
+) -> ConfigDict:
     """A locked copy of a config with overrides such as `optim.lr=3e-4`, validated.
 
+    Args:
+      config: stays as it is.
+      overrides: in order.
+      check: gets the config before anything that it names is imported, and after each override.
+
     Raises:
-      UserError: as `load`.
+      UserError: as `load`, or as `check`.
     """
     config = copy.deepcopy(config)
     _rename(config)
     config.lock()
+    check(config)
     for text in overrides:
         dotted, equals, value = text.partition('=')
         flags.apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
+        check(config)
     validate(config)
     return config
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 
 from vit_jax.errors import UserError, nearest
 
 POSEMBS = ('bilinear', 'bicubic')
+
+
+def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The family that is named in front of a checkpoint's path, empty if none is, and the path.
+
+    `gs://...` is a URL, `FILE.npz:PART` a part of a file, and `./a:b` a file of that name.
+    """
+    text = os.fspath(path)
+    match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
+    if match is None or match[1].endswith('.npz'):
+        return '', text
+    return match[1], match[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import objects
+from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -53,8 +55,25 @@ class Run:
         return SourceInfo(len(self.class_names) or outputs, self.class_names)
 
 
-def read_config(workdir: str | pathlib.Path) -> ConfigDict:
-    """The config stored in a run folder; its vocabulary is the one that the folder keeps.
+def read_config(workdir: str | pathlib.Path, allowed: Sequence[str] = ()) -> ConfigDict:
+    """The config stored in a run folder, to make objects of what it names.
+
+    Args:
+      workdir: the run folder.
+      allowed: modules of the user's own that the config may name.
+
+    Raises:
+      UserError: if the folder holds no run, or its config names code that is not allowed.
+    """
+    config = stored_config(workdir)
+    require_allowed(config, allowed, str(paths.path(workdir) / run_folder.CONFIG))
+    return config
+
+
+def stored_config(workdir: str | pathlib.Path) -> ConfigDict:
+    """The config stored in a run folder, to look at: what it names may be anybody's code.
+
+    Its vocabulary is the one that the folder keeps.
 
     Raises:
       UserError: if the folder holds no run.
@@ -77,6 +96,7 @@ def load_run(
     step: int | None = None,
     image_size: interop.Size | None = None,
     average: int = 1,
+    allowed: Sequence[str] = (),
 ) -> Run:
     """The run in `workdir` at `step`, or at its newest valid checkpoint.
 
@@ -86,13 +106,14 @@ def load_run(
       image_size: height and width of the images to come, for which a learned position embedding is
         resized.
       average: how many checkpoints to take the mean of, that of `step` and those before.
+      allowed: modules of the user's own that the config may name.
 
     Raises:
-      UserError: if there is no run, no such checkpoint or not as many, or images of this
-        size do not fit it.
+      UserError: if there is no run, no such checkpoint or not as many, its config names code that
+        is not allowed, or images of this size do not fit it.
     """
     workdir = paths.absolute(workdir)
-    config = read_config(workdir)
+    config = read_config(workdir, allowed)
     model, task = objects.model_and_task(config)
     found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
     if image_size is not None:
@@ -126,6 +147,7 @@ def load_foreign(
     path: str | pathlib.Path,
     image_size: interop.Size | None = None,
     imported: ImportedModel | None = None,
+    allowed: Sequence[str] = (),
 ) -> Run:
     """The model that a checkpoint holds, as if it were a run without data.
 
@@ -136,11 +158,12 @@ def load_foreign(
       path: as for `interop.load.load`.
       image_size: height and width to use it with instead.
       imported: what is in it, if it was read before.
+      allowed: as for `interop.load.load`.
 
     Raises:
       UserError: as `interop.load.load`, or if nothing tells the size of the images.
     """
-    imported = imported or interop.read(path, image_size=image_size)
+    imported = imported or interop.read(path, image_size=image_size, allowed=allowed)
     model, variables = interop.instantiate(imported, image_size)
     size = image_size or native_size(imported, model)
     if size is None:

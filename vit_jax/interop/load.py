@@ -22,6 +22,7 @@ from flax import traverse_util
 from vit_jax import interop
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import defaults
+from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt
 from vit_jax.interop.imported import ImportedModel
@@ -48,6 +49,7 @@ def load(
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
     """A model and its weights.
 
@@ -61,6 +63,7 @@ def load(
       mean, std: that a checkpoint of others was trained with: of images in [0, 1], a number or one
         for each colour. By default what lies beside it tells them. They become part of the
         weights: images to come are in [-1, 1] all the same.
+      allowed: modules of your own that the config of a run may name, as `['my_lab']`.
 
     Returns:
       The Linen module, built with the keywords that fit the checkpoint, and {'params': ...} in
@@ -68,10 +71,11 @@ def load(
 
     Raises:
       UserError: if there is no such file, or it is none that is known; if its parameters make no
-        whole model; if the images cannot be cut into patches.
+        whole model; if the images cannot be cut into patches; if a run's config names code from
+        outside of this package that is not allowed.
     """
     size = _pair(image_size)
-    return instantiate(read(path, mean, std, size), size, num_classes)
+    return instantiate(read(path, mean, std, size, allowed), size, num_classes)
 
 
 def instantiate(
@@ -93,8 +97,12 @@ def read(
     mean: Any = None,
     std: Any = None,
     image_size: Size | None = None,
+    allowed: Sequence[str] = (),
 ) -> ImportedModel:
     """A checkpoint of another code base, see `interop.read`, or of a run.
+
+    Args:
+      path, mean, std, image_size, allowed: as for `load`.
 
     Raises:
       UserError: as `load`.
@@ -103,7 +111,7 @@ def read(
         return interop.read(path, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std are for checkpoints of others, not for a run')
-    return _read_run(*found)
+    return _read_run(*found, allowed)
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
@@ -203,8 +211,9 @@ def channels(model: Any, params: Mapping[str, PyTree]) -> int:
     return next((kernel.shape[2] for kernel in kernels), 3)
 
 
-def _read_run(folder: Path, step: int | None) -> ImportedModel:
+def _read_run(folder: Path, step: int | None, allowed: Sequence[str]) -> ImportedModel:
     step, variables, meta = checkpoint_lib.load_variables(folder, step)
+    require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(step)}')
     name, size = meta['config']['model']['name'], meta.get('input_size')
     return ImportedModel(
         params=adapt.unroll(variables['params']),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax import step
 from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
+from vit_jax.config.allowed import require_allowed
 from vit_jax.data import known
 from vit_jax.data.batches import Shape
 from vit_jax.data.buckets import Buckets
@@ -69,13 +70,21 @@ def price(
     )
 
 
-def train_flops(meta: Mapping[str, Any]) -> float | None:
+def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
     """FLOPs of a training step on average, from what a checkpoint says of its model and data.
 
     None for a checkpoint that does not tell the shapes of its examples.
+
+    Args:
+      meta: of a checkpoint.
+      allowed: modules of the user's own that its config may name.
+
+    Raises:
+      UserError: if it names other code from outside of this package.
     """
     if not (kinds := kinds_of_checkpoint(meta)):
         return None
+    require_allowed(meta['config'], allowed, 'the checkpoint')
     model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
     forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
     return flops.TRAIN_TO_FORWARD * forward

@@ -56,7 +56,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
       training alone, without evaluations and saving), then the last value of every metric.
 
     Raises:
-      UserError: if config.json is damaged.
+      UserError: if config.json is damaged, or as `flops_of`.
     """
     try:
         config = run_folder.read_config(folder) or {}
@@ -69,7 +69,10 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     meta = step_folder.read_meta(saved) if saved else {}
     logged = [int(steps[-1]) for steps, _ in series.values()]
     steps = max([*logged, int(saved.name) if saved else 0])
-    per_step = flops_of(meta) if meta else None
+    try:
+        per_step = flops_of(meta) if meta else None
+    except UserError as e:
+        raise UserError(f'{saved}: {e}') from e
     hardware = meta.get('hardware')
     return {
         'run': str(folder),

@@ -19,6 +19,7 @@ import logging
 import pathlib
 import uuid
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict
 from optuna.storages import BaseStorage
 
 from vit_jax.config import load as config_lib
+from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
 from vit_jax.sweeps import search, space, storages
@@ -48,6 +50,8 @@ class Study:
       folder: where its runs are.
       sweep: what was asked for.
       base: the config that its trials vary.
+      allowed: modules of the user's own that the configs of its trials may name; None for any, of
+        a study made here, by a file that the user chose to run.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Study:
     folder: pathlib.Path
     sweep: space.Sweep
     base: ConfigDict
+    allowed: Sequence[str] | None = None
 
     def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         """The trials in these states, or all, in order."""
@@ -81,19 +86,36 @@ class Study:
         """The config of a trial.
 
         Raises:
-          UserError: if it cannot have these values.
+          UserError: if it cannot have these values, or names code that is not allowed.
         """
-        return vary(self.base, point)
+        return vary(self.base, point, self._check_names)
+
+    def require_allowed(self) -> None:
+        """Check the config of every trial before any is claimed.
+
+        Raises:
+          UserError: if one names code that is not allowed.
+        """
+        for point in space.corners(self.sweep):
+            self.config(point)
+
+    def _check_names(self, config: ConfigDict) -> None:
+        if self.allowed is not None:
+            require_allowed(config, self.allowed, f'the study {self.name!r}')
 
 
-def vary(base: ConfigDict, point: space.Point) -> ConfigDict:
+def vary(
+    base: ConfigDict,
+    point: space.Point,
+    check: Callable[[ConfigDict], None] = lambda config: None,
+) -> ConfigDict:
     """A copy of the config with other values.
 
     Raises:
-      UserError: if it cannot have them.
+      UserError: if it cannot have them, or as `check`, see `config.load.override`.
     """
     copy = config_lib.from_json(config_lib.to_json(base))
-    return config_lib.override(copy, space.overrides(point))
+    return config_lib.override(copy, space.overrides(point), check)
 
 
 def create(
@@ -176,13 +198,19 @@ def _fill(study: Study, token: str) -> None:
     made.set_user_attr('token', token)
 
 
-def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None = None) -> Study:
+def open_study(
+    name: str,
+    storage: str = '',
+    folder: str | pathlib.Path | None = None,
+    allowed: Sequence[str] = (),
+) -> Study:
     """Open a study that was created here or elsewhere.
 
     Args:
       name: of the study.
       storage: where it is; by default what its folder says.
       folder: of its runs, where that is mounted at another place.
+      allowed: modules of the user's own that the configs of its trials may name.
 
     Raises:
       UserError: if there is no such study.
@@ -201,7 +229,7 @@ def open_study(name: str, storage: str = '', folder: str | pathlib.Path | None =
         raise UserError(f'the study {name!r} was not created to its end: create it again')
     base = config_lib.from_json(json.dumps(attributes['base']))
     found = path if folder else paths.absolute(attributes['folder'])
-    return Study(name, opened, found, space.from_json(attributes['sweep']), base)
+    return Study(name, opened, found, space.from_json(attributes['sweep']), base, tuple(allowed))
 
 
 def retry(study: Study) -> int:

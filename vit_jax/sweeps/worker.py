@@ -141,7 +141,13 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
     note(claim.trial, 'folder', str(claim.folder))
     note(claim.trial, 'config', config.to_dict())
     report = reporter(study, claim)
-    results = train.train(config, claim.folder, report=report, step_timeout=step_timeout)
+    results = train.train(
+        config,
+        claim.folder,
+        report=report,
+        step_timeout=step_timeout,
+        allowed=study.allowed or (),
+    )
     return finite(results, study.sweep.metric)
 
 

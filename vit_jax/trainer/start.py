@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
+from vit_jax.config.allowed import dotted_names
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
@@ -169,11 +170,17 @@ def _clear(folder: pathlib.Path, existed: bool) -> None:
             folder.rmdir()
 
 
-def find_origin(training: Training) -> Origin:
+def find_origin(training: Training, allowed: Sequence[str] = ()) -> Origin:
     """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
 
+    Args:
+      training: of the run.
+      allowed: modules of the user's own that the config of the other run may name, besides those
+        that this one's names itself.
+
     Raises:
-      UserError: if there is no such checkpoint, it does not fit, or one has to be named.
+      UserError: if there is no such checkpoint, it does not fit, it names code that is not
+        allowed, or one has to be named.
     """
     if defaults.arguments(training.config, 'branch')['from_']:
         return branch(training)
@@ -185,7 +192,8 @@ def find_origin(training: Training) -> Origin:
         )
     if not (path := init.from_):
         return Origin()
-    imported = interop_lib.read(path)
+    own = [name for _, name in dotted_names(training.config)]
+    imported = interop_lib.read(path, allowed=[*allowed, *own])
     try:
         params, notes = interop_lib.fit(
             imported,
@@ -220,7 +228,7 @@ def branch(training: Training) -> Origin:
             'later config.total'
         )
     try:
-        before = inference_lib.read_config(trunk)
+        before = inference_lib.stored_config(trunk)
         _, state, meta = checkpointer_lib.restore(
             trunk / run_folder.CHECKPOINTS, step, program.target
         )
@@ -254,7 +262,10 @@ def changes(
 
 
 def restore(
-    training: Training, checkpointer: Checkpointer, origin: Origin | None
+    training: Training,
+    checkpointer: Checkpointer,
+    origin: Origin | None,
+    allowed: Sequence[str] = (),
 ) -> tuple[step_lib.TrainState, int, str]:
     """The state to start from, its step, and the hardware that it was saved on.
 
@@ -262,12 +273,13 @@ def restore(
       training: of the run.
       checkpointer: of its folder.
       origin: of a new run; if None it is looked for where no checkpoint is found.
+      allowed: as for `find_origin`.
     """
     program = training.program
     if (found := checkpointer.restore_latest(program.target)) is not None:
         step, state, meta = found
         return program.layout.from_global(state), step, meta.get('hardware', program.hardware)
-    origin = origin or find_origin(training)
+    origin = origin or find_origin(training, allowed)
     if origin.state is not None:
         return origin.state, origin.step, origin.hardware
     return program.layout.create(program.init, origin.params), 0, program.hardware

@@ -72,6 +72,7 @@ def train(
     devices: Sequence[jax.Device] | None = None,
     report: Report | None = None,
     step_timeout: float | None = None,
+    allowed: Sequence[str] = (),
 ) -> dict[str, float]:
     """Trains to the end, resuming whatever is in `folder`.
 
@@ -86,6 +87,7 @@ def train(
       report: gets the step and the results whenever evaluations were due, on every process; what it
         returns says whether the run ends there.
       step_timeout: seconds, see `Watchdog`.
+      allowed: modules that the config of a run may name which this one starts from.
 
     Returns:
       The final evaluation, {name: value}.
@@ -112,7 +114,7 @@ def train(
         with lock.lock(folder):
             start_lib.set_aside(folder)
     begun = start_lib.begun(folder)
-    origin = None if begun else start_lib.find_origin(training)
+    origin = None if begun else start_lib.find_origin(training, allowed)
     with (
         lock.lock(folder),
         start_lib.traceless(folder, existed),
@@ -120,7 +122,7 @@ def train(
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
-        state, start, hardware_before = start_lib.restore(training, checkpointer, origin)
+        state, start, hardware_before = start_lib.restore(training, checkpointer, origin, allowed)
         start_lib.check_stop(stop_at, start)
         notes = start_lib.replaced(training, folder)
         if origin is not None and start == origin.step:

@@ -95,7 +95,7 @@ def module_of(task: str) -> ModuleType:
     Raises:
       UserError: if there is none, or it has no `rows`.
     """
-    path = _path(task)
+    path = module_path(task)
     try:
         found = importlib.util.find_spec(path) is not None
     except ModuleNotFoundError:
@@ -111,7 +111,8 @@ def module_of(task: str) -> ModuleType:
     return module
 
 
-def _path(task: str) -> str:
+def module_path(task: str) -> str:
+    """The name of the module that `module_of` imports; raises UserError if it can have none."""
     package, _, name = task.rpartition('.')
     if not package:
         return f'vit_jax.viz.{name}'

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import calls
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import registry
 from vit_jax.data.transforms.movable import check_image_is_alone, image_size
@@ -56,7 +57,7 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
       UserError: if the text is malformed, or a name or an argument is wrong.
     """
     made = []
-    for node in _parse(spec):
+    for node in calls.parse_transforms(spec):
         try:
             made.append(_make(node, vocab))
         except UserError as error:
@@ -71,30 +72,13 @@ def without_annotations(spec: str) -> str:
     Raises:
       UserError: if the text is malformed, or a name is wrong.
     """
-    kept = [node for node in _parse(spec) if not registry.is_of_annotations(_factory(node))]
+    nodes = calls.parse_transforms(spec)
+    kept = [node for node in nodes if not registry.is_of_annotations(_factory(node))]
     return '|'.join(map(ast.unparse, kept))
 
 
-def _parse(spec: str) -> list[ast.expr]:
-    if not spec.strip():
-        return []
-    try:
-        return _pieces(ast.parse(spec.strip(), mode='eval').body)
-    except (SyntaxError, ValueError) as error:
-        raise UserError(
-            f"transforms {spec!r}: {error}; write for example 'pad_and_crop(4)|flip'"
-        ) from error
-
-
 def _factory(node: ast.expr) -> Callable[..., Any]:
-    return registry.find(ast.unparse(node.func if isinstance(node, ast.Call) else node))
-
-
-def _pieces(node: ast.expr) -> list[ast.expr]:
-    """`a|b|c` is a Python expression: a tree of binary operators."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return [*_pieces(node.left), *_pieces(node.right)]
-    return [node]
+    return registry.find(calls.function_name(node))
 
 
 def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:

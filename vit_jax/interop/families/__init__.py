@@ -15,28 +15,17 @@ to be, by its dotted name; one of this folder may be.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from vit_jax.config.origin import split_family as split
 from vit_jax.errors import UserError, modules, resolve_module
 from vit_jax.interop.imported import ImportedModel, Written
 
+__all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
+
 FORMS = {'npz': 'an .npz file', 'transformers': '.safetensors for transformers'}
-
-
-def split(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """The family that is named in front of a path, empty if none is, and the path.
-
-    `gs://...` is a URL, `FILE.npz:PART` a part of a file, and `./a:b` a file of that name.
-    """
-    text = os.fspath(path)
-    match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
-    if match is None or match[1].endswith('.npz'):
-        return '', text
-    return match[1], match[2]
 
 
 def find(name: str) -> ModuleType:

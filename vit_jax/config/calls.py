@@ -1,0 +1,35 @@
+"""Text of a config that names functions, as `a(1, x=2)|b`; nothing of it is executed."""
+
+from __future__ import annotations
+
+import ast
+
+from vit_jax.errors import UserError
+
+
+def parse_transforms(text: str) -> list[ast.expr]:
+    """The transforms that stand between the bars, in order; none for an empty text.
+
+    Raises:
+      UserError: if the text is malformed.
+    """
+    if not text.strip():
+        return []
+    try:
+        return _pieces(ast.parse(text.strip(), mode='eval').body)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(
+            f"transforms {text!r}: {error}; write for example 'pad_and_crop(4)|flip'"
+        ) from error
+
+
+def function_name(node: ast.expr) -> str:
+    """The function that a transform names, with arguments or without."""
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def _pieces(node: ast.expr) -> list[ast.expr]:
+    """`a|b|c` is a Python expression: a tree of binary operators."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_pieces(node.left), *_pieces(node.right)]
+    return [node]
