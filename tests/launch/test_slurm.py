@@ -228,7 +228,7 @@ def test_two_nodes_train_like_one_process(cluster, repo, training, tmp_path, run
     job = cluster.launch(repo, '--nodes', 2, '--', *training(20, tmp_path / 'two'))
     cluster.wait_for(job, 'COMPLETED', 'FAILED')
     assert cluster.states(job) == {'COMPLETED'}, cluster.output(job)
-    assert '32 on 2 x cpu' in cluster.output(job)
+    assert '32 images on 2 x cpu' in cluster.output(job)
 
     alone = run_cli(*training(20, tmp_path / 'one'))
     assert alone.returncode == 0, alone.stderr
