@@ -26,9 +26,14 @@ def lab(tmp_path_factory):
     """The folder of the system, which lies on the path."""
     folder = tmp_path_factory.mktemp('lab')
     shutil.copytree(LAB, folder / 'my_lab')
+    forget_lab()  # of a test before
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
+    forget_lab()
+
+
+def forget_lab():
     for name in [name for name in sys.modules if name.partition('.')[0] == 'my_lab']:
         del sys.modules[name]
 

@@ -17,7 +17,12 @@ from vit_jax import step as step_lib
 from vit_jax.runtime import sharding
 
 MODEL, TASK, TX = toys.Model(), toys.Task(), optax.sgd(1.0)
-LAYOUTS = {'one': {}, 'jit': {}, 'fsdp': {'fsdp': 8, 'small': 8}, 'pmap': {'strategy': 'pmap'}}
+LAYOUTS = {
+    'one': {},
+    'jit': {},
+    'fsdp': {'fsdp': 8, 'min_split_size': 8},
+    'pmap': {'strategy': 'pmap'},
+}
 
 
 def make_layout(name):

@@ -127,7 +127,7 @@ def whole(system: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Pat
 
 
 def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> None:
-    config = inference_lib.read_config(whole)
+    config = inference_lib.read_config(whole, ['my_text'])
     assert config.model.vocab_size == 14
     steps = plan_of(config).steps
     lines = [m for m in read_metrics(whole) if 'train/loss' in m]
@@ -215,14 +215,15 @@ def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None
     result = one_run(text_config(text), tmp_path / 'run')
     vocab = vocabulary.load(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
-    run = inference_lib.load_run(tmp_path / 'run')
+    run = inference_lib.load_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
     assert vocabulary.load(run.config.data.vocab) == vocab
     _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
-    assert train_flops(meta) > 0
+    assert train_flops(meta, ['my_text']) > 0
     capsys.readouterr()
-    assert main(['evaluate', '--workdir', str(tmp_path / 'run'), '--json']) == 0
+    words = ['--workdir', str(tmp_path / 'run'), '--allow', 'my_text', '--json']
+    assert main(['evaluate', *words]) == 0
     assert json.loads(capsys.readouterr().out)['val/loss'] == pytest.approx(result['val/loss'])
 
 

@@ -40,12 +40,13 @@ class Preemption:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._flag and signal.SIGTERM in self._previous:
+            # At once: between the old handler and this one another SIGTERM could come.
+            self._previous[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if isinstance(self._outer, Preemption):
             self._outer._flag, self._outer._agreed = self._flag, self._agreed
-        if self._flag and not _distributed():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def reached(self) -> bool:
         """Whether to save now and exit; all processes call it after every step."""
