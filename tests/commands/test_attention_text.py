@@ -19,6 +19,8 @@ from vit_jax.inference.text import sentence_reader
 from vit_jax.models import rnn_seq2seq
 from vit_jax.viz import alignment
 
+pytestmark = pytest.mark.slow  # as a whole
+
 SENTENCE = 'Two dogs play.'
 
 

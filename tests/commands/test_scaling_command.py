@@ -15,6 +15,8 @@ from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost, flops
 
+pytestmark = pytest.mark.slow  # as a whole
+
 COLUMNS = ['--x', 'seen', '--y', 'loss', '--bootstrap', '3']
 
 

@@ -20,6 +20,8 @@ from vit_jax.inference import text as text_lib
 from vit_jax.ops import search as decode_lib
 from vit_jax.ops.search import Search
 
+pytestmark = pytest.mark.slow  # as a whole
+
 LINES = ['A dog runs.', '', 'Two men in the snow.', 'The girl', ' ', 'A dog runs.']
 LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
 

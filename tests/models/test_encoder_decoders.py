@@ -10,6 +10,8 @@ from helpers.sequences import SOURCE, TARGET_IN, forward, perturbed, shapes
 
 from vit_jax.models import rnn_seq2seq, seq2seq
 
+pytestmark = pytest.mark.slow  # as a whole
+
 TRANSFORMER = seq2seq.Model(vocab_size=23, width=16, depth=2, num_heads=2, mlp_dim=24)
 OTHERWISE = {'norm': 'pre', 'positions': 'concatenated', 'tied': False, 'activation': 'gelu'}
 LSTM = rnn_seq2seq.Model(vocab_size=17, width=6, embed_dim=5, depth=2)

@@ -9,6 +9,8 @@ from scipy import optimize
 from vit_jax.errors import UserError
 from vit_jax.scaling import fit, forms
 
+pytestmark = pytest.mark.slow  # as a whole
+
 X = np.geomspace(1e5, 1e9, 40)
 TRUE = {'a': 400.0, 'b': 0.45, 'c': 0.2, 'd': 3e6}
 

@@ -7,6 +7,8 @@ from matplotlib.colors import to_rgb
 from vit_jax.errors import UserError
 from vit_jax.scaling import plots, table
 
+pytestmark = pytest.mark.slow  # as a whole
+
 X = np.geomspace(1e6, 1e9, 24)
 
 
