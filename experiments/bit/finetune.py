@@ -56,10 +56,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data = dict(
         source=source,
         split=train,
-        transforms=f'resize({resized})|random_crop({crop})|flip',
+        transforms=f'resize_tf({resized})|random_crop({crop})|flip',
         workers=16,
     )
-    config.evals = dict(test=dict(source=source, split=test, transforms=f'resize({crop})'))
+    config.evals = dict(test=dict(source=source, split=test, transforms=f'resize_tf({crop})'))
 
     config.optim = dict(name='sgd', momentum=0.9, lr=0.003, schedule=schedule)
     config.step = dict(accum_steps=1, ema_decay=0.0)
@@ -72,10 +72,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def hyper_rule(images: int) -> tuple[str, dict, float]:
     """Length of training, schedule and mixup for so many training images."""
     if images < 20_000:
-        steps, warmup, boundaries, mixup = 500, 100, ('40%', '60%', '80%'), 0.0
+        steps, warmup, stairs, mixup = 500, 100, (200, 300, 400), 0.0
     else:
         steps, warmup = 10_000 if images < 500_000 else 20_000, 500
-        boundaries, mixup = ('30%', '60%', '90%'), 0.1
+        stairs, mixup = tuple(steps * share // 10 for share in (3, 6, 9)), 0.1
+    # The authors' code still takes the step at a boundary at the rate before it.
+    boundaries = tuple(f'{stair + 1} steps' for stair in stairs)
     schedule = dict(name='stair', warmup=f'{warmup} steps', boundaries=boundaries)
     return f'{steps} steps', schedule, mixup
 
@@ -86,8 +88,8 @@ def smoke() -> ConfigDict:
     config.init = {'from': ''}
     config.total, config.batch_size = '20 steps', 32
     config.model.update(layers=(1, 1))
-    config.optim.schedule.warmup = '10%'
-    config.data.update(source='digits', transforms='resize(20)|random_crop(16)|flip', workers=0)
-    config.evals.test.update(source='digits', transforms='resize(16)')
+    config.optim.schedule.update(warmup='10%', boundaries=('30%', '60%', '90%'))
+    config.data.update(source='digits', transforms='resize_tf(20)|random_crop(16)|flip', workers=0)
+    config.evals.test.update(source='digits', transforms='resize_tf(16)')
     config.every = dict(log='10', eval='10', checkpoint='10')
     return config

@@ -10,7 +10,8 @@ A single one of them, here L/16 for as many examples as 14 epochs of JFT-300M:
     python -m vit_jax train --config experiments/scaling/vit_compute.py:L/16,14 --workdir runs/l16
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.4, figure 5 and table 6; hyperparameters of
-table 3, which has none for R200x3 (here those of R152x2). JFT-300M is private: by default these
+table 3, which has none for R200x3 (here those of R152x2). The head's bias is that of the authors
+for the sigmoid loss (see imagenet21k.py in experiments/vit). JFT-300M is private: by default these
 are ImageNet-21k (see imagenet21k.py in experiments/vit), with the number of examples that the paper
 has, which is 149 epochs for 7 of JFT. `--config.data.source=...` takes other images.
 
@@ -74,7 +75,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
         return Sweep(config=f'{FILE}:{arg}', metric='val/accuracy', points=totals)
     points = [
         {
-            **{f'model.{key}': _plain(value) for key, value in shape(name).items()},
+            **{f'model.{key}': _plain(value) for key, value in hidden(shape(name)).items()},
             'optim.lr': lr,
             'total': examples(epochs),
         }
@@ -82,6 +83,11 @@ def get_sweep(arg: str | None = None) -> Sweep:
         for epochs in lengths
     ]
     return Sweep(config=f'{FILE}:{arg or "vit"}', metric='fewshot/5_shot', points=points)
+
+
+def hidden(size: dict) -> dict:
+    """With the tanh layer before the head that a ViT has in pre-training."""
+    return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 
 def _plain(value: tuple[int, ...] | int) -> str | int:
@@ -123,16 +129,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
     size = shape(name)
     if smoke:
         size = vit.variant('mu/4') if kind == 'vit' else {'layers': (1, 1), 'width_factor': 1}
-    config.model = dict(name=kind, num_classes=placeholder(int), dtype='bfloat16', **size)
+    config.model = dict(name=kind, num_classes=placeholder(int), dtype='bfloat16', **hidden(size))
+    # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
+    config.model.head_bias = -10.0
     config.task = dict(name='classify', loss_name='sigmoid')
 
     pixels = 16 if smoke else 224
     source = 'digits' if smoke else 'folder:imagenet21k'
-    center = f'resize_small({pixels * 8 // 7})|central_crop({pixels})'
+    center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
     config.data = dict(
         source=source,
         split='train[:90%]' if smoke else 'train[1%: per class]',
-        transforms=f'inception_crop({pixels})|flip',
+        transforms=f'inception_crop_tf({pixels})|flip',
         workers=0 if smoke else 16,
     )
     held_out = 'train[90%:]' if smoke else 'train[:1% per class]'
@@ -140,7 +148,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
     if smoke:
         few = dict(source='digits', split='test', fit='train')
-    config.evals.fewshot = dict(few, transforms=center, evaluator='fewshot', shots=(5,))
+    squashed = f'resize_tf({pixels * 8 // 7})|central_crop({pixels})'
+    config.evals.fewshot = dict(few, transforms=squashed, evaluator='fewshot', shots=(5,))
 
     config.optim = dict(name='adamw', lr=RATES[name], weight_decay=0.1, clip_norm=1.0)
     warmup = '10%' if smoke else '10000 steps'

@@ -11,8 +11,9 @@ halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, every model with t
 hyperparameters on each of them and without further regularisation, by the linear 5-shot accuracy
 on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
 imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
-paper stops early where validation says so; here metrics.jsonl has all evaluations, and a report
-takes the last. For one run, and for its accuracy after fine-tuning:
+learning rates and the weight decay are those of its table 3 for JFT. The paper stops early where
+validation says so; here metrics.jsonl has all evaluations, and a report takes the last. For one
+run, and for its accuracy after fine-tuning:
 
     python -m vit_jax train --config experiments/scaling/vit_data_size.py:bit --workdir runs/r50
     python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/32 \
@@ -34,9 +35,15 @@ from vit_jax.models import bit_resnet, vit
 from vit_jax.sweeps.space import Sweep
 
 HALF = {'patch_size': 32, 'width': 384, 'depth': 12, 'mlp_dim': 1536, 'num_heads': 6}
+# keywords of the model, learning rate (table 3 of the paper, which has none for the half B/32)
 SIZES = {
-    'vit': [HALF, *(vit.variant(name) for name in ('B/32', 'L/32', 'L/16'))],
-    'bit': [bit_resnet.variant(name) for name in ('R50x1', 'R152x2')],
+    'vit': [
+        (HALF, 8e-4),
+        (vit.variant('B/32'), 8e-4),
+        (vit.variant('L/32'), 6e-4),
+        (vit.variant('L/16'), 4e-4),
+    ],
+    'bit': [(bit_resnet.variant('R50x1'), 1e-3), (bit_resnet.variant('R152x2'), 6e-4)],
 }
 # The first hundredth of every class is kept for `val`.
 SPLITS = ('train[1%:11% per class]', 'train[1%:31% per class]', 'train[1%: per class]')
@@ -49,14 +56,25 @@ def get_sweep(arg: str | None = None) -> Sweep:
     """`arg`: vit (the default) or bit; with `smoke-` in front, two subsets of the digits."""
     arg = arg or 'vit'
     smoke = arg.startswith('smoke')
-    sizes = [{}] if smoke else SIZES[arg]
-    points = [
-        {**{f'model.{key}': _plain(value) for key, value in size.items()}, 'data.split': split}
-        for split in (('train[:100]', 'train[:200]') if smoke else SPLITS)
-        for size in sizes
-    ]
+    if smoke:
+        points = [{'data.split': split} for split in ('train[:100]', 'train[:200]')]
+    else:
+        points = [
+            {
+                **{f'model.{key}': _plain(value) for key, value in hidden(size).items()},
+                'optim.lr': lr,
+                'data.split': split,
+            }
+            for split in SPLITS
+            for size, lr in SIZES[arg]
+        ]
     metric = 'val/accuracy' if smoke else 'fewshot/5_shot'
     return Sweep(config=f'{FILE}:{arg}', metric=metric, points=points)
+
+
+def hidden(size: dict) -> dict:
+    """With the tanh layer before the head that a ViT has in pre-training."""
+    return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 
 def _plain(value: tuple[int, ...] | int) -> str | int:
@@ -73,19 +91,23 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.total = '20 steps' if smoke else TOTAL
     config.batch_size = 32 if smoke else 4096
 
-    size = SIZES[family][0]
+    size, lr = SIZES[family][0]
     if smoke:
         size = vit.variant('mu/4') if family == 'vit' else {'layers': (1, 1), 'width_factor': 1}
     name = 'vit' if family == 'vit' else 'bit_resnet'
     config.model = dict(name=name, num_classes=placeholder(int), dtype='bfloat16', **size)
+    # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
+    config.model.head_bias = -10.0
+    if family == 'vit':
+        config.model.representation_size = config.model.width
     config.task = dict(name='classify', loss_name='sigmoid')
 
     source, pixels = ('digits', 16) if smoke else ('folder:imagenet21k', 224)
-    center = f'resize_small({pixels * 8 // 7})|central_crop({pixels})'
+    center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
     config.data = dict(
         source=source,
         split='train[:80%]' if smoke else SPLITS[-1],
-        transforms=f'inception_crop({pixels})|flip',
+        transforms=f'inception_crop_tf({pixels})|flip',
         workers=0 if smoke else 16,
     )
     held_out = 'train[80%:]' if smoke else 'train[:1% per class]'
@@ -93,9 +115,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
     if smoke:
         few = dict(source='digits', split='test', fit='train')
-    config.evals.fewshot = dict(few, transforms=center, evaluator='fewshot', shots=(5,))
+    squashed = f'resize_tf({pixels * 8 // 7})|central_crop({pixels})'
+    config.evals.fewshot = dict(few, transforms=squashed, evaluator='fewshot', shots=(5,))
 
-    config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.03, clip_norm=1.0)
+    config.optim = dict(name='adamw', lr=lr, weight_decay=0.1, clip_norm=1.0)
     warmup = '10%' if smoke else '10000 steps'
     config.optim.schedule = dict(name='linear', warmup=warmup, final=1e-5)
     config.step = dict(accum_steps=1, ema_decay=0.0)

@@ -15,9 +15,10 @@ branches off from are kept, 10,000 to 1,950,000.
 
 Zhai et al., 2021, arXiv:2106.04560, appendix: batch 4096, Adafactor with momentum, sigmoid loss,
 attention pooling, 224 pixels, 10,000 steps of warm-up, a cooldown of 10,000 steps up to 60,000 and
-of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere. The learning rate is that of the
-authors' configuration of ViT-g in google-research/big_vision. JFT is private: by default these are
-ImageNet-21k (see imagenet21k.py in experiments/vit).
+of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere. Adafactor, the learning rate, the
+cooldown and the transforms are those of the authors' configuration of ViT-g in
+google-research/big_vision; docs/recipes.md lists what is equal. JFT is private: by default these
+are ImageNet-21k (see imagenet21k.py in experiments/vit).
 
 Expected, as published, for 20, 30, 60, 120, 400 thousand and 1.2, 2, 4 million steps, ImageNet
 10-shot in %: 45.4, 52.2, 60.5, 65.4, 70.4, 71.4, 71.1, 70.5 on 30 million images of JFT, of which
@@ -76,15 +77,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model = dict(name='vit', **vit.variant('mu/4' if smoke else 'B/16'), pool='map')
     config.model.update(num_classes=placeholder(int), dtype='bfloat16')
     # A bias of 0 would make a loss of thousands of nats at the first step.
-    config.model.update(head_bias=-10.0)
+    config.model.update(head_bias=-10.0, posemb_std=config.model.width**-0.5)
     config.task = dict(name='classify', loss_name='sigmoid')
 
     source, pixels = ('digits', 16) if smoke else ('folder:imagenet21k', 224)
-    center = f'resize_small({pixels * 8 // 7})|central_crop({pixels})'
+    center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
     config.data = dict(
         source=source,
         split='train[:90%]' if smoke else 'train[1%: per class]',
-        transforms=f'inception_crop({pixels})|flip',
+        transforms=f'inception_crop_tf({pixels})|flip',
         workers=0 if smoke else 16,
     )
     held_out = 'train[90%:]' if smoke else 'train[:1% per class]'
@@ -92,16 +93,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
     few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
     if smoke:
         few = dict(source='digits', split='test', fit='train')
-    config.evals.fewshot = dict(few, transforms=center, evaluator='fewshot', shots=(10,))
+    squashed = f'resize_tf({pixels * 8 // 7})|central_crop({pixels})'
+    config.evals.fewshot = dict(few, transforms=squashed, evaluator='fewshot', shots=(10,))
 
-    config.optim = dict(name='adafactor', lr=8e-4, weight_decay=0.03, clip_norm=1.0)
-    config.optim.update(momentum=0.9, dtype_momentum='bfloat16', multiply_by_parameter_scale=False)
-    config.optim.update(min_dim_size_to_factor=32, decay_mults=(('^head/kernel$', 100.0),))
+    config.optim = dict(name='adafactor_zhai', lr=8e-4, weight_decay=0.03, clip_norm=1.0)
+    config.optim.decay_mults = (('^head/kernel$', 100.0),)
     config.optim.schedule = dict(
         name='rsqrt',
         warmup='5 steps' if smoke else '10000 steps',
         timescale='5 steps' if smoke else '10000 steps',
         cooldown='5 steps' if smoke else f'{cooldown(LONGEST)} steps',
+        cooldown_form='product',
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='5' if smoke else '50', eval='5' if smoke else '1%')

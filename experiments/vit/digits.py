@@ -3,7 +3,7 @@
     python -m vit_jax train --config experiments/vit/digits.py --workdir runs/digits
 
 1,437 training and 360 test images of 8x8 pixels. Expected: test accuracy >= 0.975.
-Measured: 0.986 in 2 minutes on 2 CPU cores.
+Measured: 0.983, 0.986 and 0.994 in three runs, 2 minutes on 2 CPU cores.
 `digits.py:lion` takes another optimizer: adamw (the default), sgd, adafactor or lion.
 """
 

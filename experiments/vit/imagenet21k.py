@@ -40,10 +40,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data = dict(
         source=source,
         split='train' if smoke else 'train[2: per class]',
-        transforms=f'inception_crop({size})|flip',
+        transforms=f'inception_crop_tf({size})|flip',
         workers=0 if smoke else 16,
     )
-    center = f'resize_small({size * 8 // 7})|central_crop({size})'
+    center = f'resize_small_tf({size * 8 // 7})|central_crop({size})'
     held_out = 'test' if smoke else 'train[:2 per class]'
     config.evals = dict(val=dict(source=source, split=held_out, transforms=center))
 

@@ -9,6 +9,7 @@ from helpers import loading
 
 from vit_jax.data import bucket_plan, vocabulary
 from vit_jax.data.bucket_plan import ROWS
+from vit_jax.data.buckets import Buckets
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sequences import SequenceSource
 from vit_jax.data.sources import open_source
@@ -24,7 +25,7 @@ BATCH = 16 * 16  # tokens: 64, 32 and 16 rows
 class Sequences:
     """Record i has a source of lengths[i] tokens i + 1 and a target of half of them."""
 
-    info = SourceInfo(0, (), vocab_size=1000)
+    info = SourceInfo(0, (), vocab_size=2001)
 
     def __init__(self, lengths, broken=()):
         self.lengths, self.broken, self.reads = lengths, broken, 0
@@ -357,3 +358,53 @@ def test_mistakes(options, message):
 def test_only_long_examples():
     with pytest.raises(UserError, match='numbers: no example has at most 16 tokens'):
         take(bucketed([20, 30]), 1)
+
+
+class Odd(Sequences):
+    """Record 2 has an id of its own."""
+
+    def __init__(self, number, vocab_size):
+        super().__init__([3, 3, 3, 3])
+        self.number, self.info = number, SourceInfo(0, (), vocab_size)
+
+    def __getitem__(self, index):
+        return {'source': np.full(3, self.number if index == 2 else 1, np.int64)}
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize(
+    ('number', 'vocab_size', 'bounds'),
+    [(-1, 9, r'0\.\.8'), (9, 9, r'0\.\.8'), (-1, 0, r'0\.\.2147483647'), (2**32 + 5, 9, r'0\.\.8')],
+)
+def test_an_id_out_of_range_names_the_record(number, vocab_size, bounds):
+    source = Subset('odd', [(Odd(number, vocab_size), np.arange(4))])
+    said = rf"number 2: 'source' has the id {number}, which is outside of {bounds}"
+    with pytest.raises(UserError, match=said):
+        SequenceSource(source, PLAIN, BOUNDS)
+    assert vocab_size == 0 or SequenceSource(
+        Subset('even', [(Odd(8, vocab_size), np.arange(4))]), PLAIN, BOUNDS
+    )
+
+
+def test_a_source_that_does_not_tell_its_vocabulary_has_the_ids_that_it_has():
+    source = Subset('odd', [(Odd(41, 0), np.arange(4))])
+    assert SequenceSource(source, PLAIN, BOUNDS).info.vocab_size == 42
+
+
+def test_batches_may_hold_so_many_tokens_of_the_target():
+    """Targets are half as long as sources, so that most of a padded batch is empty."""
+    source = bucketed(np.random.default_rng(0).integers(1, 17, 2_000))
+    padded, counted = Buckets(source, 600), Buckets(source, 600, count='target')
+    assert padded.tokens_per_step < 0.5 * 600
+    # The last batch of each bucket is not full.
+    assert 0.85 * 600 < counted.tokens_per_step < 1.03 * 600
+    for rows, members in zip(counted.train_plan.rows, counted.train_plan.members, strict=True):
+        mean = source.targets[members].mean()
+        assert rows % ROWS == 0
+        assert abs(rows * mean - 600) <= mean * ROWS / 2
+    assert counted.num_examples == len(source)
+
+
+def test_what_a_batch_counts_is_one_of_two():
+    with pytest.raises(UserError, match="unknown count 'tokens'"):
+        Buckets(bucketed(), BATCH, count='tokens')

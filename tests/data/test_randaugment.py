@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.randaugment import GREY, make_operations, operate
+from vit_jax.data.transforms.randaugment import GREY, VARIANTS, make_operations, operate
 
 OPERATIONS = make_operations(translate=100, cutout=40)
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -29,8 +29,8 @@ class Sign:
         return 0.0 if self.positive else 1.0
 
 
-def run(name, image, level, rng=None):
-    return operate([OPERATIONS[name]], {'image': image}, level, rng)['image']
+def run(name, image, level, rng=None, operations=OPERATIONS):
+    return operate([operations[name]], {'image': image}, level, rng)['image']
 
 
 def close(actual, expected, atol):
@@ -91,6 +91,35 @@ def test_posterize_keeps_high_bits(image, level):
 def test_solarize_inverts_from_the_threshold(image, level):
     expected = np.where(image < int(256 * level), image, 255 - image)
     np.testing.assert_array_equal(run('solarize', image, level), expected)
+
+
+@pytest.mark.parametrize(('level', 'threshold'), [(0.5, 128), (1.0, 0), (1.5, 128), (2.0, 0)])
+def test_solarize_of_big_vision_has_its_threshold_in_a_byte(image, level, threshold):
+    expected = np.where(image < threshold, image, 255 - image)
+    out = run('solarize', image, level, operations=VARIANTS['big_vision'])
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize('level', LEVELS)
+@pytest.mark.parametrize(('size', 'grey'), [((224, 224), 196), ((32, 32), 4), ((300, 300), 255)])
+def test_contrast_of_big_vision_moves_away_from_a_count_of_pixels(level, size, grey):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    out = run('contrast', image, level, operations=VARIANTS['big_vision'])
+    close(out, blend(np.array([grey]), image, level), 1)
+
+
+def test_the_variant_draws_the_same_operations():
+    """Where neither of the two is drawn, nothing is another."""
+    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    ours, theirs = (
+        parse_transforms(f'randaugment(1, 10, 5, 3{words})')
+        for words in ('', ", variant='big_vision'")
+    )
+    same = [
+        np.array_equal(*(t({'image': picture}, example_rng(0, i))['image'] for t in (ours, theirs)))
+        for i in range(200)
+    ]
+    assert np.mean(same) == pytest.approx(14 / 16, abs=0.07)
 
 
 @pytest.mark.parametrize('level', LEVELS)

@@ -30,6 +30,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     for num_classes, expected in zip((1000, 21_843), COUNTS[name], strict=True):
@@ -103,7 +104,7 @@ def hf_state(params):
         (TINY, 2, (33, 50)),
         (TINY, 1, (17, 7)),
         ({'layers': (1, 1), 'width_factor': 2}, 1, (31, 24)),
-        ({}, 1, (33, 48)),
+        pytest.param({}, 1, (33, 48), marks=pytest.mark.slow),
     ],
     ids=['even', 'odd and even', 'small', 'wide', 'R50x1'],
 )

@@ -152,10 +152,10 @@ def test_every_optimizer_runs_with_every_rule(name):
 
 def test_the_usual_optimizers_are_there():
     usual = {'adafactor', 'adam', 'adamw', 'lamb', 'lars', 'lion', 'rmsprop', 'sgd'}
-    assert usual <= set(optim.optimizers())
+    assert usual | {'adafactor_zhai'} <= set(optim.optimizers())
 
 
-@pytest.mark.parametrize('name', ['adamw', 'lion', 'adafactor', 'adan'])
+@pytest.mark.parametrize('name', ['adamw', 'lion', 'adafactor', 'adafactor_zhai', 'adan'])
 def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     params = vit_params()
     zeros = jax.tree.map(jnp.zeros_like, params)

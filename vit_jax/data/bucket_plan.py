@@ -66,19 +66,32 @@ class BucketPlan:
         return bucket, np.arange(first, min(first + self.rows[bucket], len(self.members[bucket])))
 
 
-def train_plan(lengths: np.ndarray, bounds: Sequence[int], batch_size: int) -> BucketPlan:
+def train_plan(
+    lengths: np.ndarray,
+    bounds: Sequence[int],
+    batch_size: int,
+    targets: np.ndarray | None = None,
+) -> BucketPlan:
     """Batches of about `batch_size` tokens; examples beyond the last bucket are left out.
 
     Args:
       lengths: of the longest sequence of each example; 0 for a broken record.
       bounds: length of each bucket, growing.
       batch_size: tokens of one side of a batch, padding included.
+      targets: of the target of each example; if given, `batch_size` counts these instead, on
+        average over the batches of each bucket and without padding.
 
     Raises:
       UserError: as `train_rows`.
     """
-    rows = train_rows(bounds, batch_size)
-    return BucketPlan(tuple(bounds), rows, _members(lengths, bounds))
+    rows, members = train_rows(bounds, batch_size), _members(lengths, bounds)
+    if targets is not None:
+        means = [float(targets[m].mean()) if len(m) else 0.0 for m in members]
+        rows = tuple(
+            max(round(batch_size / mean / ROWS), 1) * ROWS if mean else bucket_rows
+            for mean, bucket_rows in zip(means, rows, strict=True)
+        )
+    return BucketPlan(tuple(bounds), rows, members)
 
 
 def eval_plan(

@@ -21,13 +21,16 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import bucket_plan, vocabulary
-from vit_jax.data.batches import ArraySpec, Batch, Process, Shape, Spec
+from vit_jax.data.batches import ArraySpec, Batch, Process, Shape, Spec, as_facts
 from vit_jax.data.bucket_plan import BucketPlan
 from vit_jax.data.read_ahead import Loading, read_ahead
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.data.sequences import SequenceSource
-from vit_jax.errors import UserError
+from vit_jax.data.splits import Subset
+from vit_jax.errors import UserError, check_choice
 from vit_jax.storage import paths, run_folder
+
+COUNTS = ('padded', 'target')
 
 
 class Buckets:
@@ -36,6 +39,8 @@ class Buckets:
     Args:
       source: the sequences.
       batch_size: tokens of one side of a global batch, padding included.
+      count: what `batch_size` counts in training: 'padded', or 'target' for the tokens of the
+        target alone, on average over the batches of a bucket.
       seed: of the order, 0 or more.
       multiple: the rows of evaluation batches are a multiple of it.
       process: whose rows to make.
@@ -49,6 +54,7 @@ class Buckets:
         source: SequenceSource,
         batch_size: int,
         *,
+        count: str = 'padded',
         seed: int = 0,
         multiple: int = 1,
         process: Process = Process(),  # noqa: B008  frozen
@@ -56,8 +62,13 @@ class Buckets:
     ):
         if seed < 0:
             raise UserError(f'seed={seed}: must be 0 or more')
-        self.source, self.batch_size = source, batch_size
+        check_choice('count', count, COUNTS)
+        self.source, self.batch_size, self._count = source, batch_size, count
         self._seed, self._multiple, self._process, self._loading = seed, multiple, process, loading
+
+    @property
+    def examples(self) -> Subset:
+        return self.source.source
 
     @property
     def info(self) -> SourceInfo:
@@ -75,10 +86,15 @@ class Buckets:
           UserError: if a batch cannot hold the longest sequences, or there is no example.
         """
         bounds = self.source.bounds
-        plan = bucket_plan.train_plan(self.source.lengths, bounds, self.batch_size)
+        targets = self.source.targets if self._count == 'target' else None
+        plan = bucket_plan.train_plan(self.source.lengths, bounds, self.batch_size, targets)
         if not plan.steps:
             raise UserError(f'{self.source.title}: no example has at most {bounds[-1]} tokens')
         return plan
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec(self.source.bounds[-1])
 
     @property
     def image_size(self) -> None:
@@ -111,13 +127,14 @@ class Buckets:
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         make = self._loader(self.train_plan).train_batch
-        return read_ahead(make, start_step, sys.maxsize, self._loading)
+        return read_ahead(make, start_step, sys.maxsize, self._loading, self.examples)
 
     def eval_batches(self) -> Iterator[Batch]:
         lengths, bounds = self.source.lengths, self.source.bounds
         multiple = math.lcm(self._multiple, self._process.count)
         plan = bucket_plan.eval_plan(lengths, bounds, self.batch_size, multiple)
-        return read_ahead(self._loader(plan).eval_batch, 0, plan.steps, self._loading)
+        make = self._loader(plan).eval_batch
+        return read_ahead(make, 0, plan.steps, self._loading, self.examples)
 
     def count(self, batch: Batch) -> dict[str, int]:
         real = {'sentences': batch['mask'], 'tokens': batch.get('target', batch['mask'])}
@@ -126,16 +143,12 @@ class Buckets:
 
     def facts(self) -> dict[str, Any]:
         vocab = self.source.vocab
-        sequences = [
-            (shape.rows * shape.share, {name: s.shape for name, s in shape.spec.items()})
-            for shape in self.shapes
-        ]
         return {
             'class_names': list(self.info.class_names),
             'image': {},
             'input_size': self.image_size,
             'num_examples': self.num_examples,
-            'sequences': sequences,
+            'shapes': as_facts(self.shapes),
             **({'vocab': vocab.digest} if isinstance(vocab, vocabulary.Vocabulary) else {}),
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data.bucket_plan import check_bounds
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import Transforms
 from vit_jax.data.vocabulary import Tokenizer
@@ -54,9 +54,12 @@ class SequenceSource:
                 f'transforms {transforms.spec!r}: lengths that are random have no bucket; leave '
                 'out config.data.buckets or what draws random numbers'
             )
+        vocab = transforms.vocab
+        self._vocab_size = source.info.vocab_size if vocab is None else len(vocab)
         self.lengths, self.targets = np.zeros((2, len(source)), np.int64)
         self.names: tuple[str, ...] = ()
         self._cache: list[Record] = []
+        largest = 0
         for index in range(len(source)):
             record: Record = {}
             with contextlib.suppress(BrokenRecord):
@@ -64,14 +67,14 @@ class SequenceSource:
                 self.names = tuple(record)
             self.lengths[index] = max(map(len, record.values()), default=0)
             self.targets[index] = len(record.get('target', ()))
+            largest = max(largest, *(int(np.max(ids, initial=0)) for ids in record.values()), 0)
             if cache:
                 self._cache.append(record)
+        self._vocab_size = self._vocab_size or largest + 1  # of a source that does not tell it
 
     @property
     def info(self) -> SourceInfo:
-        if (vocab := self._transforms.vocab) is None:
-            return self.source.info
-        return dataclasses.replace(self.source.info, vocab_size=len(vocab))
+        return dataclasses.replace(self.source.info, vocab_size=self._vocab_size)
 
     @property
     def vocab(self) -> Tokenizer | None:
@@ -114,4 +117,11 @@ class SequenceSource:
                     f'{self.record_name(index)}: {name!r} is no sequence of ids; with buckets, '
                     "the transforms end in 'tokenize'"
                 )
+            try:
+                # Of a source that does not tell its vocabulary, ids are what an int32 holds.
+                check_ids(name, array, self._vocab_size or 2**31)
+            except UserError as error:
+                raise UserError(
+                    f'{self.record_name(index)}: {error}; correct it, or the size of the vocabulary'
+                ) from error
         return record

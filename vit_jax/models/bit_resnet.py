@@ -25,6 +25,7 @@ VARIANTS = {
     'R152x4': ((3, 8, 36, 3), 4),
 }
 
+PADDINGS = {'zeros': 0.0, 'nothing': -jnp.inf}
 Conv = functools.partial(StdConv, padding='symmetric', var_eps=1e-10)
 Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-5)
 
@@ -47,9 +48,12 @@ class Model(nn.Module):
     Attributes:
       num_classes: outputs of the head; None or 0 leaves the head out.
       layers: blocks of each stage.
+      head_bias: initial value of the head's biases.
       width_factor: times 64 channels in the root, 256, 512, ... after the stages.
       dtype: of the computation. Parameters, their standardisation and the statistics of group norm
         stay float32.
+      pool_padding: what the first pooling sees beyond the border: 'zeros', as the authors' code, or
+        'nothing', as big_vision's, for which -inf is put there.
 
     Raises:
       UserError: if a field has no such value.
@@ -58,13 +62,17 @@ class Model(nn.Module):
     num_classes: int | None = None
     layers: tuple[int, ...] = (3, 4, 6, 3)
     width_factor: int = 1
+    head_bias: float = 0.0
     dtype: str = 'float32'
+    pool_padding: str = 'zeros'
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UserError(nearest('dtype', self.dtype, DTYPES))
         if self.width_factor < 1:
             raise UserError(f'width_factor must be at least 1, not {self.width_factor}')
+        if self.pool_padding not in PADDINGS:
+            raise UserError(nearest('pool_padding', self.pool_padding, PADDINGS))
         check_layers(self.layers)
         super().__post_init__()
 
@@ -82,15 +90,20 @@ class Model(nn.Module):
         """
         dtype = jnp.dtype(self.dtype)
         width = 64 * self.width_factor
-        x = Root(width, dtype, name='root')(images)
+        x = Root(width, dtype, self.pool_padding, name='root')(images)
         for i, depth in enumerate(self.layers):
             block = functools.partial(Block, width=width * 2**i, dtype=dtype)
             x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
         features = nn.relu(Norm(dtype=dtype, name='norm')(x))
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
         if self.num_classes:
-            init = nn.initializers.zeros
-            head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=init, name='head')
+            head = nn.Dense(
+                self.num_classes,
+                dtype=jnp.float32,
+                kernel_init=nn.initializers.zeros,
+                bias_init=nn.initializers.constant(self.head_bias),
+                name='head',
+            )
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
 
@@ -102,16 +115,18 @@ class Model(nn.Module):
 class Root(nn.Module):
     """The first convolution and max pooling, both with stride 2; the norm is the first block's.
 
-    Pooling pads with zeros, which are values here and not ignored: nothing has made them positive.
+    Zeros beyond the border are values here and not ignored: nothing has made the others positive.
     """
 
     width: int
     dtype: Any = jnp.float32
+    pool_padding: str = 'zeros'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
         x = Conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
-        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        border = PADDINGS[self.pool_padding]
+        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=border)
         return nn.max_pool(x, (3, 3), strides=(2, 2))
 
 

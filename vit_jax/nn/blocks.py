@@ -1,5 +1,6 @@
 """The pre-norm Transformer encoder and its parts."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
 
+Initializer = Callable[..., Any]
+XAVIER = nn.initializers.xavier_uniform()
+
 # jax.nn.gelu computes the exact one by erfc, which takes three passes where erf takes one.
 GELUS = {'tanh': jax.nn.gelu, 'erf': erf_gelu}
 
@@ -35,13 +39,15 @@ class Mlp(nn.Module):
     dropout: float = 0.0
     gelu: str = 'tanh'
     dtype: Any = jnp.float32
+    kernel_init: Initializer = XAVIER
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
-        y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
+        layer = functools.partial(dense, dtype=self.dtype, kernel_init=self.kernel_init)
+        y = layer(self.hidden_dim, name='fc1')(x)
         y = GELUS[self.gelu](y)
         y = Dropout(self.dropout)(y, train)
-        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)
+        return layer(x.shape[-1], name='fc2')(y)
 
 
 class Block(nn.Module):
@@ -128,11 +134,8 @@ class Encoder(nn.Module):
         return x
 
 
-def dense(features: int, **kwargs: Any) -> nn.Dense:
-    """A dense layer that starts Xavier-uniform with biases close to zero."""
+def dense(features: int, kernel_init: Initializer = XAVIER, **kwargs: Any) -> nn.Dense:
+    """A dense layer that starts Xavier-uniform, or as told, with biases close to zero."""
     return nn.Dense(
-        features,
-        kernel_init=nn.initializers.xavier_uniform(),
-        bias_init=nn.initializers.normal(1e-6),
-        **kwargs,
+        features, kernel_init=kernel_init, bias_init=nn.initializers.normal(1e-6), **kwargs
     )

@@ -32,6 +32,15 @@ def patchify(images: Float[Array, 'B H W C'], patch_size: int) -> Float[Array, '
     return x.swapaxes(2, 3).reshape(batch, rows * columns, patch_size**2 * channels)
 
 
+def unpatchify(
+    patches: Float[Array, 'B N P'], grid: tuple[int, int], patch_size: int
+) -> Float[Array, 'B H W C']:
+    """The images whose patches these are, the inverse of `patchify`; `grid` is rows and columns."""
+    rows, columns = grid
+    x = patches.reshape(len(patches), rows, columns, patch_size, patch_size, -1)
+    return x.swapaxes(2, 3).reshape(len(patches), rows * patch_size, columns * patch_size, -1)
+
+
 class PatchEmbed(nn.Module):
     """The linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
 

@@ -1,8 +1,10 @@
 """Position embeddings for a sequence of tokens and for a grid of patches."""
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32
 
 from vit_jax.errors import UserError, check_choice
 
@@ -32,12 +34,13 @@ def sincos1d(
 
 
 def sincos2d(
-    height: int, width: int, dim: int, temperature: float = 10_000.0
+    height: int, width: int, dim: int, temperature: float = 10_000.0, *, endpoint: bool = True
 ) -> Float32[np.ndarray, 'N D']:
     """Fixed two-dimensional sine-cosine embedding of MoCo v3, arXiv:2104.02057.
 
-    The four quarters of the features are sin x, cos x, sin y, cos y at `dim / 4` frequencies from 1
-    to 1 / temperature, both included. Rows run over the grid line by line.
+    The four quarters of the features are sin x, cos x, sin y, cos y at `dim / 4` frequencies, a
+    geometric series from 1 to 1 / temperature. Without `endpoint` the last is left out, so that
+    they are temperature^(-4i / dim), as in MAE. Rows run over the grid line by line.
 
     Raises:
       UserError: unless `dim` is a multiple of 4 and at least 8.
@@ -46,24 +49,76 @@ def sincos2d(
         raise UserError(
             f'posemb sincos2d needs a width that is a multiple of 4 from 8 up, not {dim}'
         )
-    frequency = temperature ** -np.linspace(0.0, 1.0, dim // 4)
+    frequency = temperature ** -np.linspace(0.0, 1.0, dim // 4, endpoint=endpoint)
     y, x = np.mgrid[:height, :width]
     angles = [np.outer(axis.ravel(), frequency) for axis in (x, y)]
     table = np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
     return table.astype(np.float32)
 
 
-def learned(module: nn.Module, tokens: int, dim: int) -> Float[Array, '1 N D']:
+def masked_sine2d(
+    mask: Bool[Array, 'B H W'], dim: int, temperature: float = 10_000.0
+) -> Float[Array, 'B H W D']:
+    """Fixed two-dimensional sine-cosine embedding of padded images: DETR, arXiv:2005.12872, A.4.
+
+    Rows and columns of the real cells are counted from 1 and scaled so that the last one is at
+    2 pi. Half of the features are of y, half of x, sines and cosines interleaved.
+
+    Args:
+      mask: true where a cell is no padding, which is at the right and below.
+      dim: D, a multiple of 4.
+      temperature: frequencies fall from 1 to nearly 1 / temperature.
+
+    Raises:
+      UserError: if `dim` is no multiple of 4.
+    """
+    if dim % 4:
+        raise UserError(
+            f'two-dimensional sine positions need a multiple of 4, not a width of {dim}'
+        )
+    frequency = temperature ** -(np.arange(0, dim // 2, 2) / (dim // 2))
+    halves = []
+    for axis in (1, 2):
+        count = mask.cumsum(axis, dtype=jnp.float32)
+        last = jax.lax.slice_in_dim(count, -1, None, axis=axis)
+        angles = (2 * np.pi * count / (last + 1e-6))[..., None] * frequency.astype(np.float32)
+        pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+        halves.append(pairs.reshape(*mask.shape, dim // 2))
+    return jnp.concatenate(halves, axis=-1)
+
+
+def learned(module: nn.Module, tokens: int, dim: int, std: float = 0.02) -> Float[Array, '1 N D']:
     """The parameter `pos_embed` of `module`: a row for every token, E_pos of arXiv:2010.11929.
+
+    It starts normal with the standard deviation `std`.
 
     Raises:
       UserError: if the parameter was made for another number of tokens.
     """
-    if module.has_variable('params', 'pos_embed'):
-        made_for: int = module.get_variable('params', 'pos_embed').shape[1]
-        if made_for != tokens:
-            raise UserError(
-                f'pos_embed has rows for {made_for} tokens, but these images have {tokens}: '
-                'use the image size of the checkpoint, or resize pos_embed'
-            )
-    return module.param('pos_embed', nn.initializers.normal(0.02), (1, tokens, dim))
+    _require_rows(module, tokens)
+    return module.param('pos_embed', nn.initializers.normal(std), (1, tokens, dim))
+
+
+def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1 N D']:
+    """The parameter `pos_embed` of `module` that is `table` and stays so.
+
+    No gradient flows into it. It is a parameter for the sake of models that start from this one and
+    learn their positions.
+
+    Raises:
+      UserError: if the parameter was made for another number of tokens.
+    """
+    _require_rows(module, len(table))
+    value = module.param('pos_embed', lambda _: jnp.asarray(table)[None])
+    return jax.lax.stop_gradient(value)
+
+
+def _require_rows(module: nn.Module, tokens: int) -> None:
+    if not module.has_variable('params', 'pos_embed'):
+        return
+    made_for: int = module.get_variable('params', 'pos_embed').shape[1]
+    if made_for != tokens:
+        raise UserError(
+            f'pos_embed has rows for {made_for} tokens, but these images have {tokens}: '
+            'use the image size of the checkpoint, or resize pos_embed'
+        )

@@ -20,6 +20,15 @@ def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Ar
     return image.astype(jnp.float32) * ((high - low) / 255.0) + low
 
 
+def standardize(
+    image: Num[Array, '... C'], mean: Sequence[float], std: Sequence[float]
+) -> Float[Array, '... C']:
+    """Bytes 0..255 to float32 (x / 255 - mean) / std of each colour; floats pass unchanged."""
+    if image.dtype != jnp.uint8:
+        return image
+    return (image.astype(jnp.float32) / 255.0 - jnp.asarray(mean)) / jnp.asarray(std)
+
+
 def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
     """`weight * x + (1 - weight) * partner`, where the partner is the neighbour in the batch."""
     weight = jnp.asarray(weight)

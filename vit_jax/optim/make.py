@@ -1,4 +1,4 @@
-"""Any optimizer of Optax; weight decay, learning rates and freezing go by parameter path.
+"""Any optimizer of Optax, or our own; weight decay, rates and freezing go by parameter path.
 
 Paths are those of `paths`, patterns and what goes by them are in `param_groups`.
 """
@@ -17,6 +17,7 @@ import optax
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.optim import schedules
+from vit_jax.optim.adafactor import adafactor_zhai
 from vit_jax.optim.param_groups import (
     Rules,
     check_number,
@@ -33,6 +34,9 @@ from vit_jax.tree_paths import map_paths, param_paths
 PyTree = Any
 
 CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
+OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
+    {'adafactor_zhai': adafactor_zhai}
+)
 
 
 def make(
@@ -71,7 +75,7 @@ def make(
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
       layers: see `param_groups.layer_order`; `layer_decay` needs them.
-      name: an optimizer of Optax that takes a learning rate.
+      name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.
       weight_decay: its strength.
@@ -99,16 +103,16 @@ def make(
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
-    learning_rate = _schedule(schedule, lr, total_steps, to_steps)
+    rate = learning_rate(schedule, lr, total_steps, to_steps)
     tx = optax.chain(
         optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm),
-        _optimizer(name, learning_rate, weight_decay, decay_mask, decay_mults, kwargs),
+        _optimizer(name, rate, weight_decay, decay_mask, decay_mults, kwargs),
         scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
         optax.identity()
         if layer_decay is None
         else scale_by_path(layer_scale(params, layer_decay, layers)),
     )
-    return frozen(tx, freeze), learning_rate
+    return frozen(tx, freeze), rate
 
 
 def _optimizer(
@@ -159,11 +163,11 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
 def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     if name not in (known := optimizers()):
         raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
-    return getattr(optax, name)
+    return OWN.get(name) or getattr(optax, name)
 
 
 def options(name: str) -> Parameters:
-    """The keywords of an optimizer of Optax that `make` passes on to it.
+    """The keywords of an optimizer that `make` passes on to it.
 
     Raises:
       UserError: if there is no such optimizer, or it does not work with gradients alone.
@@ -178,8 +182,8 @@ _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm
 
 
 def optimizers() -> list[str]:
-    """Names of Optax's optimizers that work with a schedule and gradients alone."""
-    return [name for name in dir(optax) if _is_optimizer(name)]
+    """Names of the optimizers that work with a schedule and gradients alone."""
+    return sorted([*OWN, *(name for name in dir(optax) if _is_optimizer(name))])
 
 
 def _is_optimizer(name: str) -> bool:
@@ -192,7 +196,7 @@ def _is_optimizer(name: str) -> bool:
     return 'learning_rate' in inspect.signature(f).parameters and len(required) <= 1
 
 
-_FRACTIONS = ('b1', 'b2', 'b3', 'momentum', 'decay', 'rho')
+_FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')
 
 
 def _options(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -215,9 +219,14 @@ def _dtype(key: str, name: Any) -> Any:
         raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
 
 
-def _schedule(
+def learning_rate(
     spec: Mapping[str, Any], lr: float, total_steps: int, to_steps: Callable[[str], int]
 ) -> optax.Schedule:
+    """The learning rate as a function of the updates made; the arguments are those of `make`.
+
+    Raises:
+      UserError: for an unknown key or a value outside its range.
+    """
     valid = keyword_only(schedules.make)
     for key in spec:
         if key not in valid:

@@ -1,4 +1,4 @@
-"""Learning rate schedules: a linear warm-up, a shape, and a linear cooldown."""
+"""Learning rate schedules: a linear warm-up, a shape, and a cooldown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.signatures import Steps
+
+COOLDOWNS = ('line', 'product')
 
 
 def make(
@@ -22,6 +24,7 @@ def make(
     name: str = 'constant',
     warmup: Steps = 0,
     cooldown: Steps = 0,
+    cooldown_form: str = 'line',
     timescale: Steps = 10_000,
     boundaries: Sequence[Steps] = (),
     factor: float = 0.1,
@@ -31,8 +34,8 @@ def make(
     """The learning rate as a function of the number of updates already made.
 
     It rises linearly from `init` at step 0 to `peak` at step `warmup`, follows
-    its shape, and in the last `cooldown` steps falls linearly to `final` from
-    wherever the shape had brought it. Beyond `total_steps` it stays put.
+    its shape, and in the last `cooldown` steps falls to `final`. Beyond
+    `total_steps` it stays put.
 
     Args:
       peak: the highest learning rate.
@@ -46,6 +49,10 @@ def make(
         is Vaswani et al. 2017, equation 3.
       warmup: length of the warm-up, in steps.
       cooldown: length of the cooldown, in steps.
+      cooldown_form: `line`, straight to `final` from wherever the shape had
+        brought it; or `product`, in which the shape goes on falling and its
+        distance from `final` is multiplied by a ramp from 1 to 0, as in the
+        code of Zhai et al. (big_vision).
       timescale: of `rsqrt`, in steps.
       boundaries: of `stair`, in steps from the start of training, rising.
       factor: of `stair`, in (0, 1].
@@ -57,6 +64,7 @@ def make(
     """
     if name not in _SHAPES:
         raise UserError(nearest('schedule', name, _SHAPES))
+    check_choice('cooldown_form', cooldown_form, COOLDOWNS)
     _validate(total_steps, warmup, cooldown, timescale)
     for what, rate in (('lr', peak), ('init', init), ('final', final)):
         if not math.isfinite(rate) or rate < 0:
@@ -71,7 +79,8 @@ def make(
 
     def schedule(step: Any) -> Any:
         t = jnp.clip(jnp.asarray(step, jnp.float32), 0, total_steps)
-        elapsed = jnp.clip(t, warmup, cooldown_start) - warmup
+        last = cooldown_start if cooldown_form == 'line' else total_steps
+        elapsed = jnp.clip(t, warmup, last) - warmup
         body = shape(elapsed, spec)
         rising = init + (peak - init) * t / max(warmup, 1)
         falling = final + (body - final) * (total_steps - t) / max(cooldown, 1)

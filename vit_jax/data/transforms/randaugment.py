@@ -2,13 +2,23 @@
 
 Those ranges are what the levels of AugReg (Steiner et al. 2022) mean: light1 is
 `randaugment(2, 0)`, light2 (2, 10), medium (2, 15), strong (2, 20). A magnitude of 10 is
-the end of each range; larger ones go on beyond it. Note what follows from the ranges, here
-as there: posterize and solarize do less the larger the magnitude, and nothing at 20.
+the end of each range; larger ones go on beyond it, and posterize does less the larger the
+magnitude, and nothing at 20.
+
+Two operations of that code, which the published models of AugReg and big_vision were trained
+with, are not what their names say, and are to be had by `variant='big_vision'`:
+
+- solarize computes its threshold in a byte, where 256 is 0: at magnitudes of 10 and 20 it inverts
+  the whole image, at 15 the upper half. Here the threshold goes on rising, and from 10 on
+  nothing is inverted.
+- contrast takes for the mean of the image the mean count of a histogram of 256 bins, which depends
+  on the number of pixels alone: 196 for 224 x 224. Here it is the mean of the image.
+
+The other fourteen agree but for rounding: of values by one or two, and of places by less than a
+pixel in shears.
 
 Boxes, masks and points follow what is turned, sheared or shifted, see `geometry`; an object
-behind the grey square of cutout keeps its box. The pixels are Pillow's work. Contrast is
-relative to the mean of the image, where the TensorFlow code takes the mean of the histogram's
-bins, which depends on the image's size.
+behind the grey square of cutout keeps its box. The pixels are Pillow's work.
 """
 
 from __future__ import annotations
@@ -35,7 +45,11 @@ GREY = 128  # fills what an operation uncovers
 
 @transform
 def randaugment(
-    num_layers: int = 2, magnitude: float = 10, translate: int = 100, cutout: int = 40
+    num_layers: int = 2,
+    magnitude: float = 10,
+    translate: int = 100,
+    cutout: int = 40,
+    variant: str = 'paper',
 ) -> Callable[[Record, np.random.Generator], Record]:
     """Apply `num_layers` operations, each drawn from all sixteen.
 
@@ -44,13 +58,16 @@ def randaugment(
       magnitude: 0 to 10 for the ranges of the paper's code, more for stronger ones.
       translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels.
       cutout: half the side of the grey square at magnitude 10, likewise.
+      variant: `paper`, or `big_vision` with the solarize and contrast of that code.
     """
+    if variant not in VARIANTS:
+        raise ValueError(f'{variant=} must be one of {", ".join(VARIANTS)}')
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
         raise ValueError(f'{num_layers=} must be a positive integer')
     for name, value in {'magnitude': magnitude, 'translate': translate, 'cutout': cutout}.items():
         if not isinstance(value, (int, float)) or value < 0:
             raise ValueError(f'{name}={value!r} must be a number, 0 or more')
-    operations = tuple(make_operations(translate, cutout).values())
+    operations = tuple((make_operations(translate, cutout) | VARIANTS[variant]).values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         choices = rng.integers(len(operations), size=num_layers)
@@ -96,6 +113,17 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
         'solarize_add': _pixels(lambda image, level, rng: _solarize_add(image, int(110 * level))),
     }
+
+
+def _wrapped_solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return ImageOps.solarize(image, int(256 * level) % 256)
+
+
+def _contrast_by_count(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    """Away from a grey that is a 256th of the number of pixels, at most white."""
+    grey = min(image.width * image.height // 256, 255)
+    flat = Image.new('L', image.size, grey).convert(image.mode)
+    return Image.blend(flat, image, 1.8 * level + 0.1)
 
 
 def _pixels(change: Callable[[Image.Image, float, np.random.Generator], Image.Image]) -> Operation:
@@ -145,3 +173,13 @@ def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Im
 def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
     table = [min(255, v + addition) if v < 128 else v for v in range(256)]
     return image.point(table * len(image.getbands()))
+
+
+# What takes the place of an operation, in its order.
+VARIANTS: dict[str, dict[str, Operation]] = {
+    'paper': {},
+    'big_vision': {
+        'solarize': _pixels(_wrapped_solarize),
+        'contrast': _pixels(_contrast_by_count),
+    },
+}
