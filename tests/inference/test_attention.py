@@ -46,7 +46,12 @@ class Model:
 def run():
     task = SimpleNamespace(rngs=(), inputs=lambda batch: (jnp.asarray(batch['image']),))
     data = {'data': {}, 'evals': {}}
-    config = SimpleNamespace(model=SimpleNamespace(name='toy'), evals={}, data=data)
+    config = SimpleNamespace(
+        model=SimpleNamespace(name='toy'),
+        task=SimpleNamespace(name='classify'),
+        evals={},
+        data=data,
+    )
     image = {'channels': 1, 'size': (8, 8)}
     return SimpleNamespace(
         model=Model(), task=task, config=config, variables={}, image=image, class_names=()

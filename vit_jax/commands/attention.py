@@ -1,4 +1,4 @@
-"""Draw where a trained model looks: in an image, or from a translation to its source."""
+"""Draw where a trained model looks: in an image, from a translation to its source, or always."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     parse_query(args.query)
     image_size(args)
+    if args.parameters is not None:
+        check_no_inputs(parser, args)
+    elif not args.inputs:
+        parser.error('the following arguments are required: input')
     from vit_jax.runtime import sharding
     from vit_jax.viz import figures
 
     figures.check_format(args.out, '--out')
     run = open_model(parser, args)
     sharding.use_compilation_cache()
-    check_inputs(parser, args, of_text=not run.image)
-    figure, line = draw_image(run, args) if run.image else draw_text(run, args)
+    if args.parameters is not None:
+        figure, line = draw_parameters(run, args)
+    else:
+        check_inputs(parser, args, of_text=not run.image)
+        figure, line = draw_image(run, args) if run.image else draw_text(run, args)
     print(f'{save_figure(figure, args.out, "--out")}: {line}')
     return 0
 
@@ -61,13 +68,28 @@ def make_parser() -> Parser:
         help="of text: the encoder's attention of the source to itself, as --map encoder",
     )
     parser.add_argument(
+        '--parameters',
+        metavar='NAME',
+        help='without an input: what the model has learned of positions, for example the bias of '
+        "each head for each relative position; a regular expression that the parameters' names "
+        "begin with, as 'stage_0', or '' for all",
+    )
+    parser.add_argument(
         'inputs',
-        nargs='+',
+        nargs='*',
         metavar='input',
         help='a JPEG, PNG or WebP file; or a sentence, and its translation if not the model is '
         'to translate it',
     )
     return parser
+
+
+def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
+    """Raises UserError for flags or inputs that a picture of parameters has no use for."""
+    if args.inputs:
+        parser.error(f'--parameters takes no input, and here is {args.inputs[0]!r}')
+    if args.map or args.query or args.of_source or args.layer != -1:
+        parser.error('--map, --layer, --query and --self are of an input, not of --parameters')
 
 
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
@@ -79,7 +101,8 @@ def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> Non
     if args.of_source and args.map:
         parser.error('give one of --self and --map')
     if len(args.inputs) > (2 if of_text else 1):
-        parser.error(f'unexpected {args.inputs[-1]!r}')
+        what = 'a sentence and its translation' if of_text else 'one image'
+        parser.error(f'unexpected {args.inputs[-1]!r}: a picture is of {what}')
 
 
 def parse_query(text: str | None) -> tuple[int, ...] | None:
@@ -107,13 +130,18 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     weights, last = maps_of.stacked(stack), stack[-1]
     if len(last.key_grid) != 2:
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
+    picture, query = figures.as_picture(photo.image, SIDE), parse_query(args.query)
+    factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': args.layer,
         'title': caption(photo.path.name, outputs, run.class_names),
+        'seen': tuple(factor * side for side in photo.seen),
     }
-    picture, query = figures.as_picture(photo.image, SIDE), parse_query(args.query)
     if len(last.query_grid) == 1 and args.query is None:
-        figure = attention.draw_queries(picture, weights, last.key_grid, head=args.head, **options)
+        names = query_names(run, outputs)
+        figure = attention.draw_queries(
+            picture, weights, last.key_grid, head=args.head, names=names, **options
+        )
     elif args.head is not None:
         raise UserError(f'--head {args.head}: the heads of the layer are all drawn')
     else:
@@ -123,6 +151,26 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     depth, heads = weights.shape[:2]
     size = ' x '.join(map(str, last.key_grid))
     return figure, f'{depth} layers x {heads} heads, {size} patches; {photo.note}'
+
+
+def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
+    """The picture of parameters that say where the model always looks, and a line about them."""
+    from vit_jax.inference import attention as maps_of
+    from vit_jax.viz import parameters
+
+    chosen = maps_of.parameter_pictures(run, args.parameters)
+    title = f'{run.config.model.name}, {run.workdir.name}'
+    figure = parameters.draw(chosen, only=args.head, title=title)
+    more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
+    return figure, f'{chosen[0].name}{more}'
+
+
+def query_names(run: Any, outputs: dict[str, Any]) -> dict[int, str] | None:
+    """The queries worth drawing, with names, if what shows the task's predictions tells them."""
+    from vit_jax.viz import predictions
+
+    queries = getattr(predictions.find(run.config.task.name), 'queries', None)
+    return queries and queries(outputs, run.class_names)
 
 
 def caption(name: str, outputs: dict[str, Any], class_names: Sequence[str]) -> str:

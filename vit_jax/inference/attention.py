@@ -13,11 +13,12 @@ from vit_jax import step
 from vit_jax.errors import UserError, nearest
 from vit_jax.inference.load import Run
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.ops.decoding import BOS
 
 
 def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], list[AttentionMap]]:
-    """The model's outputs for a batch, and the attention maps of all its layers, as numpy arrays.
+    """The model's outputs for a batch, and the attention maps of all its layers.
 
     Raises:
       UserError: if the model offers none.
@@ -34,8 +35,27 @@ def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], lis
         return outputs, sown.get('intermediates', {}), inputs
 
     outputs, intermediates, inputs = apply(run.variables, dict(batch))
-    maps = attention_maps(intermediates, *inputs)
-    return outputs, [m._replace(weights=np.asarray(m.weights)) for m in maps]
+    return outputs, attention_maps(intermediates, *inputs)
+
+
+def parameter_pictures(run: Run, pattern: str) -> list[ParameterPictures]:
+    """What a model offers of its parameters to look at.
+
+    Args:
+      run: the model.
+      pattern: a regular expression that the names begin with.
+
+    Raises:
+      UserError: if the model offers nothing, or no name begins so.
+    """
+    offer = getattr(run.model, 'parameter_pictures', None)
+    if offer is None:
+        raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
+    found = offer(run.variables['params'])
+    chosen = [p for p in found if _begins(pattern, p.name)]
+    if not chosen:
+        raise UserError(nearest('parameter', pattern, {p.name for p in found}))
+    return chosen
 
 
 def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[AttentionMap]:
@@ -49,15 +69,20 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
     Raises:
       UserError: if no name begins so.
     """
-    try:
-        chosen = [m for m in maps if re.match(pattern, m.name)]
-    except re.error as e:
-        raise UserError(f'{pattern!r} is no regular expression: {e}') from e
+    chosen = [m for m in maps if _begins(pattern, m.name)]
     if not chosen:
         raise UserError(nearest('attention map', pattern, {stack_name(m) for m in maps}))
     last = chosen[-1]
     alike = (stack_name(last), *last[2:])
     return [m for m in chosen if (stack_name(m), *m[2:]) == alike]
+
+
+def _begins(pattern: str, name: str) -> bool:
+    """Whether a name begins with a regular expression; raises UserError if it is none."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as e:
+        raise UserError(f'{pattern!r} is no regular expression: {e}') from e
 
 
 def stack_name(attention_map: AttentionMap) -> str:
@@ -67,7 +92,7 @@ def stack_name(attention_map: AttentionMap) -> str:
 
 def stacked(maps: Sequence[AttentionMap], example: int = 0) -> np.ndarray:
     """The weights [L H Q K] of a stack for one example of the batch."""
-    return np.stack([m.weights[example] for m in maps])
+    return np.stack([np.asarray(m.weights)[example] for m in maps])
 
 
 def sentence_axes(

@@ -1,10 +1,17 @@
 """What a model has looked at: the attention weights of its layers, in one form for every model."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
+import numpy as np
 from jaxtyping import Array, Float
+
+
+class LaidOutLater(Protocol):
+    """Weights that numpy gets when it asks for them: those that are too many to have at once."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
 
 class AttentionMap(NamedTuple):
@@ -23,7 +30,7 @@ class AttentionMap(NamedTuple):
     """
 
     name: str
-    weights: Float[Array, 'B H Q K']
+    weights: Float[Array, 'B H Q K'] | LaidOutLater
     query_grid: tuple[int, ...]
     key_grid: tuple[int, ...]
 

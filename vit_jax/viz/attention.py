@@ -8,6 +8,7 @@ class token.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -101,6 +102,7 @@ def draw_layers(
     layer: int = -1,
     query: Grid | None = None,
     title: str = '',
+    seen: tuple[int, int] | None = None,
 ) -> Figure:
     """One query: the image, the rollout, all layers, and the heads of one layer.
 
@@ -113,6 +115,7 @@ def draw_layers(
       layer: whose heads are shown, counted from 0, or from the end if negative.
       query: see `heat_map`.
       title: printed above everything.
+      seen: height and width in pixels of what is drawn of `image`, where the rest is padding.
 
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
@@ -133,7 +136,8 @@ def draw_layers(
             for i, h in enumerate(heat_map(weights[chosen], query_grid, key_grid, query))
         },
     }
-    return _lay_out(title, large, sections, _marker(image, query_grid, query), max(depth, heads))
+    marker = _marker(image, query_grid, query)
+    return _lay_out(title, large, sections, marker, max(depth, heads), seen)
 
 
 def draw_queries(
@@ -144,6 +148,8 @@ def draw_queries(
     layer: int = -1,
     head: int | None = None,
     title: str = '',
+    names: Mapping[int, str] | None = None,
+    seen: tuple[int, int] | None = None,
 ) -> Figure:
     """Every query of one layer, as of a decoder whose queries have no place in the image.
 
@@ -154,6 +160,8 @@ def draw_queries(
       layer: counted from 0, or from the end if negative.
       head: one of its heads; None for their mean.
       title: printed above everything.
+      names: of the queries that are drawn, by their numbers; None for all.
+      seen: see `draw_layers`.
 
     Raises:
       UserError: if the model has no such layer, or the layer no such head.
@@ -162,9 +170,10 @@ def draw_queries(
     height, width = key_grid
     maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
     large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
-    pictures = {f'query {i}': overlay(image, heat) for i, heat in enumerate(maps)}
+    names = dict.fromkeys(range(len(maps)), '') if names is None else names
+    pictures = {f'query {i} {name}'.strip(): overlay(image, maps[i]) for i, name in names.items()}
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
-    return _lay_out(title, large, {heading: pictures}, None, len(maps))
+    return _lay_out(title, large, {heading: pictures}, None, len(pictures), seen)
 
 
 def of_layer(
@@ -203,8 +212,11 @@ def _lay_out(
     sections: dict[str, dict[str, np.ndarray]],
     marker: Rectangle | None,
     most: int,
+    seen: tuple[int, int] | None = None,
 ) -> Figure:
     """Large pictures above sections of small ones, at most `most` in a section."""
+    large, *others = (_cut(pictures, seen) for pictures in (large, *sections.values()))
+    sections = dict(zip(sections, others, strict=True))
     inches, columns = 9.0, max(4, min(most, 6 if most <= 12 else 8))
     across = len(large)
     tall = large['input'].shape[0] / large['input'].shape[1]
@@ -220,6 +232,13 @@ def _lay_out(
     for part, n, (heading, pictures) in zip(parts[1:], rows[1:], sections.items(), strict=True):
         _section(part, heading, pictures, n, columns, 8)
     return figure
+
+
+def _cut(pictures: dict[str, np.ndarray], seen: tuple[int, int] | None) -> dict[str, np.ndarray]:
+    """The pictures without what is padding."""
+    if seen is None:
+        return pictures
+    return {name: picture[: seen[0], : seen[1]] for name, picture in pictures.items()}
 
 
 def _section(

@@ -1,0 +1,92 @@
+"""`attention` of a model with windows: laid back onto the image, and its learned biases."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import interop
+from vit_jax.models.swin import Model
+
+FIELDS = {
+    'num_classes': 3,
+    'patch_size': 2,
+    'width': 8,
+    'depths': (2, 1),
+    'num_heads': (2, 4),
+    'window': 3,
+}
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+    """A Swin for images of 12 pixels, as transformers keeps it."""
+    model, rng = Model(**FIELDS), np.random.default_rng(0)
+    images = jax.ShapeDtypeStruct((1, 12, 12, 3), np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    keywords = {'name': 'swin', 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5, **FIELDS}
+    path = tmp_path_factory.mktemp('windows') / 'swin'
+    interop.write(interop.ImportedModel(params, keywords, (12, 12), 'a test'), path)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(image).save(tmp_path / 'photo.png')
+    return tmp_path / 'photo.png'
+
+
+def run(*words):
+    return cli.main([str(word) for word in ('attention', *words)])
+
+
+@pytest.mark.parametrize(
+    ('stage', 'query', 'drawn'),
+    [
+        ('stage_0', '4,1', '2 layers x 2 heads, 6 x 6'),
+        ('stage_1', '2,2', '1 layers x 4 heads, 3 x 3'),
+    ],
+)
+def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
+    out = photo.with_name('out.png')
+    words = ('--map', stage, '--query', query, '--out', out)
+    assert run('--checkpoint', checkpoint, photo, *words) == 0
+    assert capsys.readouterr().out == (
+        f'{out}: {drawn} patches; 40 x 60 pixels read as 12 x 12 RGB\n'
+    )
+    with Image.open(out) as picture:
+        assert min(picture.size) > 500
+
+
+def test_biases_are_drawn_without_an_input(checkpoint, tmp_path, capsys):
+    out = tmp_path / 'bias.png'
+    for words, line in [
+        (('--parameters', ''), 'stage_0/block_0/attention/position_bias and 2 more'),
+        (('--parameters', 'stage_1', '--head', 3), 'stage_1/block_0/attention/position_bias'),
+    ]:
+        assert run('--checkpoint', checkpoint, '--out', out, *words) == 0
+        assert capsys.readouterr().out == f'{out}: {line}\n'
+        assert out.exists()
+        out.unlink()
+
+
+def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
+    out = tmp_path / 'out.png'
+    swin, vit = ('--checkpoint', checkpoint), ('--workdir', smoke_run)
+    for words, message in [
+        ((*swin, '--parameters', '', photo), 'takes no input'),
+        ((*swin, '--parameters', '', '--query', '1,1'), 'are of an input, not of --parameters'),
+        ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
+        ((*swin, '--parameters', '('), "'(' is no regular expression"),
+        ((*swin, '--parameters', 'stage_0', '--head', 2), 'there is no head 2'),
+        ((*vit, '--parameters', ''), "model 'vit' has no parameters to draw"),
+        (swin, 'required: input'),
+    ]:
+        assert run(*words, '--out', out) == 2
+        captured = capsys.readouterr()
+        assert captured.out == '' and captured.err.count('\n') == 1
+        assert captured.err.startswith('error: ') and message in captured.err
+    assert not out.exists()

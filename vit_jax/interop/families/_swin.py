@@ -1,0 +1,151 @@
+"""The Swin that a set of parameters of a PyTorch module belongs to, read off their shapes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, torch_layout
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
+from vit_jax.models.swin import Model
+from vit_jax.tree_paths import param_paths, require_fit
+
+Size = tuple[int, int]  # height and width in pixels
+
+BLOCK = 'stage_{0}/block_{0}'
+BIAS = 'attention/position_bias'
+# Of all layer norms, in all code bases.
+NORM_EPS = 1e-5
+
+
+def assemble(
+    flat: Flat,
+    table: names.Table,
+    source: str,
+    extra: Mapping[str, Any],
+    gelu: str = 'erf',
+    image_size: Size | None = None,
+) -> ImportedModel:
+    """The checkpoint, once its parameters are known to make a whole model.
+
+    Args:
+      flat: PyTorch's arrays by the names of `table`, projections of attention apart.
+      table: their names and ours.
+      source: what to call the file.
+      extra: what is beside the arrays; may hold the size of the images to come.
+      gelu: what shapes do not tell.
+      image_size: that the model was made for, where something tells it; else that whose last
+        feature map is one window.
+
+    Raises:
+      UserError: naming the parameters that are unknown, absent, superfluous or of another shape.
+    """
+    in_file = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
+
+    def label(name: str) -> str:
+        return in_file.get(name) or torch_layout.theirs(name, table)
+
+    heads = _heads({name: flat[theirs].shape for name, theirs in in_file.items()}, source, label)
+    numbers = {f'stage_{i}': number for i, number in enumerate(heads)}
+    arrays: Flat = {}
+    for group in {_group(name) for name in in_file}:
+        part = {theirs: flat[theirs] for name, theirs in in_file.items() if _group(name) == group}
+        arrays |= torch_layout.read(part, table, numbers.get(group, 1), source)
+    arrays = {
+        name: _square(array) if name.endswith(BIAS) else array for name, array in arrays.items()
+    }
+    model = _keywords(arrays, heads, source, label) | {'gelu': gelu, 'norm_eps': NORM_EPS}
+    module = Model(**{key: value for key, value in model.items() if key != 'name'})
+    context = f'{source}: not a whole model (shapes in our layout)'
+    require_fit(arrays, _expected(arrays, module), context, label=label)
+    side = module.stride * module.window
+    size = image_size or extra.get(GIVEN_SIZE) or (side, side)
+    return ImportedModel(names.nested(arrays), {'name': 'swin'} | model, size, source)
+
+
+def written(params: Mapping[str, Any], table: names.Table) -> Flat:
+    """PyTorch's arrays, for parameters of ours that the table has; projections apart."""
+    flat = names.flattened(params)
+    rows = {
+        name: array.reshape(-1, array.shape[-1])
+        for name, array in flat.items()
+        if name.endswith(BIAS)
+    }
+    return torch_layout.write(flat | rows, table)
+
+
+def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:
+    """Of each stage: a table of relative positions has a column for each."""
+    heads: list[int] = []
+    while any(name.startswith(f'stage_{len(heads)}/') for name in shapes):
+        name = f'stage_{len(heads)}/block_0/{BIAS}'
+        if len(shapes.get(name, ())) != 2:
+            raise UserError(f'{source}: {label(name)} is not in the file, or no table')
+        heads.append(shapes[name][1])
+    return heads
+
+
+def _group(name: str) -> str:
+    """The stage of a parameter; empty if it is in none."""
+    top = name.partition('/')[0]
+    return top if top.startswith('stage_') else ''
+
+
+def _square(table: np.ndarray) -> np.ndarray:
+    """[(2M-1)^2 H] as [2M-1 2M-1 H]; as it is, if its rows form no square."""
+    side = math.isqrt(len(table))
+    return table.reshape(side, side, -1) if side * side == len(table) else table
+
+
+def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
+    """Keywords of `config.model` that shapes tell."""
+
+    def shape(name: str, ndim: int) -> tuple[int, ...]:
+        if name not in arrays:
+            raise UserError(f'{source}: {label(name)} is not in the file')
+        if arrays[name].ndim != ndim:
+            raise UserError(f'{source}: {label(name)} cannot have shape {arrays[name].shape}')
+        return arrays[name].shape
+
+    rows, columns, _, width = shape('patch_embed/kernel', 4)
+    if rows != columns:
+        raise UserError(f'{source}: patches of {rows}x{columns} pixels; only squares are supported')
+    if not heads:
+        raise UserError(f'{source}: it has no blocks')
+    windows = {(len(array) + 1) // 2 for name, array in arrays.items() if name.endswith(BIAS)}
+    if len(windows) > 1:
+        sizes = ' and '.join(map(str, sorted(windows)))
+        raise UserError(f'{source}: it has windows of {sizes} tokens; only one size is supported')
+    return {
+        'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in arrays else None,
+        'patch_size': rows,
+        'width': width,
+        'depths': tuple(_blocks(arrays, stage) for stage in range(len(heads))),
+        'num_heads': tuple(heads),
+        'window': windows.pop(),
+        'mlp_ratio': shape('stage_0/block_0/mlp/fc1/kernel', 2)[1] / width,
+    }
+
+
+def _blocks(arrays: Flat, stage: int) -> int:
+    """How many blocks a stage has, without a gap."""
+    found = {m[1] for name in arrays if (m := re.match(rf'stage_{stage}/block_(\d+)/', name))}
+    return len(found)
+
+
+def _expected(arrays: Flat, module: Model) -> Flat:
+    """The module's parameters, as shapes, projections apart."""
+    images = jax.ShapeDtypeStruct(
+        (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32
+    )
+    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    # Views of a single number: shapes are split by what does it to arrays.
+    views = {n: np.broadcast_to(np.float32(0), p.shape) for n, p in param_paths(params).items()}
+    return names.split(views)

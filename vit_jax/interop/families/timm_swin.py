@@ -1,0 +1,101 @@
+"""Swins of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
+
+The authors' checkpoints come as .pth files, {'model': arrays}: those arrays have to be written as
+safetensors first. timm's have the merging of patches at the beginning of a stage, the authors' at
+its end, and are told apart by that. Colours come from timm's config.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import colours, names
+from vit_jax.interop.families import _swin
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel
+
+_LAYER = 'layers.{0}'
+# Buffers.
+_UNUSED = ('relative_position_index', 'attn_mask')
+_UNSUPPORTED = {
+    'absolute_pos_embed': 'it has an absolute position embedding',
+    'layers.0.blocks.0.attn.logit_scale': 'it is a Swin V2',
+}
+
+_ROWS = (
+    ('norm1', 'norm1'),
+    *((f'attn.{a}', f'attention/{b}') for a, b in (('q', 'query'), ('k', 'key'), ('v', 'value'))),
+    ('attn.proj', 'attention/out'),
+    ('attn.relative_position_bias_table', _swin.BIAS),
+    ('norm2', 'norm2'),
+    ('mlp.fc1', 'mlp/fc1'),
+    ('mlp.fc2', 'mlp/fc2'),
+)
+_COMMON: names.Table = (
+    ('patch_embed.proj', 'patch_embed'),
+    ('patch_embed.norm', 'embed_norm'),
+    *((f'{_LAYER}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in _ROWS),
+    ('norm', 'norm'),
+)
+_MERGING = ('norm', 'reduction')
+
+
+def _merging(layer: str) -> names.Table:
+    return tuple((f'{layer}.downsample.{part}', f'stage_{{0}}/merge/{part}') for part in _MERGING)
+
+
+MICROSOFT: names.Table = (*_COMMON, *_merging(_LAYER), ('head', 'head'))
+TIMM: names.Table = (*_COMMON, *_merging('layers.{1}'), ('head.fc', 'head'))
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return 'patch_embed.proj.weight' in flat and 'layers.0.blocks.0.norm1.weight' in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+    """A SwinTransformer, with or without its head.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: timm's parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
+        that ours does not.
+    """
+    table, source = TIMM, 'timm Swin'
+    if 'layers.0.downsample.reduction.weight' in flat or 'head.weight' in flat:
+        table, source = MICROSOFT, 'Microsoft Swin'
+    for name, reason in _UNSUPPORTED.items():
+        if name in flat:
+            raise UserError(f'{source}: no such model is known here: {reason} ({name})')
+    used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
+    imported = _swin.assemble(_parted(used, source), table, source, extra, image_size=_size(extra))
+    return colours.folded(imported, extra, colours.UNTOLD)
+
+
+def _parted(flat: Flat, source: str) -> Flat:
+    """Fused projections taken apart."""
+    parted: Flat = {}
+    for name, array in flat.items():
+        match = re.fullmatch(r'(layers\.\d+\.blocks\.\d+\.attn\.)qkv(\.\w+)', name)
+        if match is None:
+            parted[name] = array
+        elif len(array) % 3:
+            raise UserError(f'{source}: {name} cannot have shape {array.shape}')
+        else:
+            parts = zip('qkv', np.split(array, 3), strict=True)
+            parted |= {f'{match[1]}{letter}{match[2]}': part for letter, part in parts}
+    return parted
+
+
+def _size(config: Mapping[str, Any]) -> _swin.Size | None:
+    """Height and width of the images, if config.json tells."""
+    size = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
+    return (int(size[0]), int(size[1])) if len(size) == 2 else None

@@ -1,0 +1,171 @@
+"""Swins of transformers: safetensors with the names of its versions 4 and 5, and config.json.
+
+Names of version 4 are written: version 5 writes and reads them too. What shapes do not tell, GELU
+and the size of the images, comes from config.json. An image that whole patches do not tile is
+filled up with grey here, and with the mean of preprocessor_config.json there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import colours, labels, names
+from vit_jax.interop.families import _swin
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel, Written
+
+_SOURCE = 'transformers Swin'
+_PREFIX = 'swin.'
+# Buffers, and what is for pretraining alone.
+_UNUSED = ('relative_position_index', 'embeddings.mask_token')
+# SwinConfig.hidden_act
+_GELUS = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh'}
+_LAYER = 'encoder.layers.{0}'
+_TABLE = 'relative_position_bias_table'
+
+
+def _block(*rows: tuple[str, str]) -> names.Table:
+    return tuple((f'{_LAYER}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in rows)
+
+
+# Without the prefix that all but the classifier have in a model with a head.
+TABLE: names.Table = (
+    ('embeddings.patch_embeddings.projection', 'patch_embed'),
+    ('embeddings.norm', 'embed_norm'),
+    *_block(
+        ('layernorm_before', 'norm1'),
+        ('attention.self.query', 'attention/query'),
+        ('attention.self.key', 'attention/key'),
+        ('attention.self.value', 'attention/value'),
+        (f'attention.self.{_TABLE}', _swin.BIAS),
+        ('attention.output.dense', 'attention/out'),
+        ('layernorm_after', 'norm2'),
+        ('intermediate.dense', 'mlp/fc1'),
+        ('output.dense', 'mlp/fc2'),
+        # Version 5:
+        ('attention.q_proj', 'attention/query'),
+        ('attention.k_proj', 'attention/key'),
+        ('attention.v_proj', 'attention/value'),
+        (f'attention.relative_position_bias.{_TABLE}', _swin.BIAS),
+        ('attention.o_proj', 'attention/out'),
+        ('mlp.fc1', 'mlp/fc1'),
+        ('mlp.fc2', 'mlp/fc2'),
+    ),
+    (f'{_LAYER}.downsample.norm', 'stage_{0}/merge/norm'),
+    (f'{_LAYER}.downsample.reduction', 'stage_{0}/merge/reduction'),
+    ('layernorm', 'norm'),
+    ('classifier', 'head'),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    stem, block = 'embeddings.patch_embeddings.projection.weight', 'encoder.layers.0.blocks.0.'
+    stems = [p for p in ('', _PREFIX) if p + stem in flat]
+    return any(name.startswith(p + block) for p in stems for name in flat)
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+    """A SwinModel or a SwinForImageClassification.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: the parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    _require_ours(extra)
+    used = {
+        name.removeprefix(_PREFIX): array
+        for name, array in flat.items()
+        if not name.endswith(_UNUSED)
+    }
+    gelu = _GELUS[extra.get('hidden_act', 'gelu')]
+    size = extra.get('image_size')
+    image_size = (size, size) if isinstance(size, int) else size and (size[0], size[1])
+    imported = _swin.assemble(used, TABLE, _SOURCE, extra, gelu, image_size)
+    for key, field in (('window_size', 'window'), ('embed_dim', 'width')):
+        if extra.get(key, imported.model[field]) != imported.model[field]:
+            raise UserError(
+                f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model[field]}; '
+                'config.json is of another model'
+            )
+    return colours.folded(imported, extra, colours.UNTOLD)
+
+
+def write(
+    params: Mapping[str, Any],
+    model: Mapping[str, Any],
+    image_size: tuple[int, int] | None = None,
+    class_names: Sequence[str] = (),
+) -> tuple[Flat, dict[str, Any]]:
+    """Arrays for model.safetensors, and config.json: of a SwinForImageClassification, or without a
+    head of a SwinModel.
+
+    Args:
+      params: of a Swin.
+      model: all its keywords.
+      image_size: height and width in pixels; by default those whose last map is one window.
+      class_names: one for each output of the head, if known.
+
+    Raises:
+      UserError: if transformers has no such Swin.
+    """
+    if model['norm_eps'] != _swin.NORM_EPS:
+        raise UserError(f'transformers has no Swin with norm_eps {model["norm_eps"]:g}')
+    arrays = _swin.written(params, TABLE)
+    height, width = image_size or _native(model)
+    config = {
+        'model_type': 'swin',
+        'architectures': ['SwinForImageClassification' if model['num_classes'] else 'SwinModel'],
+        'image_size': height if height == width else [height, width],
+        'patch_size': model['patch_size'],
+        'num_channels': arrays['embeddings.patch_embeddings.projection.weight'].shape[1],
+        'embed_dim': model['width'],
+        'depths': list(model['depths']),
+        'num_heads': list(model['num_heads']),
+        'window_size': model['window'],
+        'mlp_ratio': model['mlp_ratio'],
+        'qkv_bias': True,
+        'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
+        'layer_norm_eps': _swin.NORM_EPS,
+    }
+    if not model['num_classes']:
+        return arrays, config
+    arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
+    return arrays, config | labels.write(class_names, model['num_classes'])
+
+
+def _require_ours(config: Mapping[str, Any]) -> None:
+    """Raise UserError for a config.json of a model that there is none of here."""
+    expected = {
+        'model_type': ('swin',),
+        'hidden_act': tuple(_GELUS),
+        'layer_norm_eps': (_swin.NORM_EPS,),
+        'use_absolute_embeddings': (False,),
+    }
+    for key, known in expected.items():
+        if config.get(key, known[0]) not in known:
+            raise UserError(
+                f'{_SOURCE}: config.json has {key}={config[key]!r}; only '
+                f'{", ".join(map(str, known))} is supported'
+            )
+
+
+def _native(model: Mapping[str, Any]) -> tuple[int, int]:
+    side = model['patch_size'] * 2 ** (len(model['depths']) - 1) * model['window']
+    return side, side
+
+
+def _transformers(imported: ImportedModel) -> Written:
+    size = imported.image_size or _native(imported.model)
+    arrays, config = write(imported.params, imported.model, size, imported.class_names)
+    return Written(arrays, config, preprocessor=colours.preprocessor(config['num_channels'], size))
+
+
+WRITERS = {('swin', 'transformers'): _transformers}

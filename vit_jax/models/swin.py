@@ -1,0 +1,247 @@
+"""Swin Transformer: a hierarchy of feature maps, with attention inside shifted windows.
+
+Liu et al., 2021, arXiv:2103.14030.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.parameter_pictures import ParameterPictures
+from vit_jax.nn.patches import PatchEmbed
+from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.window_stages import INIT, Block, Stage, is_shifted, pad_to_multiple
+from vit_jax.nn.windows import WindowMap, Windows
+from vit_jax.ops.resize import bicubic_half_pixel
+
+# name: width of the first stage, blocks and heads of each stage (section 3.3)
+VARIANTS = {
+    'mu': (16, (2, 2), (2, 4)),
+    'T': (96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    'S': (96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    'B': (128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    'L': (192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+WINDOW = 7
+
+
+def variant(name: str) -> dict[str, Any]:
+    """Keywords of `Model` for a shape of VARIANTS, and a window other than 7: 'T', 'B/w12'.
+
+    Raises:
+      UserError: if there is no such shape, or the window is not a positive number.
+    """
+    shape, slash, window = name.partition('/')
+    if shape not in VARIANTS:
+        raise UserError(nearest('Swin variant', shape, VARIANTS))
+    if slash and not re.fullmatch('w[1-9][0-9]*', window):
+        raise UserError(f'Swin variant {name!r}: write the window as in {shape}/w12')
+    width, depths, num_heads = VARIANTS[shape]
+    return {
+        'width': width,
+        'depths': depths,
+        'num_heads': num_heads,
+        'window': int(window[1:]) if slash else WINDOW,
+    }
+
+
+class Model(nn.Module):
+    """Swin. Images of any size, square or not: what does not fit is padded, see `nn/windows.py`.
+
+    Attributes:
+      num_classes: outputs of the head; None or 0 leaves the head out.
+      patch_size: side of a patch in pixels.
+      width: C, of a token of the first stage; each of the others doubles it.
+      depths: blocks of each stage; every second one shifts its windows.
+      num_heads: of each stage.
+      window: M, side of a window in tokens.
+      mlp_ratio: hidden width of the blocks' MLPs, times that of their tokens.
+      dropout: after the embedding, the attention and each dense layer of an MLP.
+      attention_dropout: on the attention weights.
+      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+      gelu: 'tanh' (approximate) or 'erf' (exact).
+      norm_eps: added to the variance in layer norms.
+      remat: recompute blocks in the backward pass instead of keeping their activations.
+      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    num_classes: int | None = None
+    patch_size: int = 4
+    width: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = WINDOW
+    mlp_ratio: float = 4.0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+    gelu: str = 'erf'
+    norm_eps: float = 1e-5
+    remat: bool = False
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('gelu', self.gelu, GELUS)
+        check_choice('dtype', self.dtype, DTYPES)
+        for rate in ('dropout', 'attention_dropout', 'drop_path'):
+            check_rate(rate, getattr(self, rate))
+        if self.window < 1:
+            raise UserError(f'window must be at least 1, not {self.window}')
+        _check_stages(self.width, self.depths, self.num_heads)
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token of the last stage stands for."""
+        return self.patch_size * 2 ** (len(self.depths) - 1)
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Class scores of normalised images.
+
+        Returns:
+          features: [B h w D] of the last stage, after the final norm.
+          pre_logits: [B D], their mean.
+          logits: [B num_classes] in float32; absent without a head.
+        """
+        dtype = jnp.dtype(self.dtype)
+        x = self._embed(images, train, dtype)
+        for i in range(len(self.depths)):
+            x = self._stage(i, dtype)(x, train)
+        features = nn.LayerNorm(self.norm_eps, dtype=dtype, name='norm')(x)
+        outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
+        if self.num_classes:
+            head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=INIT, name='head')
+            outputs['logits'] = head(outputs['pre_logits'])
+        return outputs
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
+    ) -> list[AttentionMap]:
+        """What the blocks have looked at, each in its window; the maps of a stage have its grid."""
+        height, width = (-(-side // self.patch_size) for side in images.shape[1:3])
+        maps = []
+        for i, depth in enumerate(self.depths):
+            for j in range(depth):
+                kept = intermediates[f'stage_{i}'][f'block_{j}']['attention']['attention'][0]
+                windows = Windows.over(height, width, self.window, is_shifted(j))
+                name, grid = f'stage_{i}/block_{j}', (height, width)
+                maps.append(AttentionMap(name, WindowMap(kept, windows), grid, grid))
+            height, width = -(-height // 2), -(-width // 2)
+        return maps
+
+    def parameter_pictures(self, params: Mapping[str, Any]) -> list[ParameterPictures]:
+        """The bias of each head by where a key lies from its query, which is in the middle."""
+        found = []
+        for i, depth in enumerate(self.depths):
+            for j in range(depth):
+                table = np.asarray(params[f'stage_{i}'][f'block_{j}']['attention']['position_bias'])
+                # The rows of the table go from a key below its query to one above it.
+                heads = table.transpose(2, 0, 1)[:, ::-1, ::-1]
+                name = f'stage_{i}/block_{j}/attention/position_bias'
+                found.append(ParameterPictures(name, heads, 'head', 'keys around a query'))
+        return found
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for windows of another size; that of the images changes none.
+
+        Args:
+          params: nested arrays of a Swin whose windows may be others; some may be absent.
+          old_size, new_size: of no consequence.
+          method: of no consequence: tables are resized bicubically, as those of the paper's models.
+
+        Returns:
+          The parameters, and what was changed, as notes for people.
+        """
+        del old_size, new_size, method
+        sides, old = (2 * self.window - 1,) * 2, set()
+
+        def resized(path: Any, leaf: Any) -> Any:
+            if path[-1].key != 'position_bias' or leaf.shape[:2] == sides:
+                return leaf
+            old.add((len(leaf) + 1) // 2)
+            return bicubic_half_pixel(leaf, sides)
+
+        params = jax.tree_util.tree_map_with_path(resized, params)
+        windows = ', '.join(map(str, sorted(old)))
+        note = f'position_bias: windows of {windows} resized to {self.window} (bicubic)'
+        return params, [note] if old else []
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on: the embedding, then each block.
+
+        What merges the patches of a stage belongs to its last block.
+        """
+        order = ['^(patch_embed|embed_norm)/']
+        for i, depth in enumerate(self.depths):
+            order += [f'^stage_{i}/block_{j}/' for j in range(depth - 1)]
+            order.append(f'^stage_{i}/(block_{depth - 1}|merge)/')
+        return tuple(order)
+
+    def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
+        """[B h w C]: a token for each patch; zeros fill up the last row and column of them."""
+        patch = self.patch_size
+        x = pad_to_multiple(images, patch)
+        batch, height, width, _ = x.shape
+        x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
+        x = nn.LayerNorm(self.norm_eps, dtype=dtype, name='embed_norm')(x)
+        return Dropout(self.dropout)(x.reshape(batch, height // patch, width // patch, -1), train)
+
+    def _stage(self, i: int, dtype: Any) -> Stage:
+        before, depth = sum(self.depths[:i]), self.depths[i]
+        rates = np.linspace(0.0, self.drop_path, sum(self.depths))[before : before + depth]
+        block = functools.partial(
+            Block,
+            num_heads=self.num_heads[i],
+            window=self.window,
+            mlp_ratio=self.mlp_ratio,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            gelu=self.gelu,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+        )
+        return Stage(
+            block,
+            tuple(rates.tolist()),
+            merges=i + 1 < len(self.depths),
+            remat=self.remat,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+            name=f'stage_{i}',
+        )
+
+
+def _check_stages(width: int, depths: tuple[int, ...], num_heads: tuple[int, ...]) -> None:
+    if not depths or len(depths) != len(num_heads) or min(*depths, *num_heads) < 1:
+        raise UserError(
+            f'depths {tuple(depths)} and num_heads {tuple(num_heads)}: '
+            'every stage needs at least one block, and its number of heads'
+        )
+    for i, heads in enumerate(num_heads):
+        if width * 2**i % heads:
+            raise UserError(
+                f'width {width * 2**i} of stage {i} is not a multiple of its {heads} heads'
+            )

@@ -1,0 +1,124 @@
+"""Stages of a hierarchy of feature maps: blocks with windows, and the merging of patches.
+
+Liu et al., 2021, arXiv:2103.14030, section 3.1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.windows import WindowAttention
+
+# Of all kernels, as the authors' code has it.
+INIT = nn.initializers.normal(0.02)
+
+
+class Stage(nn.Module):
+    """Blocks with plain and shifted windows in turn; then, but in the last stage, `merge`.
+
+    Attributes:
+      block: makes a block, given whether it is shifted, and its name.
+      drop_paths: of each block.
+      merges: whether four neighbours become one token in the end.
+      remat: recompute each block in the backward pass instead of keeping its activations.
+      norm_eps: added to the variance in the norm of the merging.
+      dtype: of the computation.
+    """
+
+    block: Callable[..., nn.Module]
+    drop_paths: tuple[float, ...]
+    merges: bool
+    remat: bool = False
+    norm_eps: float = 1e-5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W D'], train: bool = False) -> Float[Array, 'B h w _']:
+        def apply(block: nn.Module, x: Array, rate: float) -> Array:
+            return block(x, train, rate)
+
+        apply = nn.remat(apply, static_argnums=2) if self.remat else apply
+        for j, rate in enumerate(self.drop_paths):
+            x = apply(self.block(shifted=is_shifted(j), name=f'block_{j}'), x, rate)
+        return PatchMerging(self.norm_eps, self.dtype, name='merge')(x) if self.merges else x
+
+
+class Block(nn.Module):
+    """A pre-norm block whose attention stays in windows, equation 3 of arXiv:2103.14030.
+
+        z' = W-MSA(LN(z)) + z, or SW-MSA where windows are shifted
+        z  = MLP(LN(z')) + z'
+
+    Each sum is preceded by dropout and, with probability `drop_path`, by dropping the whole branch.
+    """
+
+    num_heads: int
+    window: int
+    shifted: bool
+    mlp_ratio: float = 4.0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    gelu: str = 'erf'
+    norm_eps: float = 1e-5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B H W D'], train: bool = False, drop_path: float = 0.0
+    ) -> Float[Array, 'B H W D']:
+        def add(branch: Array) -> Array:
+            return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
+
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
+        attention = WindowAttention(
+            self.num_heads,
+            self.window,
+            self.shifted,
+            self.attention_dropout,
+            dtype=self.dtype,
+            name='attention',
+        )
+        x = add(attention(norm(x), train))
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        hidden = int(self.mlp_ratio * x.shape[-1])
+        mlp = Mlp(hidden, self.dropout, self.gelu, self.dtype, INIT, name='mlp')
+        return add(mlp(norm(x), train))
+
+
+class PatchMerging(nn.Module):
+    """Halves the map: [H W D] to [H/2 W/2 2D], a norm and a linear layer on 2 x 2 neighbours.
+
+    The neighbours are joined in the order upper left, lower left, upper right, lower right. Zeros
+    fill up an odd row or column.
+    """
+
+    norm_eps: float = 1e-5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
+        x = pad_to_multiple(x, 2)
+        batch, height, width, features = x.shape
+        x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
+        x = x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, 4 * features)
+        x = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        reduction = nn.Dense(
+            2 * features, use_bias=False, kernel_init=INIT, dtype=self.dtype, name='reduction'
+        )
+        return reduction(x)
+
+
+def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, 'B h w C']:
+    """With rows and columns of zeros at the bottom and at the right where need be."""
+    below, right = (-side % multiple for side in x.shape[1:3])
+    return jnp.pad(x, ((0, 0), (0, below), (0, right), (0, 0))) if below or right else x
+
+
+def is_shifted(block: int) -> bool:
+    """Whether the windows of a stage's block are: those of every second one."""
+    return block % 2 == 1

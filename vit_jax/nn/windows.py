@@ -1,0 +1,209 @@
+"""Self-attention inside the windows of a feature map, plain or shifted.
+
+Liu et al., 2021, arXiv:2103.14030, section 3.2. Feature maps are [B H W D]. A map that the windows
+do not divide is padded with zeros at the bottom and at the right, which are looked at like any
+other token: what transformers does, and the paper leaves open.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from vit_jax.nn.attention import attend, attention_weights
+from vit_jax.nn.attention_maps import keep
+from vit_jax.nn.stochastic import Dropout
+
+# Added to the score of two tokens that a shift has made neighbours.
+APART = -100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """How windows lie on a feature map of a known size.
+
+    Attributes:
+      height, width: of the map, in tokens.
+      side: of a window, M, in tokens.
+      shift: rows and columns by which the map is rolled up and to the left before it is cut.
+    """
+
+    height: int
+    width: int
+    side: int
+    shift: int = 0
+
+    @classmethod
+    def over(cls, height: int, width: int, window: int, shifted: bool) -> 'Windows':
+        """Windows of `window` x `window` tokens, shifted by half of it.
+
+        Where the map is not larger than a window in one direction, the window is as large as the
+        map there, and is not shifted: there is nothing beyond it.
+        """
+        side = min(window, height, width)
+        shift = window // 2 if shifted and window < min(height, width) else 0
+        return cls(height, width, side, shift)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of windows."""
+        return -(-self.height // self.side), -(-self.width // self.side)
+
+    def place(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w D']:
+        """Pads the map to whole windows, and shifts it."""
+        rows, columns = (n * self.side for n in self.grid)
+        if (rows, columns) != (self.height, self.width):
+            below, right = rows - self.height, columns - self.width
+            x = jnp.pad(x, ((0, 0), (0, below), (0, right), (0, 0)))
+        return jnp.roll(x, (-self.shift, -self.shift), (1, 2)) if self.shift else x
+
+    def restore(self, x: Float[Array, 'B h w *D']) -> Float[Array, 'B H W *D']:
+        """The inverse of `place`."""
+        if self.shift:
+            x = jnp.roll(x, (self.shift, self.shift), (1, 2))
+        return x[:, : self.height, : self.width]
+
+    def cut(self, x: Float[Array, 'B h w H K']) -> Float[Array, 'B W H N K']:
+        """The heads of each window, from those of the map as `place` leaves it."""
+        batch, _, _, heads, size = x.shape
+        (rows, columns), side = self.grid, self.side
+        x = x.reshape(batch, rows, side, columns, side, heads, size)
+        return x.transpose(0, 1, 3, 5, 2, 4, 6).reshape(
+            batch, rows * columns, heads, side * side, size
+        )
+
+    def join(self, x: Float[Array, 'B W H N K']) -> Float[Array, 'B h w H K']:
+        """The inverse of `cut`."""
+        batch, _, heads, _, size = x.shape
+        (rows, columns), side = self.grid, self.side
+        x = x.reshape(batch, rows, columns, heads, side, side, size)
+        return x.transpose(0, 1, 4, 2, 5, 3, 6).reshape(
+            batch, rows * side, columns * side, heads, size
+        )
+
+    def tokens(self) -> Int[np.ndarray, 'W N']:
+        """Which token of the map, row by row, is where in each window; -1 for padding."""
+        rows, columns = (n * self.side for n in self.grid)
+        numbers = np.full((rows, columns), -1)
+        numbers[: self.height, : self.width] = np.arange(self.height * self.width).reshape(
+            self.height, self.width
+        )
+        return self._cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
+
+    def regions(self) -> Int[np.ndarray, 'W N']:
+        """A number for each part of a window whose tokens are neighbours in the map itself.
+
+        Shifted maps wrap around. Rows then fall into those before the last window, those of it that
+        are still in order, and those that have come from the top; columns likewise.
+        """
+
+        def parts(count: int) -> np.ndarray:
+            at = np.arange(count * self.side)
+            return (at >= at.size - self.side).astype(int) + (at >= at.size - self.shift)
+
+        rows, columns = (parts(count) for count in self.grid)
+        return self._cut_plain(3 * rows[:, None] + columns)
+
+    def _cut_plain(self, x: np.ndarray) -> np.ndarray:
+        """[h w] as [W N]."""
+        (rows, columns), side = self.grid, self.side
+        x = x.reshape(rows, side, columns, side).swapaxes(1, 2)
+        return x.reshape(rows * columns, side * side)
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention in windows, with a bias for each relative position.
+
+    SoftMax(Q K^T / sqrt(K) + B) V, equation 4. `position_bias` [2M-1 2M-1 H] holds B by the rows
+    and columns from a key to its query; a window smaller than M uses the middle of it. In shifted
+    windows tokens that are no neighbours in the map get -100 on top. Kernel `qkv` [D 3 H K] and
+    `out` [H K D].
+
+    When the collection `intermediates` is mutable it receives the weights [B W H N N], named
+    `attention`.
+
+    Attributes:
+      num_heads: H; divides the width.
+      window: M, side of a window in tokens.
+      shifted: whether the windows are, by half of their side.
+      dropout: on the weights.
+      kernel_init: of both projections.
+      dtype: of the computation; the softmax stays float32.
+    """
+
+    num_heads: int
+    window: int
+    shifted: bool = False
+    dropout: float = 0.0
+    kernel_init: Callable[..., Any] = nn.initializers.normal(0.02)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W D'], train: bool = False) -> Float[Array, 'B H W D']:
+        _, height, width, features = x.shape
+        windows = Windows.over(height, width, self.window, self.shifted)
+        dense = functools.partial(nn.DenseGeneral, kernel_init=self.kernel_init, dtype=self.dtype)
+        shape = (3, self.num_heads, features // self.num_heads)
+        qkv = dense(shape, name='qkv')(windows.place(x))
+        # One transposition to windows and heads, instead of one to windows before the product.
+        query, key, value = (windows.cut(part.squeeze(-3)) for part in jnp.split(qkv, 3, axis=-3))
+        weights = attention_weights(query, key, bias=self._bias(windows))
+        keep(self, weights)
+        weights = Dropout(self.dropout)(weights, train)
+        found = windows.restore(windows.join(attend(weights, value)))
+        return dense(features, axis=(-2, -1), name='out')(found)
+
+    def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
+        """What is added to the scores, for all windows alike or for each."""
+        sides = 2 * self.window - 1
+        table = self.param(
+            'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
+        )
+        first, last = self.window - windows.side, self.window + windows.side - 1
+        table = table[first:last, first:last].reshape(-1, self.num_heads)
+        bias = table[relative_positions(windows.side)].transpose(2, 0, 1)[None]
+        if not windows.shift:
+            return bias
+        regions = jnp.asarray(windows.regions())
+        apart = regions[:, None, :, None] != regions[:, None, None, :]
+        return bias + jnp.where(apart, APART, 0.0)
+
+
+def relative_positions(side: int) -> Int[np.ndarray, 'N N']:
+    """For each query and key of a window the row of a flat table [(2M-1)^2] of relative positions.
+
+    That of a key d rows above and e columns to the left of its query is (d+M-1) (2M-1) + e+M-1.
+    """
+    row, column = (axis.ravel() for axis in np.mgrid[:side, :side])
+    down, right = (axis[:, None] - axis + side - 1 for axis in (row, column))
+    return down * (2 * side - 1) + right
+
+
+class WindowMap:
+    """Weights [B H Q K] of the tokens of a map, laid out only when numpy asks for them.
+
+    They are zero but in a window, and so many for a large map that nobody wants all layers of them.
+    Where the map has been padded a first key stands for the padding: what is looked at there.
+    """
+
+    def __init__(self, weights: Float[Array, 'B W H N N'], windows: Windows) -> None:
+        self._weights, self._windows = weights, windows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        weights = np.asarray(self._weights, dtype)
+        places, size = self._windows.tokens(), self._windows.height * self._windows.width
+        padded = int((places < 0).any())
+        laid = np.zeros((*weights.shape[0:3:2], size, padded + size), weights.dtype)
+        for i, window in enumerate(places):
+            inside = window >= 0
+            rows = weights[:, i][:, :, inside]
+            queries, keys = window[inside], padded + window[inside]
+            laid[:, :, queries[:, None], keys] = rows[..., inside]
+            if padded:
+                laid[:, :, queries, 0] = rows[..., ~inside].sum(axis=-1)
+        return laid
