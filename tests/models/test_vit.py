@@ -1,6 +1,7 @@
 """ViT: exact parameter counts, parity with transformers, dtypes, initial values, mistakes."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -176,7 +177,9 @@ def hf_state(params):
     ('shape', 'size', 'batch'),
     [
         pytest.param(variant('B/16'), (224, 224), 1, marks=pytest.mark.slow),
-        pytest.param({**TINY, 'patch_size': 8}, (24, 40), 3, marks=pytest.mark.parity),
+        pytest.param(
+            {**TINY, 'patch_size': 8}, (24, 40), 3, marks=[pytest.mark.parity, pytest.mark.slow]
+        ),
     ],
     ids=['B/16', 'not square'],
 )
@@ -214,7 +217,7 @@ def test_parity_with_transformers(shape, size, batch):
 
 
 @pytest.mark.parametrize(
-    ('pool', 'posemb'), list(zip(POOLS, ['sincos2d', 'learn'] * 2, strict=True))
+    ('pool', 'posemb'), list(zip(POOLS, itertools.cycle(['sincos2d', 'learn']), strict=False))
 )
 def test_outputs_and_gradients_of_every_pooling(pool, posemb):
     model = Model(
@@ -223,7 +226,7 @@ def test_outputs_and_gradients_of_every_pooling(pool, posemb):
     images = images_like(2, 8, 12, 3)
     params = perturbed(model, images)
     outputs = model.apply({'params': params}, images)
-    tokens = 6 + (pool == 'cls')
+    tokens = 6 + (pool in ('cls', 'patches'))
     per_token = (tokens,) if pool == 'none' else ()
     assert outputs['tokens'].shape == (2, tokens, 16)
     assert outputs['pre_logits'].shape == (2, *per_token, 8)
@@ -234,13 +237,37 @@ def test_outputs_and_gradients_of_every_pooling(pool, posemb):
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_pooling_takes_the_tokens_it_names():
     images = images_like(2, 8, 8, 3)
-    for pool, pick in {'cls': lambda t: t[:, 0], 'gap': lambda t: t.mean(1)}.items():
+    picks = {
+        'cls': lambda t: t[:, 0],
+        'gap': lambda t: t.mean(1),
+        'patches': lambda t: t[:, 1:].mean(1),
+    }
+    for pool, pick in picks.items():
         model = Model(pool=pool, **TINY)
         outputs = model.apply({'params': perturbed(model, images)}, images)
         assert 'logits' not in outputs
         np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
+
+
+def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
+    """Those of the batch in training, which the averages in `batch_stats` follow."""
+    model = Model(num_classes=5, head_norm='batch', **{**TINY, 'depth': 1})
+    images = images_like(4, 8, 8, 3)
+    variables = jax.jit(model.init)(jax.random.key(0), images)
+    assert shapes(model, (8, 8)) == shapes(model.clone(head_norm='none'), (8, 8))
+    head = {'kernel': jnp.asarray(images_like(16, 5)), 'bias': jnp.zeros(5)}
+    variables |= {'params': variables['params'] | {'head': head}}
+    outputs, new = model.apply(variables, images, train=True, mutable='batch_stats')
+    features = outputs['pre_logits']
+    mean, variance = features.mean(0), features.var(0)
+    normed = (features - mean) / jnp.sqrt(variance + 1e-6)
+    np.testing.assert_allclose(outputs['logits'], normed @ head['kernel'], atol=1e-4)
+    stats = new['batch_stats']['head_norm']
+    np.testing.assert_allclose(stats['mean'], 0.1 * mean, atol=1e-6)
+    np.testing.assert_allclose(stats['var'], 0.9 + 0.1 * variance, atol=1e-6)
 
 
 def test_fixed_positions_leave_the_class_token_alone():
@@ -301,6 +328,7 @@ def test_layer_norm_is_float32_in_bfloat16():
     precision.assert_norms_have_float32_statistics(model, params, images, 2 * 2 + 1)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
     model = Model(num_classes=5, dropout=0.3, attention_dropout=0.3, drop_path=0.3, **TINY)
     images = images_like(1, 8, 8, 3)
@@ -316,6 +344,7 @@ def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
     np.testing.assert_array_equal(evaluated, plain.apply(params, images)['logits'])
 
 
+@pytest.mark.slow
 def test_initial_values():
     model = Model(num_classes=5, head_bias=-10.0, **{**TINY, 'width': 64, 'mlp_dim': 256})
     params = model.init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))['params']

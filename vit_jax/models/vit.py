@@ -22,7 +22,9 @@ from vit_jax.nn.pooling import MapHead
 from vit_jax.nn.positions import learned, sincos2d
 from vit_jax.nn.stochastic import Dropout, check_rate
 
-POOLS = ('cls', 'gap', 'map', 'none')
+POOLS = ('cls', 'gap', 'patches', 'map', 'none')
+WITH_CLASS_TOKEN = ('cls', 'patches')
+HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d')
 DTYPES = ('float32', 'bfloat16', 'float16')
 
@@ -76,12 +78,17 @@ class Model(nn.Module):
       mlp_dim: hidden width of the blocks' MLPs.
       num_heads: of the attention; divides width.
       pool: what the head sees. 'cls': an extra class token, as in the paper. 'gap': the mean of the
-        tokens. 'map': attention pooling. 'none': every token by itself.
+        tokens. 'patches': the mean of the others beside a class token, which a model that was
+        trained with one then still has. 'map': attention pooling. 'none': every token by itself.
       posemb: 'learn', or 'sincos2d' (fixed).
+      posemb_std: standard deviation that learned positions start with; 0.02 in the authors' code,
+        width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
       dropout: after the position embedding and each dense layer of a block.
       attention_dropout: on the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+      head_norm: 'none', or 'batch': batch normalisation without parameters before the head, for a
+        linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
       head_bias: initial value of the head's biases.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
@@ -101,10 +108,12 @@ class Model(nn.Module):
     num_heads: int = 12
     pool: str = 'cls'
     posemb: str = 'learn'
+    posemb_std: float = 0.02
     representation_size: int | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
     drop_path: float = 0.0
+    head_norm: str = 'none'
     head_bias: float = 0.0
     gelu: str = 'tanh'
     norm_eps: float = 1e-6
@@ -115,6 +124,7 @@ class Model(nn.Module):
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
         check_choice('posemb', self.posemb, POSEMBS)
+        check_choice('head_norm', self.head_norm, HEAD_NORMS)
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
@@ -147,7 +157,10 @@ class Model(nn.Module):
             dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
             outputs['pre_logits'] = nn.tanh(dense(outputs['pre_logits']))
         if self.num_classes:
-            outputs['logits'] = self._head(self.num_classes)(outputs['pre_logits'])
+            x = outputs['pre_logits']
+            if self.head_norm == 'batch':
+                x = self._batch_norm(train)(x)
+            outputs['logits'] = self._head(self.num_classes)(x)
         return outputs
 
     def attention_maps(
@@ -188,7 +201,7 @@ class Model(nn.Module):
         if self.posemb == 'learn' and 'pos_embed' in params:
             stride = self.stride // self.patch_size * patch
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
-            new, prefix = patch_grid(*new_size, self.stride), int(self.pool == 'cls')
+            new, prefix = patch_grid(*new_size, self.stride), int(self.pool in WITH_CLASS_TOKEN)
             params, notes = _resize.positions(params, old, new, prefix, method)
         if patch != self.patch_size:
             params, note = _resize.patches(params, self.patch_size)
@@ -203,7 +216,7 @@ class Model(nn.Module):
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
         x = self._patches(images, dtype)
-        if self.pool == 'cls':
+        if self.pool in WITH_CLASS_TOKEN:
             token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
             token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(dtype)
             x = jnp.concatenate([token, x], axis=1)
@@ -216,7 +229,7 @@ class Model(nn.Module):
 
     def _positions(self, tokens: int, height: int, width: int) -> Array:
         if self.posemb == 'learn':
-            return learned(self, tokens, self.width)
+            return learned(self, tokens, self.width, self.posemb_std)
         table = sincos2d(*patch_grid(height, width, self.stride), self.width)
         # A class token has no place in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
@@ -247,14 +260,25 @@ class Model(nn.Module):
         """y = LN(z_L^0), equation 4, or another summary; the encoder has applied the norm."""
         if self.pool == 'cls':
             return tokens[:, 0]
-        if self.pool == 'gap':
-            return tokens.mean(axis=1)
+        if self.pool in ('gap', 'patches'):
+            return tokens[:, int(self.pool == 'patches') :].mean(axis=1)
         if self.pool == 'none':
             return tokens
         head = MapHead(
             self.num_heads, self.mlp_dim, self.gelu, self.norm_eps, dtype, name='map_head'
         )
         return head(tokens, train)
+
+    def _batch_norm(self, train: bool) -> nn.BatchNorm:
+        return nn.BatchNorm(
+            use_running_average=not train,
+            momentum=0.9,
+            epsilon=1e-6,
+            dtype=jnp.float32,
+            use_bias=False,
+            use_scale=False,
+            name='head_norm',
+        )
 
     def _head(self, num_classes: int) -> nn.Dense:
         return nn.Dense(

@@ -9,6 +9,10 @@ and may have
 
     draw(predictions, photos, context)      the figure that `--out` writes
     add_flags(parser)                       further flags, whose values are in `context.flags`
+    adapt_model(model, flags)               the model that predicts, where flags change it
+=======
+    queries(outputs, class_names)           {number: name} of the queries of a decoder that
+                                            `attention` draws; None for all
     COLUMNS                                 the keys that the table shows; by default every one
     BAR                                     a key of values in [0, 1], of which it draws bars
 
@@ -22,6 +26,7 @@ import dataclasses
 import importlib
 import importlib.util
 import pathlib
+import zlib
 from types import ModuleType
 
 import numpy as np
@@ -53,6 +58,19 @@ class Photo:
     def image(self) -> np.ndarray:
         """What the model sees [H, W, C]."""
         return self.fields['image']
+
+    @property
+    def number(self) -> int:
+        """Of the pixels of the file, so that what is drawn for it depends on nothing else."""
+        return zlib.crc32(self.original.tobytes()) >> 1  # of 31 bits, as an index has
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Height and width in pixels of `image` without its padding, which is right and below."""
+        if 'pixel_mask' not in self.fields:
+            return self.image.shape[0], self.image.shape[1]
+        mask = self.fields['pixel_mask']
+        return int(mask[:, 0].sum()), int(mask[0].sum())
 
     def to_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
         """Points (x, y) of what the model sees as points of the file, both in pixels.
@@ -95,20 +113,25 @@ def module_of(task: str) -> ModuleType:
     Raises:
       UserError: if there is none, or it has no `rows`.
     """
-    path = module_path(task)
-    try:
-        found = importlib.util.find_spec(path) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
+    path, module = module_path(task), find(task)
+    if module is None:
         raise UserError(
             f'there is no module {path!r} to show what task {task!r} predicts; '
             'for sentences, use translate'
         )
-    module = importlib.import_module(path)
     if not hasattr(module, 'rows'):
         raise UserError(f'the module {path!r} does not show what task {task!r} predicts: no rows()')
     return module
+
+
+def find(task: str) -> ModuleType | None:
+    """`module_of`, but None if there is none, and it may lack `rows`."""
+    try:
+        path = module_path(task)
+        found = importlib.util.find_spec(path) is not None
+    except (ModuleNotFoundError, UserError):
+        found = False
+    return importlib.import_module(path) if found else None
 
 
 def module_path(task: str) -> str:

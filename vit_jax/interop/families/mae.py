@@ -1,0 +1,227 @@
+"""Masked autoencoders with their decoders: of transformers, and of the paper's authors.
+
+Of transformers, ViTMAEForPreTraining, the names of versions 4 and 5 are read, with config.json, and
+those of version 4 are written, which both read. The authors' names are those of timm with a decoder
+beside them. An encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
+
+The model takes images in [-1, 1], as all others here; the target keeps the mean and the deviation
+of the images that it was trained with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from vit_jax.errors import UserError
+from vit_jax.interop import colours, names, torch_layout
+from vit_jax.interop.families import timm_vit, transformers_vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.models.mae import ENCODER, Model
+from vit_jax.tree_paths import require_fit
+
+_DECODER = 'decoder/'
+# The authors' images, in [0, 1], and the heads of their decoder.
+_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
+_HEADS = {512: 16}
+# What of a task is not told.
+_TASK: dict[str, Any] = {'target': 'normalized', 'mean': (0.5,), 'std': (0.5,)}
+_BLOCK = 'decoder/transformer/block_{0}'
+
+
+def _blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
+    """The rows of an encoder's blocks, whose names begin with `theirs`, as those of a decoder."""
+    return tuple(
+        (a.replace(theirs, decoders), b.replace('encoder/block_{0}', _BLOCK))
+        for a, b in table
+        if a.startswith(theirs)
+    )
+
+
+_PARTS = ('decoder_embed', 'embed'), ('decoder_norm', 'transformer/norm'), ('decoder_pred', 'head')
+TRANSFORMERS: names.Table = (
+    *((f'vit.{a}', b) for a, b in transformers_vit.TABLE),
+    ('decoder.mask_token', 'decoder/mask_token'),
+    ('decoder.decoder_pos_embed', 'decoder/pos_embed'),
+    *((f'decoder.{a}', _DECODER + b) for a, b in _PARTS),
+    *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
+    *_blocks(transformers_vit.TABLE, 'layers.', 'decoder.decoder_layers.'),
+    # As version 5 writes what it calls layers itself.
+    *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
+)
+AUTHORS: names.Table = (
+    *timm_vit.TABLE,
+    ('mask_token', 'decoder/mask_token'),
+    ('decoder_pos_embed', 'decoder/pos_embed'),
+    *((a, _DECODER + b) for a, b in _PARTS),
+    *_blocks(timm_vit.TABLE, 'blocks.', 'decoder_blocks.'),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of an encoder with such a decoder."""
+    return 'decoder.decoder_pred.weight' in flat or 'decoder_pred.weight' in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+    """A ViTMAEForPreTraining, or a model of the authors.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: the parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    if 'decoder_pred.weight' in flat:
+        return _read_authors(flat, extra)
+    encoder, decoder = _halves(flat, 'decoder.')
+    imported = _joined(
+        transformers_vit.read(encoder, extra),
+        decoder,
+        TRANSFORMERS,
+        extra.get('decoder_num_attention_heads'),
+        'transformers ViTMAE',
+    )
+    model = imported.model | {'mask_ratio': float(extra.get('mask_ratio', 0.75))}
+    task = _task(extra, normalized=extra.get('norm_pix_loss', False))
+    return dataclasses.replace(imported, model=model, task=task)
+
+
+def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+    """Of the colours and the target their files say nothing."""
+    source = "MAE in its authors' names"
+    encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
+    if colours.told(extra) is None:
+        extra = {**extra, **colours.given(**_IMAGENET)}
+    decoder = timm_vit.parted(decoder, source)
+    heads = extra.get('decoder_num_attention_heads')
+    imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
+    note = (
+        'taken for one of normalised patches, with the colours of ImageNet; of one that was '
+        'trained on plain pixels (mae_visualize_*) reconstructions are wrong'
+    )
+    return dataclasses.replace(imported, task=_task(extra, normalized=True)).with_notes(note)
+
+
+def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
+    """The arrays of the encoder, and those of the decoder, whose names begin with `prefixes`."""
+    decoder = {name: array for name, array in flat.items() if name.startswith(prefixes)}
+    return {name: array for name, array in flat.items() if name not in decoder}, decoder
+
+
+def _joined(
+    encoder: ImportedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
+) -> ImportedModel:
+    """The model of an encoder that is read and a decoder by the names of the file.
+
+    Raises:
+      UserError: if the decoder's arrays are not those of a whole one.
+    """
+    in_file = names.renamed(decoder, lambda name: torch_layout.ours(name, table), source)
+    shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
+    keywords = _keywords(shapes, encoder.model, heads, source)
+    flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)
+    context = f'{source}: not a whole decoder (shapes in our layout)'
+    patches = encoder.params['pos_embed'].shape[1] - 1
+    require_fit(
+        flat,
+        _expected(keywords, patches, encoder.params['patch_embed']['kernel'].shape[2]),
+        context,
+        label=lambda name: in_file.get(name) or torch_layout.theirs(name, table),
+    )
+    return dataclasses.replace(
+        encoder, params=encoder.params | names.nested(flat), model=keywords, source=source
+    )
+
+
+def _keywords(
+    shapes: Mapping[str, tuple[int, ...]],
+    encoder: Mapping[str, Any],
+    heads: int | None,
+    source: str,
+) -> dict[str, Any]:
+    """Keywords of `config.model`, from the arrays of the file's decoder and the encoder's own."""
+    blocks = {name.split('/')[2] for name in shapes if name.startswith('decoder/transformer/block')}
+    width = shapes.get('decoder/mask_token', (0,))[-1]
+    hidden = (shape[0] for name, shape in shapes.items() if name.endswith('/mlp/fc1/bias'))
+    heads = heads or _HEADS.get(width)
+    if not heads or width % heads:
+        raise UserError(
+            f'{source}: nothing tells the number of attention heads of a decoder of width {width}; '
+            'put its config.json beside the file'
+        )
+    same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
+    return {
+        'name': 'mae',
+        **{key: encoder[key] for key in same},
+        'decoder_width': width,
+        'decoder_depth': len(blocks),
+        'decoder_mlp_dim': next(hidden, 0),
+        'decoder_heads': heads,
+    }
+
+
+def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
+    """The decoder's parameters, as shapes, by our names with projections apart."""
+    model = Model(**{key: value for key, value in keywords.items() if key != 'name'})
+    images = np.zeros((1, model.patch_size, model.patch_size * patches, channels), np.float32)
+    noise = np.zeros((1, patches), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images, noise)['params']
+    leaves = flatten_dict({'decoder': params['decoder']}, sep='/').items()
+    return names.split({name: np.broadcast_to(np.float32(0), x.shape) for name, x in leaves})
+
+
+def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
+    """Keywords of `config.task`."""
+    target = 'normalized' if normalized else 'pixels'
+    task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
+    if (told := colours.told(extra)) is not None:
+        mean, std = (tuple(map(float, values)) for values in told)
+        task |= {'mean': mean, 'std': std}
+    return task
+
+
+def _transformers(imported: ImportedModel) -> Written:
+    """Arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining."""
+    model, task = imported.model, {**_TASK, **imported.task}
+    flat = {
+        name: array
+        for name, array in names.flattened(imported.params).items()
+        if name.partition('/')[0] in (*ENCODER, 'decoder')
+    }
+    notes = []
+    if {*task['mean'], *task['std']} != {0.5}:
+        notes.append(
+            'the target of this model has a mean and deviation of its own, which the files cannot '
+            'say: there its reconstructions are in other units than its images'
+        )
+    size = imported.image_size or transformers_vit.square(flat, model['patch_size'])
+    channels = flat['patch_embed/kernel'].shape[2]
+    config = {
+        'model_type': 'vit_mae',
+        'architectures': ['ViTMAEForPreTraining'],
+        **transformers_vit.shape_config(model, size),
+        'num_channels': channels,
+        'decoder_hidden_size': model['decoder_width'],
+        'decoder_num_hidden_layers': model['decoder_depth'],
+        'decoder_num_attention_heads': model['decoder_heads'],
+        'decoder_intermediate_size': model['decoder_mlp_dim'],
+        'mask_ratio': model['mask_ratio'],
+        'norm_pix_loss': task['target'] == 'normalized',
+    }
+    return Written(
+        torch_layout.write(flat, TRANSFORMERS),
+        config,
+        tuple(notes),
+        colours.preprocessor(channels, size),
+    )
+
+
+WRITERS = {('mae', 'transformers'): _transformers}

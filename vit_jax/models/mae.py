@@ -1,0 +1,273 @@
+"""Masked autoencoder: a ViT that sees a quarter of an image, and a small one that guesses the rest.
+
+He et al., 2022, arXiv:2111.06377. The encoder's parameters have the names of a ViT's.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import vit
+from vit_jax.nn import positions
+from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
+from vit_jax.nn.patches import PatchEmbed, patch_grid
+from vit_jax.nn.stochastic import check_rate, example_keys
+
+# What of the parameters is a ViT.
+ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
+
+_token_init = nn.initializers.normal(0.02)
+
+
+class Model(nn.Module):
+    """An asymmetric encoder and decoder (section 3). Images of any size that whole patches tile.
+
+    Attributes:
+      patch_size: side of a patch in pixels.
+      width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
+      decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: the same of the decoder.
+      mask_ratio: share of the patches that the encoder does not see.
+      gelu: 'tanh' (approximate) or 'erf' (exact).
+      norm_eps: added to the variance in layer norms.
+      scan: one scanned block instead of unrolled ones; see `Encoder`.
+      remat: recompute blocks in the backward pass; see `Encoder`.
+      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+
+    Raises:
+      UserError: if a field has no such value, or images do not fit the patches or the positions, or
+        have so few patches that none would be seen.
+    """
+
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_mlp_dim: int = 2048
+    decoder_heads: int = 16
+    mask_ratio: float = 0.75
+    gelu: str = 'erf'
+    norm_eps: float = 1e-6
+    scan: bool = False
+    remat: bool = False
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('gelu', self.gelu, GELUS)
+        check_choice('dtype', self.dtype, vit.DTYPES)
+        check_rate('mask_ratio', self.mask_ratio)
+        for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
+            if getattr(self, width) % getattr(self, heads):
+                raise UserError(
+                    f'{width} {getattr(self, width)} is not a multiple of {heads} '
+                    f'{getattr(self, heads)}'
+                )
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token stands for."""
+        return self.patch_size
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        encoder = self._transformer(self.depth, self.num_heads, self.mlp_dim)
+        self.vit = VisibleEncoder(encoder, self.patch_size, self.width, dtype)
+        nn.share_scope(self, self.vit)  # its parameters lie at the top, as those of a ViT
+        decoder = self._transformer(self.decoder_depth, self.decoder_heads, self.decoder_mlp_dim)
+        self.decoder = Decoder(decoder, self.patch_size, self.decoder_width, dtype)
+
+    def __call__(
+        self,
+        images: Float[Array, 'B H W C'],
+        noise: Float[Array, 'B N'] | None = None,
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """What the decoder makes of all patches, from those that the encoder has seen.
+
+        Args:
+          images: normalised.
+          noise: the encoder sees the patches of the lowest; by default it is drawn from the random
+            stream 'mask'.
+          train: has no effect: MAE has no dropout, and draws its masks in evaluation too.
+
+        Returns:
+          patches: [B N P] in float32, in the order of `nn.patches.patchify`.
+          mask: [B N], 1 for a patch that was hidden and 0 for one that was seen.
+          tokens: [B 1+K D] of the class token and the seen patches, after the encoder's norm.
+        """
+        _, height, width, channels = images.shape
+        grid = patch_grid(height, width, self.patch_size)
+        if noise is None:
+            noise = self._noise(len(images), grid[0] * grid[1])
+        order = jnp.argsort(noise, axis=1)
+        places = jnp.argsort(order, axis=1)  # of every patch in that order
+        seen = self._num_seen(noise.shape[1])
+        tokens = self.vit(images, order[:, :seen], train)
+        patches = self.decoder(tokens, places, grid, channels, train)
+        mask = (places >= seen).astype(jnp.float32)
+        return {'patches': patches, 'mask': mask, 'tokens': tokens}
+
+    def features(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B _ D']:
+        """The tokens of whole images: of the class token and of every patch, after the norm."""
+        return self.vit(images, None, False)
+
+    def backbone(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
+        same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
+        return {'name': 'vit', **{key: getattr(self, key) for key in same}}, ENCODER
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on; the decoder comes last."""
+        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
+        return '^(patch_embed|cls_token|pos_embed)(/|$)', *blocks
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images of another size: the fixed positions are computed anew.
+
+        Args:
+          params: nested arrays; parts of them may be absent.
+          old_size, method: of no effect.
+          new_size: height and width in pixels of the images to come.
+
+        Returns:
+          The parameters, and what was changed, as notes for people.
+
+        Raises:
+          UserError: if the images cannot be cut into patches.
+        """
+        grid = patch_grid(*new_size, self.patch_size)
+        params, notes = _repositioned(params, grid, self.width)
+        if 'decoder' in params:
+            decoder, more = _repositioned(params['decoder'], grid, self.decoder_width)
+            params, notes = params | {'decoder': decoder}, [*notes, *(f'decoder/{n}' for n in more)]
+        return params, notes
+
+    def _transformer(self, depth: int, num_heads: int, mlp_dim: int) -> Callable[..., Encoder]:
+        """What makes blocks and a final norm, given their name."""
+        shared: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
+        block = functools.partial(
+            Block, num_heads=num_heads, mlp_dim=mlp_dim, gelu=self.gelu, **shared
+        )
+        return functools.partial(Encoder, block, depth, scan=self.scan, remat=self.remat, **shared)
+
+    def _noise(self, batch: int, patches: int) -> Float[Array, 'B N']:
+        """Uniform on [0, 1), drawn for each example by itself."""
+        keys = example_keys(self.make_rng('mask'), batch)
+        return jax.vmap(lambda key: jax.random.uniform(key, (patches,)))(keys)
+
+    def _num_seen(self, patches: int) -> int:
+        seen = int(patches * (1 - self.mask_ratio))
+        if not seen:
+            raise UserError(
+                f'mask_ratio {self.mask_ratio} leaves none of {patches} patches to be seen: lower '
+                'it, or choose smaller patches'
+            )
+        return seen
+
+
+class VisibleEncoder(nn.Module):
+    """A ViT without pooling that is shown some of the patches; its parameters are called as there.
+
+    Attributes:
+      transformer: makes the blocks and the final norm, given their name.
+      patch_size: side of a patch in pixels.
+      width: of a token.
+      dtype: of the computation.
+    """
+
+    transformer: Callable[..., nn.Module]
+    patch_size: int
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'B H W C'], seen: Int[Array, 'B K'] | None, train: bool
+    ) -> Float[Array, 'B _ D']:
+        """The class token and the patches of the numbers `seen`, or all patches if it is None."""
+        _, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.patch_size)
+        table = positions.fixed(self, fixed_positions(grid, self.width)).astype(self.dtype)
+        x = PatchEmbed(self.patch_size, self.width, self.dtype, name='patch_embed')(images)
+        x = x + table[:, 1:]
+        if seen is not None:
+            x = jnp.take_along_axis(x, seen[..., None], axis=1)
+        token = self.param('cls_token', _token_init, (1, 1, self.width)).astype(self.dtype)
+        token = jnp.broadcast_to(token + table[:, :1], (len(x), 1, self.width))
+        return self.transformer(name='encoder')(jnp.concatenate([token, x], axis=1), train)
+
+
+class Decoder(nn.Module):
+    """Tokens of the seen patches, and one mask token in the place of every other, to pixels.
+
+    The attributes are those of `VisibleEncoder`.
+    """
+
+    transformer: Callable[..., nn.Module]
+    patch_size: int
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Float[Array, 'B _ E'],
+        places: Int[Array, 'B N'],
+        grid: tuple[int, int],
+        channels: int,
+        train: bool,
+    ) -> Float[Array, 'B N P']:
+        """The values of every patch.
+
+        Args:
+          tokens: of the class token and the seen patches.
+          places: of every patch among the seen ones, from K on if it is hidden.
+          grid: rows and columns of patches.
+          channels: of the images.
+          train: as for blocks.
+        """
+        x = dense(self.width, dtype=self.dtype, name='embed')(tokens)
+        token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.dtype)
+        hidden = places.shape[1] - (x.shape[1] - 1)
+        patches = jnp.concatenate(
+            [x[:, 1:], jnp.broadcast_to(token, (len(x), hidden, self.width))], axis=1
+        )
+        patches = jnp.take_along_axis(patches, places[..., None], axis=1)
+        x = jnp.concatenate([x[:, :1], patches], axis=1)
+        x = x + positions.fixed(self, fixed_positions(grid, self.width)).astype(self.dtype)
+        x = self.transformer(name='transformer')(x, train)
+        values = self.patch_size**2 * channels
+        return dense(values, dtype=jnp.float32, name='head')(x[:, 1:])
+
+
+def fixed_positions(grid: tuple[int, int], dim: int) -> Float32[np.ndarray, 'N D']:
+    """Sines and cosines of the patches' places; the class token has none, so that its row is 0."""
+    return np.pad(positions.sincos2d(*grid, dim, endpoint=False), ((1, 0), (0, 0)))
+
+
+def _repositioned(
+    params: dict[str, Any], grid: tuple[int, int], width: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The parameters with a `pos_embed` for this grid, and a note if it was for another."""
+    table, old = fixed_positions(grid, width)[None], params.get('pos_embed')
+    # Grids of as many patches have tables of one shape.
+    if old is None or (old.shape == table.shape and np.allclose(old, table, atol=1e-4)):
+        return params, []
+    note = f'pos_embed: computed for {grid[0]} x {grid[1]} patches'
+    return params | {'pos_embed': table}, [note]

@@ -1,0 +1,107 @@
+"""Reconstruction of the patches that a masked autoencoder has not seen.
+
+He et al., 2022, arXiv:2111.06377, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.nn.patches import patch_grid, patchify, unpatchify
+from vit_jax.ops import pixels
+from vit_jax.ops.terms import Term
+
+Batch = dict[str, Any]
+Patches = Float[Array, 'B N P']
+TARGETS = ('normalized', 'pixels')
+EPS = 1e-6  # added to the variance of a patch
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Mean squared error of the hidden patches.
+
+    Attributes:
+      target: 'normalized', a patch less its mean and divided by its deviation; or 'pixels'.
+      value_range: what bytes 0..255 become before the model.
+      mean, std: a number, or one for each colour: what the target takes from pixels in [0, 1], and
+        divides them by. Of patches that are normalised only the ratios of `std` are left.
+    """
+
+    target: str = 'normalized'
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    rngs = ('mask',)
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise UserError('config.task.target: ' + nearest('target', self.target, TARGETS))
+        if not self.std or min(self.std) <= 0:
+            raise UserError(f'config.task.std={self.std}: must be positive')
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
+        """The images, and the `noise` [B N] that masks are made of where the batch has it."""
+        noise = (batch['noise'],) if 'noise' in batch else ()
+        return pixels.to_range(batch['image'], self.value_range), *noise
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """The mean over the hidden patches of a patch's mean squared error (section 3)."""
+        errors = jnp.square(outputs['patches'] - self._target(outputs, batch)[0]).mean(-1)
+        hidden = outputs['mask']
+        if 'mask' in batch:
+            hidden = hidden * batch['mask'][:, None]
+        return {'loss': Term((errors * hidden).sum(), hidden.sum())}
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """Sums and counts over the hidden patches of the real examples; padding has mask 0."""
+        terms = self.loss(apply(*self.inputs(batch)), batch)
+        return {name: (term.sum, term.count) for name, term in terms.items()}
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """What is made of the images, and the features of the whole images.
+
+        Returns:
+          reconstruction: [B H W C], black is 0 and white 1. A patch whose target was normalised has
+            the mean and deviation of the true one.
+          mask: [B h w], 1 for a patch that was hidden and 0 for one that was seen.
+          features: [B D], the mean over the tokens of all patches.
+        """
+        outputs = apply(*self.inputs(batch))
+        patches, (mean, deviation) = outputs['patches'], self._target(outputs, batch)[1]
+        _, height, width, channels = batch['image'].shape
+        side = _patch_size(patches, channels)
+        grid = patch_grid(height, width, side)
+        image = unpatchify(patches * deviation + mean, grid, side)
+        tokens = apply(self.inputs(batch)[0], method='features')
+        return {
+            'reconstruction': image * jnp.asarray(self.std) + jnp.asarray(self.mean),
+            'mask': outputs['mask'].reshape(-1, *grid),
+            'features': tokens[:, 1:].mean(1).astype(jnp.float32),
+        }
+
+    def _target(self, outputs: dict, batch: Batch) -> tuple[Patches, tuple[Any, Any]]:
+        """What the patches should be, and the mean and deviation that were taken from them."""
+        low, high = self.value_range
+        image = (self.inputs(batch)[0] - low) / (high - low)
+        image = (image - jnp.asarray(self.mean)) / jnp.asarray(self.std)
+        patches = patchify(image, _patch_size(outputs['patches'], image.shape[-1]))
+        if self.target == 'pixels':
+            return patches, (0.0, 1.0)
+        mean = patches.mean(-1, keepdims=True)
+        deviation = jnp.sqrt(patches.var(-1, keepdims=True, ddof=1) + EPS)
+        return (patches - mean) / deviation, (mean, deviation)
+
+
+def _patch_size(patches: Patches, channels: int) -> int:
+    """The side of a patch, of the number of its values."""
+    return math.isqrt(patches.shape[-1] // channels)
