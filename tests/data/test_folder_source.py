@@ -135,6 +135,27 @@ def test_too_many_broken_files_stop_the_run(flowers):
     assert f'{flowers}/daisy/00.png' in str(error.value)
 
 
+@pytest.mark.slow
+@pytest.mark.fault(54)
+def test_all_worker_processes_count_together(flowers):
+    for i in (3, 6, 9):
+        (flowers / 'daisy' / f'{i:02}.png').write_bytes(b'')
+    source = open_source(f'folder:{flowers}', 'train')
+    options = {'batch_size': 8, 'seed': 0, 'workers': 2, 'threads': 1}
+    batches = loading.train_batches(source, parse_transforms(''), **options)
+    list(itertools.islice(batches, 5))
+    batches.close()
+    assert sorted(text.split(': ')[0][-6:] for text in source.broken.values()) == [
+        '03.png',
+        '06.png',
+        '09.png',
+    ]
+    source.note(dict.fromkeys(range(100, 107), 'found by others'))  # ten are tolerated
+    (flowers / 'rose' / '00.png').write_bytes(b'')
+    with pytest.raises(UserError, match='11 of 40 records broken'):
+        list(itertools.islice(loading.train_batches(source, parse_transforms(''), **options), 9))
+
+
 def test_vanished_file_is_broken(flowers):
     source = open_source(f'folder:{flowers}', 'train')
     (flowers / 'daisy' / '03.png').unlink()

@@ -82,7 +82,9 @@ def test_lower_case_is_said(vocab):
 
 
 def test_classes_of_lengths_are_corpora_of_their_own(vocab):
-    result = evaluated(vocab, edges=(3, 4, 5)).result()
+    evaluator = evaluated(vocab, edges=(3, 4, 5))
+    result = evaluator.result()
+    assert result.keys() <= {*evaluator.names()}
     assert result.keys() == {'bleu', 'chrf', 'bleu_1_3', 'bleu_4_4', 'bleu_6_up'}
     for name, examples in (('bleu_1_3', [1]), ('bleu_4_4', [0]), ('bleu_6_up', [2, 3])):
         pairs = [WRITTEN[i] for i in examples], [[TARGETS[i] for i in examples]]

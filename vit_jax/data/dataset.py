@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from vit_jax.data import sources, vocabulary
-from vit_jax.data.batches import Batch, Process, Shape
+from vit_jax.data.batches import Batch, Process, Shape, Spec
 from vit_jax.data.buckets import Buckets
 from vit_jax.data.fixed import FixedShapes
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading
 from vit_jax.data.records import Record, SourceInfo
 from vit_jax.data.sequences import SequenceSource
+from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
@@ -31,6 +32,11 @@ class Dataset(Protocol):
 
     source: Any
     batch_size: int
+
+    @property
+    def examples(self) -> Subset:
+        """The examples before the transforms, which count the broken ones."""
+        ...
 
     @property
     def info(self) -> SourceInfo:
@@ -50,6 +56,11 @@ class Dataset(Protocol):
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The kinds of training batches; the last one has the largest examples."""
+        ...
+
+    @property
+    def spec(self) -> Spec:
+        """The arrays of one of the largest examples, of training or evaluation."""
         ...
 
     @property
@@ -122,6 +133,7 @@ def open_dataset(
     transforms: str = '',
     vocab: str | None = None,
     buckets: tuple[int, ...] | None = None,
+    count: str = 'padded',
     sizes: tuple[tuple[int, int], ...] | None = None,
     workers: int = 0,
     threads: int | None = None,
@@ -141,6 +153,8 @@ def open_dataset(
       transforms: what happens to each example, as 'inception_crop(224)|flip'.
       vocab: the file of a subword vocabulary, which makes ids of text.
       buckets: lengths in tokens that sequences are padded to.
+      count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
+        'target', those of the target without padding.
       sizes: heights and widths in pixels that images of different sizes are padded to.
       workers: reading processes; 0 reads in threads.
       threads: batches made at the same time; by default one a CPU core, at most 16.
@@ -172,5 +186,11 @@ def open_dataset(
         raise UserError('buckets are of sequences and sizes of images: give one of the two')
     sequences = SequenceSource(examples, parsed, buckets, cache)
     return Buckets(
-        sequences, batch_size, seed=seed, multiple=multiple, process=process, loading=loading
+        sequences,
+        batch_size,
+        count=count,
+        seed=seed,
+        multiple=multiple,
+        process=process,
+        loading=loading,
     )

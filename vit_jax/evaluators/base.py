@@ -82,3 +82,7 @@ class Evaluator(abc.ABC):
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
         """The numbers of a pass; called once, after its last batch."""
+
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers in `result`, as far as they are known before; empty if they are not."""
+        return ()

@@ -47,6 +47,11 @@ class Evaluator(base.Evaluator):
         metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])
         self.signature = str(metric.get_signature())
 
+    def names(self) -> tuple[str, ...]:
+        ends = (*map(str, self.edges), 'up') if self.edges else ()
+        classes = zip((0, *self.edges), ends, strict=False)
+        return 'bleu', 'chrf', *(f'bleu_{low + 1}_{end}' for low, end in classes)
+
     def start(self) -> None:
         self._translations: dict[int, str] = {}
 

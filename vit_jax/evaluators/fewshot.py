@@ -47,6 +47,9 @@ class Evaluator(FeatureEvaluator):
                 f'shots={max(self.shots)} of {num_classes} classes, but there are {size} examples'
             )
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(f'{k}_shot' for k in self.shots)
+
     def measure(
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:

@@ -36,6 +36,9 @@ class Evaluator(FeatureEvaluator):
         if (size := len(fit.source)) < self.k:
             raise UserError(f'k={self.k} neighbours, but there are {size} examples')
 
+    def names(self) -> tuple[str, ...]:
+        return ('knn_accuracy',)
+
     def measure(
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:

@@ -52,6 +52,9 @@ class Evaluator(FeatureEvaluator):
                 f'classes and {size} examples'
             )
 
+    def names(self) -> tuple[str, ...]:
+        return 'linear_probe_accuracy', 'linear_probe_c'
+
     def measure(
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:

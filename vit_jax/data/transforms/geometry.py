@@ -30,10 +30,14 @@ from vit_jax.errors import UserError
 CORNERS = [[0, 1], [2, 1], [0, 3], [2, 3]]  # columns of a box
 
 Points = Float[np.ndarray, '*N 2']
+Method = str | Callable[[np.ndarray, int, int], np.ndarray]
 
 
-def resize(record: Record, height: int, width: int, method: str = 'bilinear') -> Record:
-    """Scale to `height` and `width`; masks by their nearest pixels."""
+def resize(record: Record, height: int, width: int, method: Method = 'bilinear') -> Record:
+    """Scale to `height` and `width`; masks by their nearest pixels.
+
+    `method` is one of `pillow.METHODS`, or a function (image, height, width) -> image.
+    """
     check(record)
     old_height, old_width = image_size(record)
     if (old_height, old_width) == (height, width):
@@ -42,7 +46,11 @@ def resize(record: Record, height: int, width: int, method: str = 'bilinear') ->
     scale = np.array([width / old_width, height / old_height])
     moved = _move(
         record,
-        lambda image: resample(image, height, width, method),
+        lambda image: (
+            resample(image, height, width, method)
+            if isinstance(method, str)
+            else method(image, height, width)
+        ),
         lambda masks: masks[:, rows[:, None], columns],
         lambda points: points * scale,
     )

@@ -22,7 +22,7 @@ from vit_jax.data.transforms.arguments import (
 )
 from vit_jax.data.transforms.movable import image_size
 from vit_jax.data.transforms.registry import transform
-from vit_jax.data.transforms.windows import central_window, random_window
+from vit_jax.data.transforms.windows import central_window, random_window, scaled
 from vit_jax.errors import UserError
 
 Apply = Callable[[Record], Record]
@@ -52,7 +52,7 @@ def resize_small(size: int, method: str = 'bilinear', max: int | None = None) ->
     check_method(method)
 
     def apply(record: Record) -> Record:
-        return geometry.resize(record, *_scaled(image_size(record), size, max), method)
+        return geometry.resize(record, *scaled(image_size(record), size, max), method)
 
     return apply
 
@@ -143,14 +143,6 @@ def flip() -> RandomApply:
         return mirrored if rng.random() < 0.5 else record
 
     return apply
-
-
-def _scaled(size: tuple[int, int], short: int, longest: int | None) -> tuple[int, int]:
-    """Height and width with `short` as the shorter side, the longer one at most `longest`."""
-    scale = short / min(size)
-    if longest is not None:
-        scale = min(scale, longest / max(size))
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _spare(record: Record, height: int, width: int) -> tuple[int, int]:

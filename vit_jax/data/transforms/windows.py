@@ -1,4 +1,4 @@
-"""Windows of an image: (y, x, height, width) in pixels."""
+"""Windows and sizes of an image; windows are (y, x, height, width) in pixels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 Window = tuple[int, int, int, int]
 
 ATTEMPTS = 10  # to find a random window that fits
+TF_ATTEMPTS = 100
+TF_RATIOS = (0.75, 1.33)
 
 
 def random_window(
@@ -40,3 +42,58 @@ def central_window(size: tuple[int, int], ratios: tuple[float, float]) -> Window
     height = min(size[0], max(1, round(size[1] / ratios[0])))
     width = min(size[1], max(1, round(size[0] * ratios[1])))
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
+
+
+def distorted_window(
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    shares: tuple[float, float],
+    ratios: tuple[float, float] = TF_RATIOS,
+) -> Window:
+    """A window drawn as `tf.image.sample_distorted_bounding_box` draws it; all if none fits.
+
+    The ratio is uniform, then the height is uniform between those of the least and the greatest
+    share that the image has room for: the area is not uniform, and of wide windows there are few.
+    The last row and column that a window could begin at are never drawn.
+
+    Args:
+      rng: draws up to `TF_ATTEMPTS` windows.
+      size: (height, width) of the image.
+      shares: least and greatest share of the area.
+      ratios: least and greatest width / height.
+    """
+    for _ in range(TF_ATTEMPTS):
+        ratio = rng.uniform(*ratios)
+        found = _distorted_size(rng, size, ratio, shares)
+        if found is not None:
+            y, x = (int(rng.integers(max(n - m, 1))) for n, m in zip(size, found, strict=True))
+            return y, x, *found
+    return 0, 0, *size
+
+
+def _distorted_size(
+    rng: np.random.Generator, size: tuple[int, int], ratio: float, shares: tuple[float, float]
+) -> tuple[int, int] | None:
+    """Height and width of a window of this ratio; None if it does not fit."""
+    least, greatest = (share * size[0] * size[1] for share in shares)
+    tallest = round(math.sqrt(greatest / ratio))
+    if round(tallest * ratio) > size[1]:
+        tallest = int((size[1] + 0.5 - 1e-7) / ratio)
+        tallest -= round(tallest * ratio) > size[1]
+    tallest = min(tallest, size[0])
+    lowest = min(round(math.sqrt(least / ratio)), tallest)
+    height = lowest + int(rng.integers(tallest - lowest + 1))
+    # A window that misses its bounds by rounding gets one row more, or one less.
+    height += height * round(height * ratio) < least
+    height -= height * round(height * ratio) > greatest
+    width = round(height * ratio)
+    fits = 0 < height <= size[0] and 0 < width <= size[1]
+    return (height, width) if fits and least <= height * width <= greatest else None
+
+
+def scaled(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
+    """Height and width with `short` as the shorter side, the longer one at most `longest`."""
+    scale = short / min(size)
+    if longest is not None:
+        scale = min(scale, longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))

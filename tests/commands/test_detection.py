@@ -1,0 +1,73 @@
+"""A detector by the commands that show what it has learnt."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from helpers.xla import use_one_device
+from PIL import Image
+
+from vit_jax import __main__ as cli
+
+pytestmark = pytest.mark.slow  # as a whole: the smoke size of the experiment is compiled
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, repo):
+    """A run of the smoke size, whose programs the smoke test of the experiment compiles too."""
+    folder = tmp_path_factory.mktemp('detection') / 'run'
+    config = f'{repo}/experiments/detr/scenes.py:smoke'
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert cli.main(['train', '--config', config, '--workdir', str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope='module')
+def photo(tmp_path_factory):
+    """A file of 24 x 36 pixels, which the model sees as 21 x 32 of 32 x 32."""
+    path = tmp_path_factory.mktemp('photos') / 'photo.png'
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 36, 3), np.uint8)).save(path)
+    return str(path)
+
+
+def test_predict(run, photo, tmp_path, capsys):
+    words = ['predict', '--workdir', str(run), '--threshold', '0', photo]
+    assert cli.main([*words, '--json', '--out', str(tmp_path / 'boxes.png')]) == 0
+    (image,) = json.loads(capsys.readouterr().out.splitlines()[-1])['images']
+    found = image['predictions']
+    assert len(found) == 8
+    assert [one['score'] for one in found] == sorted((o['score'] for o in found), reverse=True)
+    for one in found:
+        x, y, width, height = one['bbox']
+        assert min(x, y, width, height) >= 0
+        assert x + width <= 36.01 and y + height <= 24.01
+        assert one['class'] == str(one['category_id'])
+    assert (tmp_path / 'boxes.png').read_bytes().startswith(b'\x89PNG')
+    assert cli.main(words) == 0
+    assert 'bbox' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('flags', 'says'),
+    [
+        ([], '2 layers x 2 heads, 8 x 8 patches'),
+        (['--map', 'encoder', '--query', '2,3'], '1 layers x 2 heads, 8 x 8 patches'),
+        (['--query', '5', '--layer', '0'], '2 layers'),
+    ],
+)
+def test_attention(run, photo, tmp_path, capsys, flags, says):
+    out = tmp_path / 'map.png'
+    assert cli.main(['attention', '--workdir', str(run), photo, '--out', str(out), *flags]) == 0
+    assert says in capsys.readouterr().out
+    assert Image.open(out).size > (500, 300)
+
+
+def test_evaluate_gives_all_twelve_numbers(run, capsys):
+    assert cli.main(['evaluate', '--workdir', str(run), '--json']) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    expected = json.loads((run / 'result.json').read_text())
+    assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-4)
+    assert sum(key.startswith('ap/') for key in expected) == 12

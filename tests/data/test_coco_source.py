@@ -1,0 +1,193 @@
+"""Files in the format of COCO: what is read, repaired and refused."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.records import BrokenRecord
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+CATEGORIES = [{'id': 7, 'name': 'dog'}, {'id': 3, 'name': 'cat'}]
+IMAGES = [
+    {'id': 20, 'file_name': 'b.jpg', 'height': 30, 'width': 40},
+    {'id': 10, 'file_name': 'a.jpg', 'height': 20, 'width': 10},
+    {'id': 30, 'file_name': 'c.jpg', 'height': 8, 'width': 8},
+]
+
+
+def annotation(number, image, category, bbox, **more):
+    return {'id': number, 'image_id': image, 'category_id': category, 'bbox': bbox, **more}
+
+
+ANNOTATIONS = [
+    annotation(1, 20, 7, [1, 2, 10, 5], area=33.5, iscrowd=0),
+    annotation(2, 10, 3, [0, 0, 10, 20], iscrowd=1),
+    annotation(3, 20, 3, [30.2, 20.0, 9.9, 10.0]),
+]
+
+
+def write(folder, annotations=ANNOTATIONS, where='annotations', images=IMAGES, **changes):
+    """A split `val` whose images lie in the folder of that name; returns the source's name."""
+    content = {'images': images, 'annotations': annotations, 'categories': CATEGORIES, **changes}
+    (folder / where).mkdir(exist_ok=True)
+    (folder / where / 'instances_val.json').write_text(json.dumps(content))
+    (folder / 'val').mkdir(exist_ok=True)
+    for image in IMAGES:
+        pixels = np.full((image['height'], image['width'], 3), image['id'], np.uint8)
+        Image.fromarray(pixels).save(folder / 'val' / image['file_name'], quality=100)
+    return f'coco:{folder}'
+
+
+def test_objects_classes_and_images_without_any(tmp_path):
+    source = open_source(write(tmp_path), 'val')
+    assert (len(source), source.info.class_names) == (3, ('cat', 'dog'))
+    first, second, third = (source[i] for i in range(3))
+    assert first['image'].shape == (20, 10, 3)
+    np.testing.assert_array_equal(first['boxes'], [[0, 0, 10, 20]])
+    assert (first['labels'].tolist(), first['crowd'].tolist()) == ([0], [True])
+    assert first['areas'].tolist() == [200]
+    np.testing.assert_allclose(second['boxes'], [[1, 2, 11, 7], [30.2, 20, 40, 30]])
+    assert (second['labels'].tolist(), second['ids'].tolist()) == ([1, 0], [1, 3])
+    assert second['areas'].tolist() == pytest.approx([33.5, 98])
+    assert third['boxes'].shape == (0, 4)
+    assert {k: v.dtype for k, v in third.items()} == {k: v.dtype for k, v in second.items()}
+
+
+def test_annotations_need_no_image(tmp_path):
+    name = write(tmp_path)
+    source = open_source(name, 'val')
+    expected = source[1]
+    (tmp_path / 'val' / 'b.jpg').unlink()
+    found = source.annotations(1)
+    assert found.pop('size') == (30, 40)
+    assert found.keys() == expected.keys() - {'image'}
+    assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def test_repairs_are_counted(tmp_path, caplog):
+    wrong = [
+        annotation(4, 20, 7, [5, 5, 0, 3]),
+        annotation(5, 20, 7, [5, 5, 3, 0]),
+        annotation(6, 20, 7, [-3, 25, 10, 10]),
+        annotation(7, 20, 7, [100, 5, 3, 3]),
+        annotation(8, 20, 7, [float('nan'), 5, 3, 3]),
+    ]
+    with caplog.at_level(logging.WARNING):
+        source = open_source(write(tmp_path, [*ANNOTATIONS, *wrong]), 'val')
+    (line,) = [record.message for record in caplog.records]
+    assert '2 boxes left out without area' in line
+    for what in ('cut off at the edge', 'outside of their image', 'not finite'):
+        assert f'1 boxes left out that {what}' in line or f'1 boxes {what}' in line or what in line
+    np.testing.assert_allclose(source.annotations(1)['boxes'][2:], [[0, 25, 7, 30]])
+
+
+def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
+    source = open_source(write(tmp_path), 'val')
+    (tmp_path / 'val' / 'a.jpg').unlink()
+    Image.new('RGB', (40, 31)).save(tmp_path / 'val' / 'b.jpg')
+    with pytest.raises(BrokenRecord, match=r'a\.jpg: No such file'):
+        source._parts[0][0][0]
+    with pytest.raises(BrokenRecord, match='has 31 x 40 pixels, 30 x 40 by its annotations'):
+        source._parts[0][0][1]
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'categories': None}, 'not in the format of COCO'),
+        ({'images': [{'id': 1}]}, "there is no 'width'|there is no 'file_name'"),
+        ({'images': []}, 'lists no images|unknown image'),
+        ({'images': [*IMAGES, IMAGES[0]]}, 'have the same id'),
+        (
+            {'annotations': [annotation(1, 20, 9, [0, 0, 1, 1])]},
+            'annotation 1 is of the unknown category 9',
+        ),
+        (
+            {'annotations': [annotation(1, 21, 7, [0, 0, 1, 1])]},
+            'annotation 1 is of the unknown image 21',
+        ),
+        ({'annotations': [annotation(1, 20, 7, [0, 0, 1])]}, 'not in the format of COCO'),
+        ({'annotations': [annotation(1, 20, 7, 'box')]}, 'not in the format of COCO'),
+        ({'annotations': [{'id': 1}]}, "there is no 'image_id'"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        open_source(write(tmp_path, **changes), 'val')
+    assert '\n' not in str(caught.value)
+
+
+def test_what_is_not_there_is_told(tmp_path):
+    name = write(tmp_path)
+    with pytest.raises(UserError, match="unknown split 'vla'; did you mean 'val'"):
+        open_source(name, 'vla')
+    with pytest.raises(UserError, match='there is no such folder'):
+        open_source(f'coco:{tmp_path}/nowhere', 'val')
+    with pytest.raises(UserError, match=r'has no instances_SPLIT\.json'):
+        open_source(f'coco:{tmp_path}/val', 'val')
+    (tmp_path / 'annotations' / 'instances_val.json').write_text('{"images": [')
+    with pytest.raises(UserError, match='cannot read'):
+        open_source(name, 'val')
+    (tmp_path / 'annotations' / 'instances_val.json').write_text('[]')
+    with pytest.raises(UserError, match='it is no object'):
+        open_source(name, 'val')
+    write(tmp_path)
+    for file in (tmp_path / 'val').iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match='none of the images is in'):
+        open_source(name, 'val')
+
+
+def test_blood_cells(shared_data, caplog):
+    """One box of the training set and one of the validation set have no area, as published."""
+    with caplog.at_level(logging.WARNING):
+        splits = {s: open_source(f'coco:{shared_data}/bccd', s) for s in ('train', 'val', 'test')}
+    assert [len(source) for source in splits.values()] == [205, 87, 72]
+    assert sum('1 boxes left out without area' in r.message for r in caplog.records) == 2
+    train = splits['train']
+    assert train.info.class_names == ('RBC', 'WBC', 'Platelets')
+    record = train[0]
+    assert record['image'].shape == (480, 640, 3)
+    assert (record['boxes'][:, 2:] > record['boxes'][:, :2]).all()
+
+
+def test_the_augmentation_of_the_paper_carries_boxes_along(shared_data):
+    source = open_source(f'coco:{shared_data}/bccd', 'train')
+    change = parse_transforms(
+        "keep('image', 'boxes', 'labels', 'crowd')|flip|"
+        'scale_and_crop((96, 112, 128), 160, (80, 100), (60, 90))'
+    )
+    rng = np.random.default_rng(0)
+    record, kept, shapes = source[0], set(), set()
+    for _ in range(12):
+        moved = change(record, rng)
+        height, width = moved['image'].shape[:2]
+        assert min(height, width) in (96, 112, 128) or max(height, width) == 160
+        assert max(height, width) <= 160
+        x0, y0, x1, y1 = moved['boxes'].T
+        assert (x0 >= 0).all() and (x0 < x1).all() and (x1 <= width).all()
+        assert (y0 >= 0).all() and (y0 < y1).all() and (y1 <= height).all()
+        assert len(moved['boxes']) == len(moved['labels']) == len(moved['crowd'])
+        kept.add(len(moved['boxes']))
+        shapes.add((height, width))
+    assert len(shapes) > 3
+    assert max(kept) == len(record['boxes']) > min(kept)
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'scale_and_crop((96,), crop=(90, 60))',
+        'scale_and_crop((96,), crop=60)',
+        'scale_and_crop((96,), p=2.0)',
+        'scale_and_crop(96)',
+    ],
+)
+def test_mistakes_in_the_augmentation(text):
+    with pytest.raises(UserError, match='scale_and_crop'):
+        parse_transforms(text)

@@ -1,0 +1,115 @@
+"""Segments in the format of COCO's panoptic task."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.records import BrokenRecord
+from vit_jax.data.sources import open_source, panoptic
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+CATEGORIES = [
+    {'id': 200, 'name': 'sky', 'isthing': 0},
+    {'id': 1, 'name': 'person', 'isthing': 1},
+]
+SEGMENTS = [
+    {'id': 70_000, 'category_id': 1, 'iscrowd': 0},
+    {'id': 5, 'category_id': 200},
+    {'id': 9, 'category_id': 1, 'iscrowd': 1},  # has no pixel
+]
+NUMBERS = np.array([[0, 5, 5, 5], [5, 70_000, 70_000, 5], [5, 5, 70_000, 5]])
+
+
+def write(folder, numbers=NUMBERS, segments=SEGMENTS, **changes):
+    """One image of the split `val`; returns the source's name."""
+    images = [{'id': 8, 'file_name': 'a.jpg', 'height': 3, 'width': 4}]
+    annotation = {'image_id': 8, 'file_name': 'a.png', 'segments_info': segments}
+    content = {'images': images, 'annotations': [annotation], 'categories': CATEGORIES, **changes}
+    pngs = folder / 'annotations' / 'panoptic_val'
+    pngs.mkdir(parents=True, exist_ok=True)
+    (folder / 'annotations' / 'panoptic_val.json').write_text(json.dumps(content))
+    colours = np.stack([numbers % 256, numbers // 256 % 256, numbers // 256**2], axis=-1)
+    Image.fromarray(colours.astype(np.uint8)).save(pngs / 'a.png')
+    (folder / 'images').mkdir(exist_ok=True)
+    Image.new('RGB', (4, 3)).save(folder / 'images' / 'a.jpg')
+    return f'panoptic:{folder}'
+
+
+def test_segments_are_objects(tmp_path):
+    source = open_source(write(tmp_path), 'val')
+    record = source[0]
+    assert source.info.class_names == ('person', 'sky')
+    np.testing.assert_array_equal(record['masks'], [NUMBERS == 70_000, NUMBERS == 5])
+    assert record['boxes'].tolist() == [[1, 1, 3, 3], [0, 0, 4, 3]]
+    assert (record['labels'].tolist(), record['ids'].tolist()) == ([0, 1], [70_000, 5])
+    assert (record['areas'].tolist(), record['crowd'].tolist()) == ([3, 8], [False, False])
+    found = source.annotations(0)
+    assert found.pop('size') == (3, 4)
+    assert all(np.array_equal(found[key], record[key]) for key in record if key != 'image')
+    assert panoptic.Source(str(tmp_path), 'val').is_thing == (True, False)
+
+
+def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
+    source = panoptic.Source(write(tmp_path, NUMBERS + 2).partition(':')[2], 'val')
+    with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is none of those'):
+        source[0]
+    source = panoptic.Source(write(tmp_path, NUMBERS[:, :3]).partition(':')[2], 'val')
+    with pytest.raises(BrokenRecord, match=r'a\.png: has 3 x 3 pixels, 3 x 4'):
+        source[0]
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'annotations': []}, 'image 8 has no annotation'),
+        ({'segments': [{'id': 5, 'category_id': 3}]}, 'segment 5 is of the unknown category 3'),
+        ({'categories': [{'id': 1, 'name': 'person'}]}, "there is no 'isthing'"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        open_source(write(tmp_path, **changes), 'val')
+
+
+def test_segments_without_pictures_are_told(tmp_path):
+    name = write(tmp_path)
+    (tmp_path / 'annotations' / 'panoptic_val').rename(tmp_path / 'elsewhere')
+    with pytest.raises(UserError, match=r'there is no folder .*panoptic_val with the segments'):
+        open_source(name, 'val')
+
+
+def test_two_images_of_coco(shared_data, tmp_path):
+    """Areas and boxes are those that COCO lists; boxes of things may miss what is cut off."""
+    sample = shared_data / 'coco_panoptic_sample'
+    (tmp_path / 'images').symlink_to(sample / 'input_images')
+    for name in ('panoptic_examples', 'panoptic_examples.json'):
+        (tmp_path / name).symlink_to(sample / name)
+    source = open_source(f'panoptic:{tmp_path}', 'examples')
+    assert (len(source), source.info.num_classes) == (2, 133)
+    listed = json.loads((sample / 'panoptic_examples.json').read_text())['annotations']
+    listed = sorted(listed, key=lambda annotation: annotation['image_id'])
+    for i, annotation in enumerate(listed):
+        record, segments = source[i], {s['id']: s for s in annotation['segments_info']}
+        assert (record['masks'].sum(0) <= 1).all()
+        for number, area, box in zip(record['ids'], record['areas'], record['boxes'], strict=True):
+            x, y, width, height = segments[int(number)]['bbox']
+            assert area == segments[int(number)]['area']
+            np.testing.assert_allclose(box, [x, y, x + width, y + height], atol=1)
+
+
+def test_masks_follow_the_augmentation(tmp_path):
+    fields = "keep('image', 'boxes', 'masks', 'labels')"
+    change = parse_transforms(f'{fields}|flip|scale_and_crop((24, 30), 40, (20,), (12, 18))')
+    record, rng = open_source('scenes', 'train')[4], np.random.default_rng(0)
+    assert len(record['labels']) > 1
+    for _ in range(6):
+        moved = change(record, rng)
+        assert moved['masks'].shape[1:] == moved['image'].shape[:2]
+        for mask, (x0, y0, x1, y1) in zip(moved['masks'], moved['boxes'], strict=True):
+            rows, columns = np.nonzero(mask)
+            if len(rows):  # a sliver may be too thin for the nearest pixels
+                assert x0 - 1 <= columns.min() and columns.max() <= x1
+                assert y0 - 1 <= rows.min() and rows.max() <= y1

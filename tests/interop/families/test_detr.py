@@ -1,0 +1,180 @@
+"""Checkpoints of DETR in all their namings give the same parameters."""
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from helpers import detr as helper
+
+from vit_jax import interop
+from vit_jax.errors import UserError
+from vit_jax.interop import load
+from vit_jax.interop.families import detr
+
+EXTRA = {'encoder_attention_heads': helper.HEADS}
+
+# Names of transformers 5 -> those of the hub, and of the authors.
+HUB = (
+    ('model.backbone.model.', 'model.backbone.conv_encoder.model.'),
+    ('.o_proj.', '.out_proj.'),
+    ('.mlp.fc', '.fc'),
+)
+AUTHORS = (
+    ('model.backbone.model.', 'backbone.0.body.'),
+    ('model.encoder.', 'transformer.encoder.'),
+    ('model.decoder.layernorm', 'transformer.decoder.norm'),
+    ('model.decoder.', 'transformer.decoder.'),
+    ('.o_proj.', '.out_proj.'),
+    ('.encoder_attn.', '.multihead_attn.'),
+    ('.mlp.fc', '.linear'),
+    ('.self_attn_layer_norm.', '.norm1.'),
+    ('.encoder_attn_layer_norm.', '.norm2.'),
+    ('model.input_projection', 'input_proj'),
+    ('model.query_position_embeddings', 'query_embed'),
+    ('class_labels_classifier', 'class_embed'),
+    ('bbox_predictor', 'bbox_embed'),
+)
+RESNET = (
+    ('embedder.embedder.convolution.', 'conv1.'),
+    ('embedder.embedder.normalization.', 'bn1.'),
+    ('.shortcut.convolution.', '.downsample.0.'),
+    ('.shortcut.normalization.', '.downsample.1.'),
+    *((f'encoder.stages.{i}.layers.', f'layer{i + 1}.') for i in range(4)),
+    *((f'.layer.{i}.convolution.', f'.conv{i + 1}.') for i in range(3)),
+    *((f'.layer.{i}.normalization.', f'.bn{i + 1}.') for i in range(3)),
+)
+
+
+def renamed(flat, *pairs):
+    def name_of(name):
+        for old, new in pairs:
+            name = name.replace(old, new)
+        return name
+
+    return {name_of(name): array for name, array in flat.items()}
+
+
+def of_authors(flat):
+    """Their names, and their packed projections."""
+    named = renamed(flat, *RESNET, *AUTHORS)
+    found = {}
+    for name, array in named.items():
+        last = 3 if 'decoder.layers' in name else 2
+        name = name.replace('.final_layer_norm.', f'.norm{last}.')
+        if '.q_proj.' in name:
+            parts = [named[name.replace('q_proj', f'{letter}_proj')] for letter in 'qkv']
+            found[name.replace('.q_proj.', '.in_proj_')] = np.concatenate(parts)
+        elif '.k_proj.' not in name and '.v_proj.' not in name:
+            found[name] = array
+    return found
+
+
+@pytest.fixture(scope='module')
+def model():
+    pytest.importorskip('torch')
+    pytest.importorskip('transformers')
+    return helper.reference()
+
+
+@pytest.fixture(scope='module')
+def flat(model):
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture(scope='module')
+def expected(model):
+    return helper.our_params(model)
+
+
+def assert_same(params, expected):
+    found, expected = (flatten_dict(p, sep='/') for p in (params, expected))
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-6, err_msg=name)
+
+
+FORMS = {
+    'transformers 5': lambda flat: flat,
+    'transformers 5, timm': lambda flat: renamed(flat, *RESNET),
+    'the hub': lambda flat: renamed(flat, *RESNET, *HUB),
+    'the authors': of_authors,
+    'panoptic': lambda flat: {
+        **{f'detr.{name}': array for name, array in of_authors(flat).items()},
+        'mask_head.lay1.weight': np.zeros((1, 1, 3, 3), np.float32),
+        'bbox_attention.q_linear.weight': np.zeros((1, 1), np.float32),
+    },
+}
+
+
+@pytest.mark.parametrize('form', FORMS.values(), ids=FORMS)
+def test_every_naming_is_read(form, flat, expected):
+    theirs = form(flat)
+    assert detr.matches(theirs)
+    imported = detr.read(theirs, EXTRA)
+    assert_same(imported.params, expected)
+    assert load.build(imported.model) == helper.MODEL.clone(dropout=0.1)
+    assert imported.task == {'name': 'detect'}
+    assert any('mask head' in note for note in imported.notes) == (
+        'mask_head.lay1.weight' in theirs
+    )
+
+
+def test_what_transformers_saves(model, expected, tmp_path):
+    """A folder with config.json, whose classes have names."""
+    model.config.id2label = {i: f'thing {i}' for i in range(helper.CLASSES)}
+    model.save_pretrained(tmp_path)
+    imported = interop.read(tmp_path)
+    assert_same(imported.params, expected)
+    assert imported.model['num_heads'] == helper.HEADS
+    assert imported.class_names[4] == 'thing 4'
+    # For other classes the head starts anew, and nothing else.
+    other = helper.MODEL.clone(num_classes=3)
+    images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
+    target = jax.eval_shape(other.init, jax.random.key(0), images)['params']
+    params, notes = load.fit(imported, other, target, None)
+    assert 'class_embed' not in params
+    assert set(params) == set(expected) - {'class_embed'}
+    assert any('class_embed' in note for note in notes)
+
+
+def test_a_resnet_alone_starts_the_backbone(flat, expected):
+    resnet = {
+        name.removeprefix('model.backbone.model.'): array
+        for name, array in renamed(flat, *RESNET).items()
+        if name.startswith('model.backbone.model.')
+    }
+    resnet |= {'fc.weight': np.zeros((1000, 128), np.float32), 'fc.bias': np.zeros(1000)}
+    assert detr.matches(resnet)
+    imported = detr.read(resnet, {})
+    assert_same(imported.params, {'backbone': expected['backbone']})
+    images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
+    target = jax.eval_shape(helper.MODEL.init, jax.random.key(0), images)['params']
+    params, _ = load.fit(imported, helper.MODEL, target, None, select='backbone')
+    assert_same(params, {'backbone': expected['backbone']})
+
+
+def test_colours_are_those_that_the_files_tell(flat):
+    told = {'preprocessor_config.json': {'image_mean': [0.1, 0.2, 0.3], 'image_std': [1, 1, 2]}}
+    imported = detr.read(flat, {**EXTRA, **told})
+    assert imported.task == {'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (1, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('model.encoder.layers.0.self_attn.k_proj.weight', 'attention/k.weight is absent'),
+        (
+            'model.backbone.model.embedder.embedder.normalization.running_var',
+            'root/norm.running_var is absent',
+        ),
+        ('class_labels_classifier.bias', 'class_embed/bias is absent'),
+    ],
+)
+def test_what_is_absent_is_named(flat, name, message):
+    with pytest.raises(UserError, match=message):
+        detr.read({n: a for n, a in flat.items() if n != name}, EXTRA)
+
+
+def test_what_is_unknown_is_named(flat):
+    with pytest.raises(UserError, match=r'no part called model\.extra'):
+        detr.read({**flat, 'model.extra.weight': np.zeros(1)}, EXTRA)

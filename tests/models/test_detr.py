@@ -1,0 +1,183 @@
+"""DETR: exact sizes, outputs of transformers, what padding and dilation mean."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from helpers import detr as helper
+
+from vit_jax.errors import UserError
+from vit_jax.models import detr
+from vit_jax.nn.positions import masked_sine2d
+from vit_jax.nn.resnet_v1 import ResNet, Stage, conv
+
+# All parameters but those of frozen norms, which the authors count as buffers (measured by
+# their code), and of these the kernels that do not learn in their recipe.
+TOTALS = {'R50': 41_524_768, 'DC5-R101': 60_464_672}
+FROZEN = 222_400
+
+
+@pytest.fixture(scope='module')
+def batch():
+    return helper.batch()
+
+
+@pytest.fixture(scope='module')
+def theirs():
+    pytest.importorskip('torch')
+    pytest.importorskip('transformers')
+    return helper.reference()
+
+
+@pytest.fixture(scope='module')
+def params(theirs):
+    return helper.our_params(theirs)
+
+
+@pytest.fixture(scope='module')
+def ours(params, batch):
+    """Outputs and attention of our model with the parameters of transformers."""
+
+    @jax.jit
+    def apply(params, image, pixel_mask):
+        variables = {'params': params}
+        return helper.MODEL.apply(variables, image, pixel_mask, mutable=['intermediates'])
+
+    with jax.default_matmul_precision('highest'):
+        return apply(params, batch['image'], batch['pixel_mask'])
+
+
+def shapes(model, size=(64, 64)):
+    images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    return flatten_dict(params, sep='/')
+
+
+@pytest.mark.parametrize(('name', 'total'), TOTALS.items())
+def test_exact_parameter_counts(name, total):
+    sizes = {
+        path: p.size
+        for path, p in shapes(detr.Model(num_classes=91, **detr.variant(name))).items()
+        if not (path.startswith('backbone/') and 'norm' in path)
+    }
+    assert sum(sizes.values()) == total
+    frozen = [
+        n for path, n in sizes.items() if path.startswith(('backbone/root', 'backbone/stage_0'))
+    ]
+    assert sum(frozen) == FROZEN
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours, batch):
+    import torch
+
+    with torch.no_grad():
+        found, logits, boxes = helper.forward(theirs, batch)
+    outputs, kept = ours
+    np.testing.assert_allclose(outputs['logits'], found.logits, atol=1e-5)
+    np.testing.assert_allclose(outputs['boxes'], found.pred_boxes, atol=1e-5)
+    assert np.asarray(outputs['logits']).std(axis=1).min() > 0.02
+    for i, (one, other) in enumerate(zip(logits[:-1], boxes[:-1], strict=True)):
+        np.testing.assert_allclose(outputs['aux_logits'][:, i], one, atol=1e-5)
+        np.testing.assert_allclose(outputs['aux_boxes'][:, i], other, atol=1e-5)
+    maps = helper.MODEL.attention_maps(kept['intermediates'], batch['image'], batch['pixel_mask'])
+    expected = (*found.encoder_attentions, *found.decoder_attentions, *found.cross_attentions)
+    assert len(maps) == len(expected) == 2 + 3 + 3
+    for mine, other in zip(maps, expected, strict=True):
+        np.testing.assert_allclose(mine.weights, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_attention_maps_say_where_cells_are_and_leave_padding_out(ours, batch):
+    maps = helper.MODEL.attention_maps(ours[1]['intermediates'], batch['image'])
+    assert [m.name for m in maps[1:3]] == ['encoder/block_1', 'decoder/block_0']
+    assert maps[-1].name == 'decoder/block_2/cross'
+    assert (maps[0].query_grid, maps[0].key_grid) == ((4, 5), (4, 5))
+    assert (maps[-1].query_grid, maps[-1].key_grid) == ((7,), (4, 5))
+    # The second image has 75 of 100 rows of pixels: the last row of cells begins at 75.
+    looked_at = maps[-1].weights.reshape(2, 4, 7, 4, 5)
+    assert (looked_at[1, :, :, 3] == 0).all()
+    assert (looked_at[0, :, :, 3, :4] > 0).all()
+
+
+def test_positions_are_counted_within_the_real_image():
+    mask = jnp.pad(jnp.ones((1, 3, 4), bool), [(0, 0), (0, 2), (0, 1)])
+    padded = masked_sine2d(mask, 16)
+    np.testing.assert_allclose(padded[:, :3, :4], masked_sine2d(mask[:, :3, :4], 16), atol=1e-6)
+    # At the last row and column of the image the slowest pair has gone round once.
+    last = padded[0, 2, 3].reshape(2, 4, 2)
+    np.testing.assert_allclose(last[:, 0], [[0, 1], [0, 1]], atol=1e-5)
+    with pytest.raises(UserError, match='multiple of 4'):
+        masked_sine2d(mask, 6)
+
+
+def test_a_mask_shrinks_to_the_pixels_that_torch_takes():
+    torch = pytest.importorskip('torch')
+    mask = np.random.default_rng(0).random((2, 133, 80)) < 0.5
+    for size in ((5, 3), (42, 25), (133, 80)):
+        wanted = torch.nn.functional.interpolate(torch.from_numpy(mask)[None].float(), size)[0]
+        np.testing.assert_array_equal(detr.shrink_mask(jnp.asarray(mask), *size), wanted.bool())
+
+
+def test_the_grid_is_that_of_the_feature_map():
+    for dilate in (False, True):
+        for layers in ((1, 1, 1), (1, 1, 1, 1)):
+            model = dataclasses.replace(helper.MODEL, layers=layers, dilate=dilate)
+            for side in (64, 97):
+                backbone = ResNet(layers, 4, dilate=dilate)
+                images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+                maps, _ = jax.eval_shape(backbone.init_with_output, jax.random.key(0), images)
+                assert maps[-1].shape[1] == -(-side // model.stride)
+
+
+def test_a_dilated_stage_convolves_as_densely_as_if_it_had_no_stride():
+    """Every second cell of a dilated block is what the same block gives with its stride."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 12, 12, 8)), jnp.float32)
+    layer = conv(4, 3, dilation=2)
+    variables = layer.init(jax.random.key(0), x)
+    torch = pytest.importorskip('torch')
+    wanted = torch.nn.functional.conv2d(
+        torch.from_numpy(np.array(x.transpose(0, 3, 1, 2))),
+        torch.from_numpy(np.array(variables['params']['kernel'].transpose(3, 2, 0, 1))),
+        padding=2,
+        dilation=2,
+    )
+    np.testing.assert_allclose(layer.apply(variables, x).transpose(0, 3, 1, 2), wanted, atol=1e-5)
+
+    calls = []
+    Stage(lambda **fields: calls.append(fields) or (lambda x: x), 3, 2, dilate=True).apply({}, x)
+    assert [(c['stride'], c['dilation']) for c in calls] == [(1, 1), (1, 2), (1, 2)]
+
+
+@pytest.mark.slow
+def test_gradients_stop_where_the_backbone_is_frozen(batch, params):
+    model = dataclasses.replace(helper.MODEL, frozen_stages=2)
+
+    def loss(params):
+        outputs = model.apply({'params': params}, batch['image'], batch['pixel_mask'])
+        return sum((x**2).sum() for x in outputs.values())
+
+    grads = flatten_dict(jax.jit(jax.grad(loss))(params), sep='/')
+    still = {path for path, g in grads.items() if not np.abs(g).max()}
+    frozen = ('backbone/root/', 'backbone/stage_0/')
+    assert still == {
+        path
+        for path in grads
+        if path.startswith(frozen) or (path.startswith('backbone/') and 'norm' in path)
+    }
+    assert all(np.isfinite(g).all() for g in grads.values())
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match="unknown DETR variant 'R5'; did you mean 'R50'"):
+        detr.variant('R5')
+    with pytest.raises(UserError, match='backbone_norm'):
+        detr.Model(backbone_norm='batch')
+    with pytest.raises(UserError, match='num_queries must be at least 1'):
+        detr.Model(num_queries=0)
+    with pytest.raises(UserError, match='every stage needs at least one block'):
+        shapes(detr.Model(num_classes=3, layers=(1, 0)))

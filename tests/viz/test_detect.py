@@ -1,0 +1,92 @@
+"""Boxes as rows and drawn: where they are in the file, and labels that do not hide each other."""
+
+import argparse
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.viz import detect
+from vit_jax.viz.predictions import Context, Photo
+
+
+def photo(affine=((0.5, 0, 0), (0, 0.5, 0))):
+    """A file of 60 x 80 pixels, seen at half the size and padded to 40 x 50."""
+    mask = np.zeros((40, 50), bool)
+    mask[:30, :40] = True
+    fields = {'image': np.zeros((40, 50, 3), np.uint8), 'pixel_mask': mask}
+    original = np.full((60, 80, 3), 90, np.uint8)
+    affine = None if affine is None else np.array(affine, np.float64)
+    return Photo(pathlib.Path('street.png'), original, fields, '', affine)
+
+
+def context(threshold=0.5):
+    return Context(('car', 'dog'), argparse.Namespace(threshold=threshold))
+
+
+PREDICTION = {
+    'scores': np.array([0.6, 0.2, 0.9], np.float32),
+    'labels': np.array([1, 0, 0]),
+    'boxes': np.array([[0.5, 0.5, 1, 1.1], [0, 0, 1, 1], [0.25, 0, 0.5, 0.5]], np.float32),
+}
+
+
+def test_rows_are_in_pixels_of_the_file_the_surest_first():
+    assert detect.rows(PREDICTION, photo(), context()) == [
+        {'class': 'car', 'category_id': 0, 'score': pytest.approx(0.9), 'bbox': [20, 0, 20, 30]},
+        {'class': 'dog', 'category_id': 1, 'score': pytest.approx(0.6), 'bbox': [40, 30, 40, 30]},
+    ]
+    assert len(detect.rows(PREDICTION, photo(), context(0.0))) == 3
+    assert detect.rows(PREDICTION, photo(), context(0.95)) == []
+
+
+def test_a_model_that_sees_a_cut_of_the_file():
+    """Twice the size, from (10, 20) on: the whole image is the rows from 20, columns from 10."""
+    boxes = detect.boxes_of_file(
+        np.array([[0.0, 0.0, 1.0, 1.0]]), photo([[2, 0, -20], [0, 2, -40]])
+    )
+    np.testing.assert_allclose(boxes, [[10, 20, 20, 15]])
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match=r'--threshold 1\.5: must be in'):
+        detect.rows(PREDICTION, photo(), context(1.5))
+    with pytest.raises(UserError, match='where pixels come from'):
+        detect.rows(PREDICTION, photo(affine=None), context())
+
+
+def test_queries_that_have_found_something():
+    logits = np.array([[[9.0, 0, 0], [0, 0, 9.0], [0, 1.0, 0], [0, 9.0, 0]], np.zeros((4, 3))])
+    assert detect.queries({'logits': logits}, ('car',)) == {0: 'car', 3: 'class 1'}
+    assert detect.queries({'logits': logits[1:]}, ('car',)) is None
+
+
+def test_a_frame_and_a_label_for_every_object():
+    figure = detect.draw([PREDICTION, PREDICTION], [photo(), photo()], context())
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        assert {text.get_text() for text in axes.texts} == {'car 0.90', 'dog 0.60'}
+        frames = {(*p.get_xy(), p.get_width(), p.get_height()) for p in axes.patches}
+        assert frames == {(20, 0, 20, 30), (40, 30, 40, 30)}
+        colours = {p.get_edgecolor() for p in axes.patches}
+        assert len(colours) == 3  # two, and the white around both
+
+
+def test_labels_lie_in_the_image_and_not_on_each_other():
+    rng = np.random.default_rng(0)
+    taken = []
+    for _ in range(6):
+        x, y = rng.uniform(0, 30, 2)
+        place = detect.label_place((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
+        assert 0 <= place[0] <= 100 - 18
+        assert 0 <= place[1] <= 80 - 5
+        assert all(detect._shared(place, other) == 0 for other in taken)
+        taken.append(place)
+
+
+def test_colours_differ_and_carry_white_letters():
+    colours = np.array([detect.colour(i) for i in range(12)])
+    apart = np.linalg.norm(colours[:, None] - colours[None], axis=-1)
+    assert apart[~np.eye(12, dtype=bool)].min() > 0.1
+    assert (colours @ [0.299, 0.587, 0.114]).max() < 0.72

@@ -1,0 +1,206 @@
+"""`coco:PATH`: boxes in the format of COCO, Lin et al., 2014, arXiv:1405.0312.
+
+    PATH/instances_SPLIT.json, or PATH/annotations/instances_SPLIT.json
+    PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
+
+Splits are what stands for SPLIT: `train2017` and `val2017` of COCO. Categories are numbered anew
+without the gaps of their ids; images without objects stay.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import images
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.errors import UserError, nearest
+
+log = logging.getLogger(__name__)
+
+PREFIX = 'instances_'
+
+
+class Source:
+    """Records {image, boxes, labels, crowd, areas, ids}, by the ids of the images.
+
+    Boxes (x0, y0, x1, y1) are in pixels; what lies outside of an image is cut off. `crowd` marks
+    boxes around many objects, `areas` are in pixels, those of the outlines where there are any, and
+    `ids` are the annotations'. Boxes without area are left out, and the log says how many.
+    """
+
+    def __init__(self, path: str, split: str):
+        root = pathlib.Path(path).expanduser()
+        self._name = f'source coco:{path}'
+        self._file = find_annotations(root, split, PREFIX, self._name)
+        content = read_json(self._file, self._name)
+        with coco_format(self._file, self._name):
+            categories = sorted(content['categories'], key=lambda c: c['id'])
+            self._images = sorted(content['images'], key=lambda image: image['id'])
+            self._objects = self._sort_objects(content.get('annotations', []), categories)
+            self.info = SourceInfo(len(categories), tuple(str(c['name']) for c in categories))
+            self._folder = image_folder(root, split, self._images, self._name)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int, /) -> Record:
+        path = self._folder / self._images[index]['file_name']
+        record = self.annotations(index)
+        image = read_image(path, record.pop('size'))
+        return {'image': image, **record}
+
+    def annotations(self, index: int) -> Record:
+        """The record without its image, and the image's `size`, height and width."""
+        image = self._images[index]
+        return {'size': (int(image['height']), int(image['width'])), **self._objects[image['id']]}
+
+    def labels(self) -> np.ndarray:
+        raise UserError(f'{self._name}: an image has several objects or none, and no class itself')
+
+    def record_name(self, index: int, /) -> str:
+        return str(self._folder / self._images[index]['file_name'])
+
+    def _sort_objects(
+        self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
+    ) -> dict[Any, Record]:
+        """The arrays of each image's objects; says what had to be repaired."""
+        sizes = {image['id']: (image['width'], image['height']) for image in self._images}
+        labels = {category['id']: i for i, category in enumerate(categories)}
+        if len(labels) < len(categories) or len(sizes) < len(self._images):
+            raise ValueError('two categories, or two images, have the same id')
+        rows: dict[Any, list[tuple[Any, ...]]] = {image: [] for image in sizes}
+        repairs: collections.Counter[str] = collections.Counter()
+        for one in annotations:
+            if one['image_id'] not in sizes or one['category_id'] not in labels:
+                kind = 'image' if one['image_id'] not in sizes else 'category'
+                raise ValueError(
+                    f'annotation {one["id"]} is of the unknown {kind} {one[f"{kind}_id"]}'
+                )
+            box, repair = _clipped(one['bbox'], *sizes[one['image_id']])
+            repairs[repair] += 1
+            if box is None:
+                continue
+            x0, y0, x1, y1 = box
+            area = one.get('area', (x1 - x0) * (y1 - y0))
+            crowd = bool(one.get('iscrowd', 0))
+            rows[one['image_id']].append((box, labels[one['category_id']], crowd, area, one['id']))
+        del repairs['']
+        if repairs:
+            found = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
+            log.warning('%s: %s', self._file, found)
+        return {image: _arrays(objects) for image, objects in rows.items()}
+
+
+def _clipped(
+    bbox: list[float], width: float, height: float
+) -> tuple[tuple[float, ...] | None, str]:
+    """A box (x, y, w, h) by its corners within the image, and what was wrong with it; None for
+    nothing.
+    """
+    x, y, w, h = map(float, bbox)
+    if not all(map(math.isfinite, (x, y, w, h))):
+        return None, 'boxes left out that are not finite'
+    corners = (max(x, 0), max(y, 0), min(x + w, width), min(y + h, height))
+    if w <= 0 or h <= 0:
+        return None, 'boxes left out without area'
+    if corners[0] >= corners[2] or corners[1] >= corners[3]:
+        return None, 'boxes left out that lie outside of their image'
+    # Sums of decimal fractions are beyond the edge by their rounding.
+    beyond = max(-x, -y, x + w - width, y + h - height) > 0.5
+    return corners, 'boxes cut off at the edge of their image' if beyond else ''
+
+
+def _arrays(objects: list[tuple[Any, ...]]) -> Record:
+    boxes, labels, crowd, areas, ids = zip(*objects, strict=True) if objects else [()] * 5
+    return {
+        'boxes': np.array(boxes, np.float32).reshape(-1, 4),
+        'labels': np.array(labels, np.int32),
+        'crowd': np.array(crowd, bool),
+        'areas': np.array(areas, np.float32),
+        'ids': np.array(ids, np.int64),
+    }
+
+
+def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> pathlib.Path:
+    """The file prefixSPLIT.json in a folder or in its folder `annotations`.
+
+    Raises:
+      UserError: if there is none; it calls the source `name`.
+    """
+    if not root.is_dir():
+        raise UserError(f'{name}: there is no such folder')
+    files = {
+        file.stem.removeprefix(prefix): file
+        for folder in (root / 'annotations', root)
+        for file in sorted(folder.glob(f'{prefix}*.json'))
+    }
+    if not files:
+        raise UserError(f'{name}: has no {prefix}SPLIT.json, nor has its folder annotations')
+    if split not in files:
+        raise UserError(f'{name}: ' + nearest('split', split, sorted(files)))
+    return files[split]
+
+
+def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
+    """The object in a file; UserError if there is none."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f'{name}: cannot read {file}: {error}') from error
+    if not isinstance(content, dict):
+        raise UserError(f'{name}: {file} is not in the format of COCO: it is no object')
+    return content
+
+
+@contextlib.contextmanager
+def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
+    """Makes one line of what a file raises that is not in the format."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f'there is no {error}' if isinstance(error, KeyError) else str(error)
+        raise UserError(f'{name}: {file} is not in the format of COCO: {what}') from error
+
+
+def image_folder(
+    root: pathlib.Path, split: str, listed: list[dict[str, Any]], name: str
+) -> pathlib.Path:
+    """Where the first image lies that is there at all.
+
+    Raises:
+      ValueError: if none is listed.
+      UserError: if none is there.
+    """
+    if not listed:
+        raise ValueError('it lists no images')
+    folders = (root / split, root / 'images' / split, root / 'images', root)
+    for image in listed[:100]:
+        for folder in folders:
+            if (folder / image['file_name']).is_file():
+                return folder
+    tried = ', '.join(str(folder) for folder in folders)
+    raise UserError(f'{name}: none of the images is in {tried}: {listed[0]["file_name"]}, ...')
+
+
+def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
+    """uint8 [H, W, 3]; BrokenRecord if there is no such image, or it has not this size."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BrokenRecord(f'{path}: {error.strerror}') from error
+    image = images.decode_image(data, name=str(path))
+    if image.shape[:2] != size:
+        raise BrokenRecord(
+            f'{path}: has {image.shape[0]} x {image.shape[1]} pixels, {size[0]} x {size[1]} by its '
+            'annotations'
+        )
+    return image

@@ -1,0 +1,111 @@
+"""`panoptic:PATH`: images whose every pixel belongs to a thing or to stuff, in the format of COCO.
+
+    PATH/panoptic_SPLIT.json, or PATH/annotations/panoptic_SPLIT.json
+    beside it panoptic_SPLIT/*.png, whose colours are the numbers of segments: R + 256 G + 256^2 B
+    PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
+
+Kirillov et al., 2019, arXiv:1801.00868. Categories are numbered anew without the gaps of their ids.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data.sources import coco
+from vit_jax.errors import UserError
+
+PREFIX = 'panoptic_'
+
+
+class Source:
+    """Records {image, masks, boxes, labels, crowd, areas, ids}, by the ids of the images.
+
+    The objects are the segments, things and stuff alike; their boxes are the smallest around their
+    pixels. A segment without a pixel is left out, and a pixel that belongs to none is in no mask.
+
+    Attributes:
+      is_thing: one a class; the others are stuff, of which an image has at most one segment.
+    """
+
+    def __init__(self, path: str, split: str):
+        root = pathlib.Path(path).expanduser()
+        name = self._name = f'source panoptic:{path}'
+        file = coco.find_annotations(root, split, PREFIX, name)
+        content = coco.read_json(file, name)
+        with coco.coco_format(file, name):
+            categories = sorted(content['categories'], key=lambda c: c['id'])
+            self._labels = {category['id']: i for i, category in enumerate(categories)}
+            self.is_thing = tuple(bool(category['isthing']) for category in categories)
+            self.info = SourceInfo(len(categories), tuple(str(c['name']) for c in categories))
+            self._images = sorted(content['images'], key=lambda image: image['id'])
+            self._folder = coco.image_folder(root, split, self._images, name)
+            self._segments = {one['image_id']: one for one in content['annotations']}
+            self._check()
+        self._pngs = file.with_suffix('')
+        if not self._pngs.is_dir():
+            raise UserError(f'{name}: there is no folder {self._pngs} with the segments')
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int, /) -> Record:
+        path = self._folder / self._images[index]['file_name']
+        record = self.annotations(index)
+        image = coco.read_image(path, record.pop('size'))
+        return {'image': image, **record}
+
+    def annotations(self, index: int) -> Record:
+        """The record without its image, and the image's `size`, height and width."""
+        image = self._images[index]
+        size = int(image['height']), int(image['width'])
+        listed = self._segments[image['id']]
+        path = self._pngs / listed['file_name']
+        numbers = coco.read_image(path, size).astype(np.int64) @ [1, 256, 256**2]
+        segments = listed['segments_info']
+        found, areas = np.unique(numbers, return_counts=True)
+        if unknown := set(found.tolist()) - {0, *(segment['id'] for segment in segments)}:
+            raise BrokenRecord(f'{path}: segment {min(unknown)} is none of those that are listed')
+        area = dict(zip(found.tolist(), areas.tolist(), strict=True))
+        kept = [segment for segment in segments if segment['id'] in area]
+        masks = np.zeros((len(kept), *size), bool)
+        for mask, segment in zip(masks, kept, strict=True):
+            mask[:] = numbers == segment['id']
+        return {
+            'size': size,
+            'masks': masks,
+            'boxes': boxes_around(masks),
+            'labels': np.array([self._labels[s['category_id']] for s in kept], np.int32),
+            'crowd': np.array([bool(s.get('iscrowd', 0)) for s in kept], bool),
+            'areas': np.array([area[s['id']] for s in kept], np.float32),
+            'ids': np.array([s['id'] for s in kept], np.int64),
+        }
+
+    def labels(self) -> np.ndarray:
+        raise UserError(f'{self._name}: an image has several segments, and no class itself')
+
+    def record_name(self, index: int, /) -> str:
+        return str(self._folder / self._images[index]['file_name'])
+
+    def _check(self) -> None:
+        """Raises ValueError unless every image has segments of known categories."""
+        for image in self._images:
+            if image['id'] not in self._segments:
+                raise ValueError(f'image {image["id"]} has no annotation')
+            for segment in self._segments[image['id']]['segments_info']:
+                if segment['category_id'] not in self._labels:
+                    raise ValueError(
+                        f'segment {segment["id"]} is of the unknown category '
+                        f'{segment["category_id"]}'
+                    )
+
+
+def boxes_around(masks: np.ndarray) -> np.ndarray:
+    """The smallest boxes (x0, y0, x1, y1), float32 [N 4], around masks [N H W], none empty."""
+    boxes = np.zeros((len(masks), 4), np.float32)
+    for box, mask in zip(boxes, masks, strict=True):
+        rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+        box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    return boxes

@@ -1,0 +1,139 @@
+"""`scenes`: handwritten digits on textured grounds, with exact boxes and masks.
+
+Detection without any download: the digits are those of scikit-learn, enlarged, tinted and laid on
+stripes, checks, rings or clouds. `scenes` has 20,000 images for training, `scenes:N` has N; the
+500 of the test split show digits that training has not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data.sources import digits
+from vit_jax.data.sources.panoptic import boxes_around
+from vit_jax.data.transforms.pillow import resample
+from vit_jax.errors import UserError, nearest
+
+SIZES = {'train': 20_000, 'test': 500}
+SIDES = (96, 128)  # pixels of the shortest and of the longest side of an image
+HEIGHTS = (20, 52)  # of digits, in pixels
+MOST = 6  # digits
+EMPTY = 0.05  # share of images without any
+OVERLAP = 0.2  # at most, of the smaller of two boxes
+GROUNDS = ('stripes', 'checks', 'rings', 'clouds')
+
+
+class Source:
+    """Records {image, boxes, labels, masks, areas}, see `vit_jax.data.transforms.geometry`.
+
+    Record i is a function of the split and i. A pixel belongs to one digit at most: what lies
+    below another is neither in a mask nor, at its edge, in a box.
+    """
+
+    info = SourceInfo(10, tuple('0123456789'))
+
+    def __init__(self, path: str, split: str):
+        if split not in SIZES:
+            raise UserError('source scenes: ' + nearest('split', split, SIZES))
+        if path and not (path.isdecimal() and int(path)):
+            raise UserError(
+                f"source 'scenes:{path}': write 'scenes', or the number of training images, as "
+                f"'scenes:{SIZES['train']}'"
+            )
+        self._split = split
+        self._length = int(path) if path and split == 'train' else SIZES[split]
+        self._digits = digits.Source('', split)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int, /) -> Record:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        rng = np.random.default_rng((list(SIZES).index(self._split), index))
+        height, width = rng.integers(SIDES[0], SIDES[1] + 1, 2).tolist()
+        image = _ground(rng, height, width)
+        masks, labels = self._place_digits(rng, image)
+        if rng.random() < 0.5:
+            image = 255 - image
+        return {
+            'image': image,
+            'boxes': boxes_around(masks),
+            'labels': np.array(labels, np.int32),
+            'masks': masks,
+            'areas': masks.sum((1, 2)).astype(np.float32),
+        }
+
+    def labels(self) -> np.ndarray:
+        raise UserError('source scenes: an image has several digits or none, and no class itself')
+
+    def record_name(self, index: int, /) -> str:
+        return f'scenes {self._split} record {index}'
+
+    def _place_digits(
+        self, rng: np.random.Generator, image: np.ndarray
+    ) -> tuple[np.ndarray, list[int]]:
+        """Lays digits onto the image, which is changed, and returns masks [N H W] and classes."""
+        masks = np.zeros((MOST, *image.shape[:2]), bool)
+        corners: list[tuple[int, ...]] = []
+        labels: list[int] = []
+        wanted = 0 if rng.random() < EMPTY else int(rng.integers(1, MOST + 1))
+        for _ in range(wanted):
+            record = self._digits[int(rng.integers(len(self._digits)))]
+            ink = _ink(rng, record['image'])
+            y, x = (int(rng.integers(n - m + 1)) for n, m in zip(image.shape, ink.shape))  # noqa: B905
+            place = (y, x, y + ink.shape[0], x + ink.shape[1])
+            if any(_overlap(place, other) > OVERLAP for other in corners):
+                continue  # crowded images have fewer digits than were wanted
+            window = slice(y, place[2]), slice(x, place[3])
+            drawn = ink >= 0.5
+            masks[(slice(len(labels)), *window)] &= ~drawn
+            masks[(len(labels), *window)] = drawn
+            colour = rng.integers(150, 256, 3) * (0.5 + 0.5 * ink[drawn][:, None])
+            image[window][drawn] = colour.astype(np.uint8)
+            corners.append(place)
+            labels.append(record['label'])
+        return masks[: len(labels)], labels
+
+
+def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
+    """A digit [8 8 1] in another size and aspect ratio, without empty margins, 0 to 1."""
+    height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
+    width = max(1, round(height * rng.uniform(0.7, 1.1)))
+    ink = resample(digit, height, width, 'bicubic')[..., 0] / 255
+    rows, columns = (np.flatnonzero((ink >= 0.5).any(axis)) for axis in (1, 0))
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _ground(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """A textured ground in two dark colours, with noise: uint8 [height width 3]."""
+    pattern = _pattern(rng, height, width)[..., None]
+    first, second = rng.uniform(20, 120, (2, 1, 1, 3))
+    noise = rng.normal(0, 6, (height, width, 1))
+    return np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
+
+
+def _pattern(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """One of GROUNDS, 0 to 1."""
+    kind = GROUNDS[rng.integers(len(GROUNDS))]
+    if kind == 'clouds':
+        return resample(rng.integers(0, 256, (5, 5, 1), np.uint8), height, width, 'bicubic')[
+            ..., 0
+        ] / np.float64(255)
+    y, x = np.mgrid[:height, :width]
+    angle, period = rng.uniform(0, np.pi), rng.uniform(6, 30)
+    along = (x * np.cos(angle) + y * np.sin(angle)) / period
+    across = (y * np.cos(angle) - x * np.sin(angle)) / period
+    if kind == 'stripes':
+        return 0.5 + 0.5 * np.sin(2 * np.pi * along)
+    if kind == 'checks':
+        return (np.floor(along) + np.floor(across)) % 2
+    centre = rng.uniform(0, 1, 2) * (height, width)
+    return 0.5 + 0.5 * np.sin(2 * np.pi * np.hypot(y - centre[0], x - centre[1]) / period)
+
+
+def _overlap(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+    """What two boxes (y0, x0, y1, x1) share, of the smaller one."""
+    sides = [max(0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in (0, 1)]
+    return sides[0] * sides[1] / min((c[2] - c[0]) * (c[3] - c[1]) for c in (a, b))

@@ -1,0 +1,133 @@
+"""Average precision and recall of boxes, as COCO defines them, by pycocotools.
+
+Lin et al., 2014, arXiv:1405.0312; https://cocodataset.org/#detection-eval has the definitions. AP
+is the mean over ten thresholds of IoU from 0.50 to 0.95 and over the classes that occur.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
+
+# In the order of pycocotools. Small are objects below 32 x 32 pixels, large those above 96 x 96.
+METRICS = (
+    *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
+    *('AR_1', 'AR_10', 'AR_100', 'AR_small', 'AR_medium', 'AR_large'),
+)
+MOST = 100  # predictions of an image that count, those of the highest scores
+
+
+class Evaluator(base.Evaluator):
+    """The twelve numbers of COCO, 0 to 1; -1 where there is no object of such a size.
+
+    Objects are those of the source, at the size of its images, whatever the transforms make of
+    them for the model. These must show the model whole images: a prediction is taken for a share
+    of the sides. Predictions that lie on a crowd count neither for nor against the model.
+    """
+
+    def __init__(self) -> None:
+        self._truth: Any = None
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self.start()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the images have no boxes, or pycocotools is not installed."""
+        source = dataset.source
+        # Broken records have none, and are never predicted.
+        records = {i: r for i in range(len(source)) if (r := source.annotations(i))}
+        for record in records.values():
+            if missing := {'boxes', 'labels'} - record.keys():
+                raise UserError(
+                    f'{source.title}: the records have no {min(missing)!r} to find; they have '
+                    f'{", ".join(record)}'
+                )
+        self._sizes = {i: record['size'] for i, record in records.items()}
+        objects = [row for i, record in records.items() for row in _objects(i, record)]
+        classes = [{'id': c} for c in range(dataset.info.num_classes)]
+        images = [
+            {'id': i, 'height': height, 'width': width}
+            for i, (height, width) in self._sizes.items()
+        ]
+        self._truth = _index(
+            images, [{**row, 'id': i + 1} for i, row in enumerate(objects)], classes
+        )
+
+    def start(self) -> None:
+        self._found: list[np.ndarray] = []
+        self._seen: list[int] = []
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if the task predicts no `boxes`, `scores` and `labels`."""
+        if missing := {'boxes', 'scores', 'labels'} - predictions.keys():
+            raise UserError(f'boxes are evaluated, but the task predicts no {min(missing)!r}')
+        rows = (predictions[name] for name in ('boxes', 'scores', 'labels'))
+        for index, boxes, scores, labels in zip(batch['index'].tolist(), *rows, strict=True):
+            height, width = self._sizes[index]
+            corners = boxes.astype(np.float64) * [width, height, width, height]
+            sides = corners[:, 2:] - corners[:, :2]
+            columns = (np.full(len(boxes), index), corners[:, :2], sides, scores, labels)
+            self._found.append(np.column_stack(columns))
+            self._seen.append(index)
+
+    def result(self) -> dict[str, float]:
+        rows = np.concatenate([np.zeros((0, 7)), *self._found])
+        with _quiet():
+            from pycocotools.cocoeval import COCOeval
+
+            # An empty array is none that pycocotools takes.
+            found = self._truth.loadRes(rows) if len(rows) else _index([], [], [])
+            measured = COCOeval(self._truth, found, 'bbox')
+            measured.params.imgIds = sorted(self._seen)
+            measured.params.maxDets = [1, 10, MOST]
+            measured.evaluate()
+            measured.accumulate()
+            measured.summarize()
+        return dict(zip(METRICS, measured.stats.tolist(), strict=True))
+
+
+def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects of an image as COCO writes them."""
+    corners = np.asarray(record['boxes'], np.float64)
+    sides = corners[:, 2:] - corners[:, :2]
+    areas = record.get('areas', sides.prod(axis=1))
+    crowd = record.get('crowd', np.zeros(len(corners), bool))
+    rows = zip(corners[:, :2], sides, areas, crowd, record['labels'], strict=True)
+    return [
+        {
+            'image_id': image,
+            'bbox': [*corner.tolist(), *side.tolist()],
+            'area': float(area),
+            'iscrowd': int(many),
+            'category_id': int(label),
+        }
+        for corner, side, area, many, label in rows
+    ]
+
+
+def _index(images: list[Any], annotations: list[Any], categories: list[Any]) -> Any:
+    try:
+        from pycocotools.coco import COCO
+    except ImportError as error:
+        raise UserError("COCO's AP needs pycocotools: pip install 'vit_jax[detection]'") from error
+    coco = COCO()
+    coco.dataset = {
+        'info': {},
+        'images': images,
+        'annotations': annotations,
+        'categories': categories,
+    }
+    with _quiet():
+        coco.createIndex()
+    return coco
+
+
+def _quiet() -> contextlib.redirect_stdout[Any]:
+    """pycocotools prints what it does."""
+    return contextlib.redirect_stdout(io.StringIO())

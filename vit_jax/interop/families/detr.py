@@ -1,0 +1,291 @@
+"""DETR: safetensors with the names of its authors, or with those of transformers.
+
+Transformers has had two namings: that of the files on the hub and of version 4, and that of version
+5. Besides these a ResNet alone is read, with the names of torchvision and timm, for
+`config.init.select='backbone'`. Batch norms become `FrozenNorm`s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from vit_jax.errors import UserError
+from vit_jax.interop import colours, names
+from vit_jax.interop.files import Flat
+from vit_jax.interop.imported import ImportedModel
+
+_BN_EPS = 1e-5
+_HEADS = 8  # of all released models; the shapes do not tell
+_SIZE, _TRANSFORMS = (800, 1333), 'resize_small(800, max=1333)'
+# Of panoptic segmentation, which this package does not do yet.
+_MASKS = ('bbox_attention.', 'mask_head.')
+
+
+def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Table:
+    return tuple((f'{theirs}.{a}', f'{ours}/{b}') for a, b in rows)
+
+
+def _resnet(prefix: str) -> names.Table:
+    """The names of torchvision."""
+    block = f'{prefix}layer{{1}}.{{0}}'
+    return (
+        (f'{prefix}conv1', 'backbone/root/conv'),
+        (f'{prefix}bn1', 'backbone/root/norm'),
+        *_below(
+            block,
+            'backbone/stage_{0}/block_{0}',
+            (
+                ('conv{1}', 'conv{1}'),
+                ('bn{1}', 'norm{1}'),
+                ('downsample.0', 'proj'),
+                ('downsample.1', 'proj_norm'),
+            ),
+        ),
+    )
+
+
+def _transformers_resnet(prefix: str) -> names.Table:
+    """The names of transformers' own."""
+    return (
+        (f'{prefix}embedder.embedder.convolution', 'backbone/root/conv'),
+        (f'{prefix}embedder.embedder.normalization', 'backbone/root/norm'),
+        *_below(
+            f'{prefix}encoder.stages.{{0}}.layers.{{0}}',
+            'backbone/stage_{0}/block_{0}',
+            (
+                ('layer.{0}.convolution', 'conv{1}'),
+                ('layer.{0}.normalization', 'norm{1}'),
+                ('shortcut.convolution', 'proj'),
+                ('shortcut.normalization', 'proj_norm'),
+            ),
+        ),
+    )
+
+
+def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """The names of transformers; those of PyTorch's layer, whose projections are packed."""
+    letters = ((f'{theirs}.{letter}_proj', f'{ours}/{letter}') for letter in 'qkv')
+    return (
+        *letters,
+        (f'{theirs}.o_proj', f'{ours}/out'),
+        (f'{theirs}.out_proj', f'{ours}/out'),
+        (f'{theirs}.in_proj_weight', f'{ours}/packed.weight'),
+        (f'{theirs}.in_proj_bias', f'{ours}/packed.bias'),
+    )
+
+
+_TRANSFORMERS_BLOCK = (
+    *_attention('self_attn', 'attention'),
+    *_attention('encoder_attn', 'cross'),
+    ('self_attn_layer_norm', 'attention_norm'),
+    ('encoder_attn_layer_norm', 'cross_norm'),
+    ('final_layer_norm', 'mlp_norm'),
+    *((f'{prefix}fc{i}', f'mlp/fc{i}') for prefix in ('', 'mlp.') for i in (1, 2)),
+)
+_AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
+_AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
+
+TABLE: names.Table = (
+    *_resnet('backbone.0.body.'),
+    *_resnet(''),
+    *(
+        row
+        for prefix in ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
+        for row in (*_resnet(prefix), *_transformers_resnet(prefix))
+    ),
+    *(
+        row
+        for stack in ('encoder', 'decoder')
+        for row in _below(
+            f'model.{stack}.layers.{{0}}', f'{stack}/block_{{0}}', _TRANSFORMERS_BLOCK
+        )
+    ),
+    ('model.decoder.layernorm', 'decoder/norm'),
+    ('model.input_projection', 'input_proj'),
+    ('model.query_position_embeddings.weight', 'query_embed'),
+    ('class_labels_classifier', 'class_embed'),
+    ('bbox_predictor.layers.{0}', 'bbox_embed/layer_{0}'),
+    *_below(
+        'transformer.encoder.layers.{0}',
+        'encoder/block_{0}',
+        (*_AUTHORS_BLOCK, *_AUTHORS_MLP, ('norm2', 'mlp_norm')),
+    ),
+    *_below(
+        'transformer.decoder.layers.{0}',
+        'decoder/block_{0}',
+        (
+            *_AUTHORS_BLOCK,
+            *_attention('multihead_attn', 'cross'),
+            ('norm2', 'cross_norm'),
+            *_AUTHORS_MLP,
+            ('norm3', 'mlp_norm'),
+        ),
+    ),
+    ('transformer.encoder.norm', 'encoder/norm'),
+    ('transformer.decoder.norm', 'decoder/norm'),
+    ('input_proj', 'input_proj'),
+    ('query_embed.weight', 'query_embed'),
+    ('class_embed', 'class_embed'),
+    ('bbox_embed.layers.{0}', 'bbox_embed/layer_{0}'),
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of a DETR, or of a ResNet with bottlenecks."""
+    heads = ('class_labels_classifier.weight', 'class_embed.weight')
+    detr = any(f'{prefix}{head}' in flat for prefix in ('', 'detr.') for head in heads)
+    return detr or {'conv1.weight', 'bn1.running_mean', 'layer1.0.conv3.weight'} <= flat.keys()
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+    """A detector, that of a panoptic model, or the backbone of one.
+
+    Args:
+      flat: see `files.read_arrays`.
+      extra: the parsed config.json, or empty.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape.
+    """
+    source = 'DETR'
+    notes = []
+    if any(name.startswith(_MASKS) for name in flat):
+        notes.append('the mask head is left out: only the boxes are read')
+    # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
+    used = {
+        name.removeprefix('detr.'): array
+        for name, array in flat.items()
+        if not (name.startswith((*_MASKS, 'fc.')) or name.endswith('num_batches_tracked'))
+    }
+    named = names.rename(used, TABLE, source)
+    heads = int(extra.get('encoder_attention_heads', _HEADS))
+    params = _converted(named, heads)
+    model: dict[str, Any] = {'name': 'detr', **_backbone(params)}
+    if 'query_embed' in params:
+        model |= _transformer(params, heads)
+    else:
+        notes.append("a ResNet alone: take it by config.init.select='backbone'")
+    model['dilate'] = bool(extra.get('dilation', False))
+    if not extra and 'query_embed' in params:
+        notes.append('nothing tells whether its last stage is dilated (DC5): taken as not')
+    return ImportedModel(
+        params=unflatten_dict(params, sep='/'),
+        model=model,
+        image_size=_SIZE,
+        source=source,
+        task={'name': 'detect', **_colours(extra)},
+        transforms=_TRANSFORMS,
+        notes=tuple(notes),
+    )
+
+
+def _converted(named: Flat, heads: int) -> Flat:
+    """Parameters by our names, in our layouts."""
+    params: Flat = {}
+    for name, array in named.items():
+        module, _, leaf = name.rpartition('.')
+        parent, _, last = module.rpartition('/')
+        if name == 'query_embed':
+            params[name] = array
+        elif module.startswith('backbone/') and 'norm' in last:
+            if leaf == 'weight':
+                params |= _folded(named, module)
+        elif parent.endswith(('/attention', '/cross')) and last != 'out':
+            if leaf == 'weight' and last in ('q', 'packed'):
+                params |= _projections(named, parent, heads)
+        elif parent.endswith(('/attention', '/cross')) and leaf == 'weight':
+            params[f'{module}/kernel'] = array.T.reshape(heads, -1, len(array))
+        else:
+            params[f'{module}/{_leaf(last, leaf)}'] = _layout(module, array)
+    return params
+
+
+def _leaf(module: str, leaf: str) -> str:
+    if leaf != 'weight':
+        return leaf
+    return 'scale' if module.endswith('norm') else 'kernel'
+
+
+def _layout(module: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4 and module != 'input_proj':
+        return array.transpose(2, 3, 1, 0)
+    return array.reshape(array.shape[:2]).T if array.ndim > 1 else array
+
+
+def _folded(named: Flat, module: str) -> Flat:
+    """A batch norm as one factor and one summand for each channel."""
+    gamma, beta, mean, var = (
+        _get(named, f'{module}.{leaf}')
+        for leaf in ('weight', 'bias', 'running_mean', 'running_var')
+    )
+    scale = gamma / np.sqrt(var + _BN_EPS)
+    return {f'{module}/scale': scale, f'{module}/bias': beta - mean * scale}
+
+
+def _projections(named: Flat, parent: str, heads: int) -> Flat:
+    """Queries, keys and values, together or apart, as the kernels of our attention."""
+    parts = {}
+    for leaf in ('weight', 'bias'):
+        if f'{parent}/packed.{leaf}' in named:
+            three = np.split(named[f'{parent}/packed.{leaf}'], 3)
+        else:
+            three = [_get(named, f'{parent}/{letter}.{leaf}') for letter in 'qkv']
+        # [D H K] or [H K]
+        parts[leaf] = [a.T.reshape(*a.T.shape[:-1], heads, -1) for a in three]
+    groups = {'qkv': (0, 1, 2)} if parent.endswith('/attention') else {'q': (0,), 'kv': (1, 2)}
+    params = {}
+    for group, places in groups.items():
+        params[f'{parent}/{group}/kernel'] = np.stack([parts['weight'][i] for i in places], 1)
+        params[f'{parent}/{group}/bias'] = np.stack([parts['bias'][i] for i in places])
+    return params
+
+
+def _get(named: Flat, name: str) -> np.ndarray:
+    if name not in named:
+        raise UserError(f'DETR: {name} is absent; get the file again')
+    return named[name]
+
+
+def _backbone(params: Flat) -> dict[str, Any]:
+    """Sizes of the ResNet."""
+    stages = _count(params, r'backbone/stage_(\d+)/')
+    layers = tuple(_count(params, rf'backbone/stage_{i}/block_(\d+)/') for i in range(stages))
+    width = _get(params, 'backbone/root/conv/kernel').shape[-1]
+    return {'layers': layers, 'backbone_width': width, 'backbone_norm': 'frozen'}
+
+
+def _transformer(params: Flat, heads: int) -> dict[str, Any]:
+    """Sizes of all the rest."""
+    queries, width = params['query_embed'].shape
+    return {
+        'num_classes': _get(params, 'class_embed/bias').size - 1,
+        'num_queries': queries,
+        'width': width,
+        'depth': _count(params, r'encoder/block_(\d+)/'),
+        'decoder_depth': _count(params, r'decoder/block_(\d+)/'),
+        'num_heads': heads,
+        'mlp_dim': _get(params, 'encoder/block_0/mlp/fc1/bias').size,
+        'norm': 'pre' if 'encoder/norm/scale' in params else 'post',
+    }
+
+
+def _count(params: Iterable[str], pattern: str) -> int:
+    found = (re.match(pattern, name) for name in params)
+    return 1 + max((int(match[1]) for match in found if match), default=-1)
+
+
+def _colours(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean and deviation that the user or preprocessor_config.json tells; else those of the
+    task, which are the authors'.
+    """
+    if colours.GIVEN in extra:
+        given = extra[colours.GIVEN]
+        return {name: tuple(np.broadcast_to(given[name], 3).tolist()) for name in ('mean', 'std')}
+    told = extra.get(colours.PREPROCESSOR) or {}
+    pairs = (('mean', 'image_mean'), ('std', 'image_std'))
+    return {ours: tuple(map(float, told[theirs])) for ours, theirs in pairs if theirs in told}

@@ -1,0 +1,259 @@
+"""DETR: objects as a set, predicted at once by a Transformer on the features of a ResNet.
+
+Carion et al., 2020, arXiv:2005.12872.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_maps import AttentionMap, collect
+from vit_jax.nn.blocks import dense
+from vit_jax.nn.encoder_decoder import NORMS, DecoderBlock, EncoderBlock, Memory, Stack
+from vit_jax.nn.positions import masked_sine2d
+from vit_jax.nn.resnet import block_order
+from vit_jax.nn.resnet_v1 import NORMS as BACKBONE_NORMS
+from vit_jax.nn.resnet_v1 import ResNet
+
+# Table 1 of the paper: blocks of each stage, and whether the last one is dilated.
+VARIANTS = {
+    'R50': ((3, 4, 6, 3), False),
+    'DC5-R50': ((3, 4, 6, 3), True),
+    'R101': ((3, 4, 23, 3), False),
+    'DC5-R101': ((3, 4, 23, 3), True),
+}
+
+
+def variant(name: str) -> dict[str, Any]:
+    """Keywords of `Model` for a name of VARIANTS, such as 'R50'.
+
+    Raises:
+      UserError: if there is no such variant.
+    """
+    if name not in VARIANTS:
+        raise UserError(nearest('DETR variant', name, VARIANTS))
+    layers, dilate = VARIANTS[name]
+    return {'layers': layers, 'dilate': dilate}
+
+
+class Model(nn.Module):
+    """DETR for images of any size, padded at the right and below.
+
+    Attributes:
+      num_classes: of objects; one more output stands for no object.
+      layers: blocks of each stage of the ResNet.
+      backbone_width: channels of its root, 64 in the paper.
+      backbone_norm: 'frozen' batch norm, whose parameters do not learn, for a ResNet that is read
+        from a checkpoint; 'group' norm for one that learns from the start.
+      dilate: the last stage keeps its resolution: DC5.
+      frozen_stages: parts of the ResNet that get no gradient, the root being the first. Give their
+        kernels to `config.optim.freeze` too, or weight decay will shrink them.
+      num_queries: objects that an image can have.
+      width: of a token.
+      depth, decoder_depth: blocks of the encoder and of the decoder.
+      num_heads: of every attention; divides `width`.
+      mlp_dim: hidden width of the blocks.
+      dropout: on attention weights, on activations, and on what is added to the residuals.
+      norm: 'post' as in the paper, or 'pre'.
+      norm_eps: of the layer norms.
+      dtype: of the computation. Parameters, softmax and outputs stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    num_classes: int | None = None
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    backbone_width: int = 64
+    backbone_norm: str = 'frozen'
+    dilate: bool = False
+    frozen_stages: int = 0
+    num_queries: int = 100
+    width: int = 256
+    depth: int = 6
+    decoder_depth: int = 6
+    num_heads: int = 8
+    mlp_dim: int = 2048
+    dropout: float = 0.1
+    norm: str = 'post'
+    norm_eps: float = 1e-5
+    dtype: str = 'float32'
+
+    head_layers = ('class_embed',)
+
+    def __post_init__(self) -> None:
+        check_choice('dtype', self.dtype, DTYPES)
+        check_choice('norm', self.norm, NORMS)
+        check_choice('backbone_norm', self.backbone_norm, tuple(BACKBONE_NORMS))
+        for name in ('num_queries', 'depth', 'decoder_depth'):
+            if getattr(self, name) < 1:
+                raise UserError(f'{name} must be at least 1, not {getattr(self, name)}')
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token stands for."""
+        return 4 * 2 ** max(len(self.layers) - 1 - self.dilate, 0)
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        self.backbone = ResNet(
+            self.layers,
+            self.backbone_width,
+            self.backbone_norm,
+            self.dilate,
+            self.frozen_stages,
+            dtype,
+        )
+        self.input_proj = dense(self.width, dtype=dtype)
+        block: dict[str, Any] = {
+            'num_heads': self.num_heads,
+            'mlp_dim': self.mlp_dim,
+            'norm': self.norm,
+            'dropout': self.dropout,
+            'attention_dropout': self.dropout,
+            'activation_dropout': self.dropout,
+            'norm_eps': self.norm_eps,
+            'dtype': dtype,
+        }
+        self.encoder = Stack(functools.partial(EncoderBlock, **block), self.depth)
+        self.decoder = Decoder(functools.partial(DecoderBlock, **block), self.decoder_depth)
+        shape = (self.num_queries, self.width)
+        self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), shape)
+        self.class_embed = dense((self.num_classes or 0) + 1)
+        self.bbox_embed = BoxHead(self.width)
+
+    def __call__(
+        self,
+        images: Float[Array, 'B H W C'],
+        pixel_mask: Bool[Array, 'B H W'] | None = None,
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B ...']]:
+        """The objects of normalised images, whose padding is zero.
+
+        Args:
+          images: of the batch.
+          pixel_mask: true where there is a pixel and no padding; by default everywhere.
+          train: whether dropout acts.
+
+        Returns:
+          logits: [B Q num_classes + 1] in float32; the last class is that of no object.
+          boxes: [B Q 4] in float32, centred (x, y, w, h), shares of the sides of the real image.
+          aux_logits, aux_boxes: [B L-1 Q ...], the same after each block of the decoder but the
+            last.
+        """
+        if pixel_mask is None:
+            pixel_mask = jnp.ones(images.shape[:3], bool)
+        memory = self.encode(images, pixel_mask, train)
+        hidden = self._decode(memory, train).astype(jnp.float32)
+        logits, boxes = self.class_embed(hidden), self.bbox_embed(hidden)
+        return {
+            'logits': logits[:, -1],
+            'boxes': boxes[:, -1],
+            'aux_logits': logits[:, :-1],
+            'aux_boxes': boxes[:, :-1],
+        }
+
+    def encode(
+        self, images: Float[Array, 'B H W C'], pixel_mask: Bool[Array, 'B H W'], train: bool = False
+    ) -> Memory:
+        """What the decoder looks at: a token for each cell of the last feature map, row by row."""
+        features = self.backbone(images)[-1]
+        mask = shrink_mask(pixel_mask, *features.shape[1:3])
+        positions = masked_sine2d(mask, self.width)
+        tokens, positions = (
+            x.reshape(x.shape[0], -1, self.width) for x in (self.input_proj(features), positions)
+        )
+        attended = mask.reshape(len(mask), 1, 1, -1)
+        tokens = self.encoder(tokens, attended, train, positions)
+        return Memory(tokens, attended, positions)
+
+    def _decode(self, memory: Memory, train: bool) -> Array:
+        """[B L Q D]: what each block of the decoder makes of the queries, normalised."""
+        batch = memory.tokens.shape[0]
+        queries = jnp.broadcast_to(self.query_embed, (batch, *self.query_embed.shape))
+        return self.decoder(jnp.zeros_like(queries, memory.tokens.dtype), memory, queries, train)
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
+    ) -> list[AttentionMap]:
+        """Who looks at whom: cells at cells, queries at queries, and queries at cells.
+
+        Args:
+          intermediates: the collection of that name that the model has returned.
+          images: that it has seen.
+          pixel_mask: likewise; nobody looks at padding.
+        """
+        del pixel_mask
+        grid = tuple(-(-side // self.stride) for side in images.shape[1:3])
+        queries = (self.num_queries,)
+        return [
+            *collect(intermediates, 'encoder', grid, grid),
+            *collect(intermediates, 'decoder', queries, queries),
+            *collect(intermediates, 'decoder', queries, grid, 'cross'),
+        ]
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on, as far as the encoder's end."""
+        return (
+            '^backbone/root/',
+            *block_order('backbone/', self.layers),
+            '^input_proj/',
+            *(f'^encoder/block_{i}/' for i in range(self.depth)),
+        )
+
+
+class Decoder(nn.Module):
+    """Blocks `block_0`, `block_1`, ..., all of whose outputs go through the layer norm `norm`."""
+
+    make_block: Any
+    depth: int
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        last = self.block[-1]
+        self.norm = nn.LayerNorm(last.norm_eps, dtype=last.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, 'B Q D'],
+        memory: Memory,
+        positions: Float[Array, 'B Q D'],
+        train: bool = False,
+    ) -> Float[Array, 'B L Q D']:
+        """One array for each block; `positions` are added where tokens are queries and keys."""
+        outputs = []
+        for block in self.block:
+            x = block(x, None, memory, train, positions)
+            outputs.append(self.norm(x))
+        return jnp.stack(outputs, axis=1)
+
+
+class BoxHead(nn.Module):
+    """Three dense layers, `layer_0` to `layer_2`, to a box within 0 and 1."""
+
+    hidden_dim: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B 4']:
+        for i in range(2):
+            x = nn.relu(dense(self.hidden_dim, name=f'layer_{i}')(x))
+        return nn.sigmoid(dense(4, name='layer_2')(x))
+
+
+def shrink_mask(mask: Bool[Array, 'B H W'], height: int, width: int) -> Bool[Array, 'B h w']:
+    """The mask of a smaller grid: each cell has the value of its upper left pixel.
+
+    It is PyTorch's `nearest`, which `jax.image.resize` does not have.
+    """
+    rows, columns = (
+        jnp.arange(new) * old // new
+        for old, new in zip(mask.shape[1:], (height, width), strict=True)
+    )
+    return mask[:, rows[:, None], columns]

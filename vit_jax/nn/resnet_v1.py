@@ -1,0 +1,177 @@
+"""The ResNet below detectors: bottlenecks normalised after each convolution, all stages kept.
+
+He et al., 2015, arXiv:1512.03385, in version 1.5, whose 3 x 3 convolutions have the stride. It pads
+symmetrically, as PyTorch networks do.
+"""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.nn.resnet import check_layers
+
+# Kaiming normal, of what goes out.
+KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+
+
+class FrozenNorm(nn.Module):
+    """x * scale + bias, without a gradient: a batch norm whose statistics are folded into both.
+
+    scale = gamma / sqrt(var + eps), bias = beta - mean * scale.
+    """
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B C']) -> Float[Array, '*B C']:
+        scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
+        bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
+        scale, bias = (jax.lax.stop_gradient(p).astype(self.dtype) for p in (scale, bias))
+        return x * scale + bias
+
+
+class ResNet(nn.Module):
+    """A root of stride 4 and stages of 4, 8, 16, ... times `width` channels, each with stride 2
+    but the first.
+
+    Attributes:
+      layers: blocks of each stage.
+      width: channels of the root; 64 in the paper.
+      norm: 'frozen' (see `FrozenNorm`), for weights that come trained, or 'group', for such as
+        learn from the start.
+      dilate: the last stage keeps its resolution and dilates its convolutions instead (DC5 of
+        Carion et al., 2020, arXiv:2005.12872, section 4).
+      frozen_stages: the root and the stages up to this number get no gradient: 1 is the root
+        alone, 2 the root and the first stage.
+      dtype: of the computation.
+
+    Raises:
+      UserError: if a stage has no block.
+    """
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    norm: str = 'frozen'
+    dilate: bool = False
+    frozen_stages: int = 0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check_layers(self.layers)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> list[Float[Array, 'B _ _ _']]:
+        """The feature maps of all stages, the last one last."""
+        x = Root(self.width, self.norm, self.dtype, name='root')(images)
+        x = self._frozen(x, 1)
+        stages = []
+        for i, depth in enumerate(self.layers):
+            stride = 1 if i == 0 else 2
+            dilate = self.dilate and i == len(self.layers) - 1
+            block = functools.partial(
+                Bottleneck, self.width * 2**i, norm=self.norm, dtype=self.dtype
+            )
+            x = Stage(block, depth, stride, dilate, name=f'stage_{i}')(x)
+            x = self._frozen(x, i + 2)
+            stages.append(x)
+        return stages
+
+    def _frozen(self, x: Array, stage: int) -> Array:
+        return jax.lax.stop_gradient(x) if stage <= self.frozen_stages else x
+
+
+class Root(nn.Module):
+    """Convolution, norm, ReLU and max pooling; the first and the last have stride 2."""
+
+    width: int
+    norm: str = 'frozen'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        x = conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
+        x = nn.relu(NORMS[self.norm](self.width, dtype=self.dtype, name='norm')(x))
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+
+
+class Stage(nn.Module):
+    """Blocks `block_0`, `block_1`, ...
+
+    Attributes:
+      block: makes one, given stride, dilation and name.
+      depth: how many.
+      stride: of the first.
+      dilate: convolve with holes instead of a stride; the first block still as densely as those
+        before it.
+    """
+
+    block: Any
+    depth: int
+    stride: int
+    dilate: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        for j in range(self.depth):
+            stride = self.stride if j == 0 and not self.dilate else 1
+            dilation = self.stride if j > 0 and self.dilate else 1
+            x = self.block(stride=stride, dilation=dilation, name=f'block_{j}')(x)
+        return x
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 pixels, the last to 4 x `width` channels.
+
+        z'' = N(proj(z)) where the shape changes, else z
+        z   = ReLU(z'' + N(conv3(ReLU(N(conv2(ReLU(N(conv1(z)))))))))
+
+    The scale of the last group norm starts at zero, so that the branch does.
+    """
+
+    width: int
+    stride: int = 1
+    dilation: int = 1
+    norm: str = 'frozen'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        norm = functools.partial(NORMS[self.norm], dtype=self.dtype)
+        make = functools.partial(conv, dtype=self.dtype)
+        zeros = {'scale_init': nn.initializers.zeros} if self.norm == 'group' else {}
+        y = nn.relu(norm(self.width, name='norm1')(make(self.width, 1, name='conv1')(x)))
+        y = make(self.width, 3, self.stride, self.dilation, name='conv2')(y)
+        y = make(4 * self.width, 1, name='conv3')(nn.relu(norm(self.width, name='norm2')(y)))
+        y = norm(4 * self.width, name='norm3', **zeros)(y)
+        if x.shape[-1] != 4 * self.width or self.stride > 1:
+            x = make(4 * self.width, 1, self.stride, name='proj')(x)
+            x = norm(4 * self.width, name='proj_norm')(x)
+        return nn.relu(x + y)
+
+
+def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs: Any) -> nn.Conv:
+    """A square convolution without bias; its output is `stride` times smaller, rounded up."""
+    return nn.Conv(
+        features,
+        (size, size),
+        strides=stride,
+        padding=size // 2 * dilation,
+        kernel_dilation=dilation,
+        use_bias=False,
+        kernel_init=KERNEL,
+        **kwargs,
+    )
+
+
+def group_norm(features: int, **kwargs: Any) -> nn.GroupNorm:
+    """Group norm with 32 groups, or with fewer where the channels have no 32 equal parts."""
+    return nn.GroupNorm(math.gcd(32, features), epsilon=1e-5, **kwargs)
+
+
+NORMS = {'frozen': lambda features, **kwargs: FrozenNorm(**kwargs), 'group': group_norm}

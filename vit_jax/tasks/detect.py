@@ -1,0 +1,224 @@
+"""Detection of objects as a set: each object is matched with one prediction, the others say none.
+
+Carion et al., 2020, arXiv:2005.12872, sections 3.1 and A.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.ops import boxes as box_ops
+from vit_jax.ops import pixels
+from vit_jax.ops.matching import match
+from vit_jax.ops.terms import Term
+
+Batch = dict[str, Any]
+
+
+class Targets(NamedTuple):
+    """The objects of a batch.
+
+    Attributes:
+      labels: classes, anything where there is no object.
+      boxes: centred (x, y, w, h), shares of the sides of the real image.
+      real: true where there is an object to find.
+    """
+
+    labels: Int[Array, 'B N']
+    boxes: Float[Array, 'B N 4']
+    real: Bool[Array, 'B N']
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Boxes and classes of the objects of an image.
+
+    Attributes:
+      none_weight: of a prediction without object in the mean over predictions.
+      class_cost, box_cost, giou_cost: of probability, L1 distance and GIoU where objects are
+        matched with predictions.
+      class_weight, box_weight, giou_weight: of cross entropy, L1 distance and GIoU in the loss.
+      mean, std: of the colours of the images that the model was trained on, in [0, 1].
+    """
+
+    none_weight: float = 0.1
+    class_cost: float = 1.0
+    box_cost: float = 5.0
+    giou_cost: float = 2.0
+    class_weight: float = 1.0
+    box_weight: float = 5.0
+    giou_weight: float = 2.0
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    rngs = ('dropout',)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self)[:-2]:
+            if getattr(self, field.name) < 0:
+                raise UserError(
+                    f'config.task.{field.name}={getattr(self, field.name)}: must not be negative'
+                )
+        if min(self.std) <= 0:
+            raise UserError(f'config.task.std={self.std}: must be positive')
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:
+        """Normalised images whose padding is zero, and where they have pixels."""
+        mask = pixel_mask(batch)
+        images = pixels.standardize(batch['image'], self.mean, self.std)
+        return images * mask[..., None], mask
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Class, box and GIoU of the last block of the decoder, and those of all blocks before it.
+
+        There are two normalisers: the weights of the predictions for the class, and the number of
+        objects for boxes. Metrics are `accuracy`, of the classes of the objects that are matched,
+        and `unmatched`, the share of the objects for which there was no prediction left.
+        """
+        sums = {name: x.sum(0) for name, x in self._losses(outputs, batch).items()}
+        terms: dict[str, Term] = {}
+        for prefix, of in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
+            terms |= {
+                f'{prefix}class': Term(of(sums['class']), sums['weight'], self.class_weight),
+                f'{prefix}box': Term(of(sums['box']), sums['objects'], self.box_weight),
+                f'{prefix}giou': Term(of(sums['giou']), sums['objects'], self.giou_weight),
+            }
+        return {
+            **terms,
+            'accuracy': Term(sums['correct'][-1], sums['objects'], 0.0),
+            'unmatched': Term(sums['unmatched'], sums['objects'], 0.0),
+        }
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """What `loss` has for the last block, and `loss`: the mean of the losses of images, each
+        with its own normalisers, so that it does not depend on the batches.
+        """
+        found = self._losses(apply(*self.inputs(batch)), batch)
+        found = jax.tree.map(lambda x: (x.T * batch['mask']).T, found)
+        weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
+        per_image = (
+            self.class_weight * found['class'].sum(1) / weight
+            + (self.box_weight * found['box'].sum(1) + self.giou_weight * found['giou'].sum(1))
+            / objects
+        )
+        last = {name: found[name][:, -1].sum() for name in ('class', 'box', 'giou', 'correct')}
+        count = found['objects'].sum()
+        return {
+            'loss': (per_image.sum(), batch['mask'].sum()),
+            'class': (last['class'], found['weight'].sum()),
+            'box': (last['box'], count),
+            'giou': (last['giou'], count),
+            'accuracy': (last['correct'], count),
+            'unmatched': (found['unmatched'].sum(), count),
+        }
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """The most probable class of each prediction, that of no object left out.
+
+        Returns:
+          scores: [B Q], the probability of the class.
+          labels: int32 [B Q].
+          boxes: [B Q 4] by corners, shares of the sides of the real image.
+        """
+        outputs = apply(*self.inputs(batch))
+        probs = jax.nn.softmax(outputs['logits'])[..., :-1]
+        return {
+            'scores': probs.max(-1),
+            'labels': probs.argmax(-1).astype(jnp.int32),
+            'boxes': box_ops.to_corners(outputs['boxes']),
+        }
+
+    def _losses(self, outputs: dict, batch: Batch) -> dict[str, Float[Array, 'B *L']]:
+        """Sums over each image: `class`, `box`, `giou` and `correct` of all L blocks, the last one
+        last; and what they count: `weight`, `objects` and `unmatched`.
+        """
+        targets = targets_of(batch)
+        logits, boxes = (
+            jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
+            for name in ('logits', 'boxes')
+        )
+        places = match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
+        matched, place = places >= 0, places.clip(0)
+        queries, none = logits.shape[-2], logits.shape[-1] - 1
+
+        # [B L N Q]: which object a prediction is for.
+        pairs = places[..., None] == jnp.arange(queries)
+        labels = _each_block(targets.labels, logits)
+        classes = jnp.where(pairs.any(-2), (pairs * labels[..., None]).sum(-2), none)
+        log_probs = jax.nn.log_softmax(logits)
+        entropy = -jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
+        weights = jnp.where(classes == none, self.none_weight, 1.0)
+
+        found = jnp.take_along_axis(boxes, place[..., None], axis=-2)
+        wanted = _each_block(targets.boxes, logits)
+        distance = jnp.abs(found - wanted).sum(-1)
+        giou = box_ops.giou(*map(box_ops.to_corners, (found, wanted)))
+        guess = jnp.take_along_axis(logits.argmax(-1), place, axis=-1)
+
+        # What is counted is a function of the batch alone: the optimum leaves none of them over.
+        objects = targets.real.sum(-1)
+        most = jnp.minimum(objects, queries)
+        return {
+            'class': (entropy * weights).sum(-1),
+            'box': (distance * matched).sum(-1),
+            'giou': ((1 - giou) * matched).sum(-1),
+            'correct': ((guess == labels) & matched).sum(-1).astype(jnp.float32),
+            'weight': most + self.none_weight * (queries - most),
+            'objects': objects.astype(jnp.float32),
+            'unmatched': (objects - most).astype(jnp.float32),
+        }
+
+    def cost(
+        self, logits: Float[Array, 'B L Q C'], boxes: Float[Array, 'B L Q 4'], targets: Targets
+    ) -> Float[Array, 'B L N Q']:
+        """What it costs to match an object with a prediction, equation 1 and appendix A.2.
+
+        Minus the probability of its class, and no logarithm of it, so that it is of the size of
+        the other parts.
+        """
+        labels = _each_block(targets.labels, logits)[..., None, :]
+        probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
+        wanted, found = _each_block(targets.boxes, logits)[..., :, None, :], boxes[..., None, :, :]
+        distance = jnp.abs(wanted - found).sum(-1)
+        giou = box_ops.giou(*map(box_ops.to_corners, (wanted, found)))
+        return self.box_cost * distance - self.class_cost * probs - self.giou_cost * giou
+
+
+def _each_block(x: Array, logits: Float[Array, 'B L Q C']) -> Array:
+    """[B ...] -> [B L ...], the same for all blocks."""
+    return jnp.broadcast_to(x[:, None], (*logits.shape[:2], *x.shape[1:]))
+
+
+def pixel_mask(batch: Batch) -> Bool[Array, 'B H W']:
+    """Where images have pixels and no padding."""
+    if 'pixel_mask' in batch:
+        return batch['pixel_mask']
+    return jnp.ones(batch['image'].shape[:3], bool)
+
+
+def targets_of(batch: Batch) -> Targets:
+    """The objects that are to be found: no padding, no crowds.
+
+    Raises:
+      UserError: if the batch has no padded boxes.
+    """
+    if missing := [name for name in ('boxes', 'labels', 'object_mask') if name not in batch]:
+        raise UserError(
+            f'detection needs {missing[0]!r}, the data have {", ".join(batch)}: take a source with '
+            "boxes, and let the transforms end in 'pad_objects(100)'"
+        )
+    mask = pixel_mask(batch)
+    sides = jnp.stack([mask[:, 0, :].sum(-1), mask[:, :, 0].sum(-1)] * 2, axis=-1)
+    real = batch['object_mask']
+    if 'crowd' in batch:
+        real &= ~batch['crowd'].astype(bool)
+    return Targets(
+        batch['labels'], box_ops.to_centred(batch['boxes'] / sides[:, None].clip(1)), real
+    )

@@ -1,0 +1,179 @@
+"""What a detector predicts: boxes with names and scores, on the image of the file."""
+
+from __future__ import annotations
+
+import argparse
+import colorsys
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vit_jax.errors import UserError
+from vit_jax.viz import figures
+from vit_jax.viz.predictions import Context, Photo
+
+COLUMNS = ('class', 'score', 'bbox')
+BAR = 'score'
+ACROSS = 3  # at most, images in a row of the picture
+WIDTH = 5.0  # inches of an image
+THRESHOLD = 0.7  # least score of what is shown
+SIZE = 8  # points of the labels' letters
+
+Box = tuple[float, float, float, float]  # x, y, width, height
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How sure the model has to be."""
+    parser.add_argument(
+        '--threshold',
+        type=float,
+        default=THRESHOLD,
+        metavar='P',
+        help='least score of what is shown',
+    )
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """The objects found, the surest first, with the keys of COCO's results.
+
+    `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the number of the class
+    in the run's data, from 0.
+
+    Raises:
+      UserError: if the threshold is no probability, or the transforms of the run do not tell where
+        pixels come from.
+    """
+    threshold = context.flags.threshold
+    if not 0 <= threshold <= 1:
+        raise UserError(f'--threshold {threshold}: must be in [0, 1]')
+    order = np.argsort(-prediction['scores'], kind='stable')
+    kept = order[prediction['scores'][order] >= threshold]
+    return [
+        {
+            'class': context.class_name(int(label)),
+            'category_id': int(label),
+            'score': float(score),
+            'bbox': [round(float(side), 2) for side in box],
+        }
+        for label, score, box in zip(
+            prediction['labels'][kept],
+            prediction['scores'][kept],
+            boxes_of_file(prediction['boxes'][kept], photo),
+            strict=True,
+        )
+    ]
+
+
+def queries(outputs: Mapping[str, Any], class_names: Sequence[str]) -> dict[int, str] | None:
+    """The queries that have found an object of the first image, with the names of their classes;
+    None if there are none.
+    """
+    logits = np.asarray(outputs['logits'][0], np.float64)
+    exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
+    sure = np.flatnonzero(probs.max(axis=-1) >= THRESHOLD)
+    context = Context(tuple(class_names), argparse.Namespace())
+    names = {int(i): context.class_name(int(probs[i].argmax())) for i in sure}
+    return names or None
+
+
+def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
+    """Shares of the image that the model has seen, by corners, as boxes (x, y, width, height) in
+    pixels of the file, as far as they lie in it.
+    """
+    corners = photo.to_original(boxes.reshape(-1, 2, 2) * photo.seen[::-1])
+    height, width = photo.original.shape[:2]
+    first, last = (np.clip(f(corners, axis=1), 0, [width, height]) for f in (np.min, np.max))
+    return np.concatenate([first, last - first], axis=1)
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """The files with a frame around each object, and its class and score beside it."""
+    lines = math.ceil(len(photos) / ACROSS)
+    columns = math.ceil(len(photos) / lines)
+    tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
+    size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
+    figure = Figure(figsize=size, layout='constrained')
+    for i, (prediction, photo) in enumerate(zip(predictions, photos, strict=True)):
+        axes = figure.add_subplot(lines, columns, i + 1)
+        figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
+        draw_objects(axes, photo.original.shape[:2], rows(prediction, photo, context))
+    return figure
+
+
+def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[str, Any]]) -> None:
+    """Frames with white borders, so that they stand out from any ground, and labels, none of which
+    lies on another where there is room elsewhere.
+
+    Args:
+      axes: with the image, WIDTH inches wide.
+      size: height and width of the image in pixels.
+      objects: see `rows`.
+    """
+    inch = size[1] / WIDTH
+    taken: list[Box] = []
+    # The largest first, so that none hides a smaller one.
+    for i in sorted(range(len(objects)), key=lambda i: -math.prod(objects[i]['bbox'][2:])):
+        x, y, width, height = objects[i]['bbox']
+        for line, edge in ((3.2, 'white'), (1.6, colour(i))):
+            frame: dict[str, Any] = {'fill': False, 'linewidth': line, 'edgecolor': edge}
+            axes.add_patch(Rectangle((x, y), width, height, **frame))
+        text = f'{objects[i]["class"]} {objects[i]["score"]:.2f}'
+        room = (0.6 * SIZE * len(text) + 4) / 72 * inch, (SIZE + 5) / 72 * inch
+        place = label_place((x, y, width, height), room, size, taken)
+        taken.append(place)
+        axes.text(
+            place[0] + 2 / 72 * inch,
+            place[1] + place[3] / 2,
+            text,
+            va='center',
+            fontsize=SIZE,
+            color='white',
+            parse_math=False,
+            bbox={'facecolor': colour(i), 'edgecolor': 'none', 'pad': 1.5},
+        )
+
+
+def label_place(
+    box: Box, room: tuple[float, float], size: tuple[int, int], taken: Sequence[Box]
+) -> Box:
+    """Where a label of this width and height goes: at a corner of its box, within the image, and
+    where the least of it lies on other labels.
+    """
+
+    def clash(place: Box) -> float:
+        return sum(_shared(place, other) for other in taken)
+
+    return min(_places(box, room, size), key=clash)
+
+
+def _places(box: Box, room: tuple[float, float], size: tuple[int, int]) -> Iterator[Box]:
+    """Places at the corners of a box, moved into the image; the best ones first."""
+    x, y, width, height = box
+    tall = room[1]
+    for top in (y - tall, y + height, y, y + height - tall):
+        for left in (x, x + width - room[0]):
+            inside = max(0, min(left, size[1] - room[0])), max(0, min(top, size[0] - tall))
+            yield (*inside, *room)
+
+
+def _shared(a: Box, b: Box) -> float:
+    """The area that two boxes have in common."""
+    sides = [min(a[i] + a[i + 2], b[i] + b[i + 2]) - max(a[i], b[i]) for i in (0, 1)]
+    return max(0, sides[0]) * max(0, sides[1])
+
+
+def colour(i: int) -> tuple[float, float, float]:
+    """A saturated colour dark enough for white letters; neighbours in number differ most."""
+    hue = (0.6 + i * (math.sqrt(5) - 1) / 2) % 1
+    return colorsys.hsv_to_rgb(hue, 0.85, 0.75)
