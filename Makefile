@@ -21,7 +21,7 @@ PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast lint types check smoke test-newest bench-cpu clean
+.PHONY: help train test test-fast lint types check faults soak smoke test-newest bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -62,6 +62,12 @@ types: .venv/.extras  ## Static types: mypy
 	.venv/bin/mypy
 
 check: lint types test  ## What a change has to pass
+
+faults: .venv/.extras  ## Cause every fault of docs/reliability.md; ends with a table of them
+	FUZZ=4 .venv/bin/python $(PYTEST) -m fault $(PYTEST_ARGS)
+
+soak: .venv/.extras  ## Train for an hour (SOAK_MINUTES) under random faults; ends with their counts
+	.venv/bin/python tests/soak.py
 
 smoke: .venv/.extras  ## Train every experiment at its smallest size, a few steps
 	.venv/bin/python $(PYTEST) tests/test_smoke.py $(PYTEST_ARGS)

@@ -6,12 +6,14 @@ import fcntl
 import gc
 import os
 import pathlib
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from absl import flags
+from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
 from helpers.xla import use_one_device, xla_flags
 from jaxtyping import install_import_hook
 
@@ -41,12 +43,14 @@ install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecke
 # Files of many seconds, the longest first: xdist hands out files in this order, so that no worker
 # is left with a long one in the end.
 LONGEST_FIRST = (
-    'runtime/test_processes.py',
+    'faults/test_processes.py',
     'launch/test_slurm.py',
     'test_smoke.py',
-    'trainer/test_resume.py',
+    'faults/test_resume.py',
     'test_configs.py',
     'trainer/test_text_runs.py',
+    'trainer/test_interrupted.py',
+    'faults/test_terminals.py',
     'scaling/test_table.py',
     'trainer/test_devices.py',
     'models/test_vit.py',
@@ -54,6 +58,10 @@ LONGEST_FIRST = (
     'test_step.py',
     'sweeps/test_sweep_resume.py',
     'models/test_bit_resnet.py',
+    'models/test_detr.py',
+    'tasks/test_detect.py',
+    'commands/test_detection.py',
+    'models/test_swin.py',
     'sweeps/test_sweep_processes.py',
     'commands/test_attention_text.py',
     'models/test_encoder_decoders.py',
@@ -87,6 +95,22 @@ def shared_data() -> pathlib.Path:
     if not path.is_dir():
         pytest.skip('no data in ../shared/data')
     return path
+
+
+# Processes in the background of a shell, or under nohup, ignore these; those of tests would too.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def signals_of_the_process() -> Iterator[None]:
+    """Puts handlers back: a run that was told to stop lets no further signal end its process."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

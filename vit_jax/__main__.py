@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import importlib
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.runtime import memory
+from vit_jax.runtime import interrupts, memory
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
@@ -29,22 +32,53 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 2 a user's mistake, 3 diverged, 75 preempted."""
+    """Runs one command.
+
+    Exit codes: 0 done, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ('-h', '--help'):
         print(usage())
         return 0
     name, *rest = words
     try:
+        if argv is None:
+            interrupts.watch()
         if name not in commands():
             raise UserError(nearest('command', name, commands()))
         if argv is None:
             memory.keep_freed_memory()
-        return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
+        with readable_names():
+            return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
     except UserError as e:
         print(f'error: {e}', file=sys.stderr)
         return getattr(e, 'exit_code', 2)
+    except BaseException as e:
+        if not interrupts.interrupted(e):
+            raise
+        return interrupts.tell(e)
+
+
+@contextlib.contextmanager
+def readable_names() -> Iterator[None]:
+    """Turn what no system can open, wherever a user may have named it, into one line.
+
+    Raises:
+      UserError: for a name that is too long, or a working directory that is gone.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError as e:
+        raise UserError('the working directory was deleted: change to another one') from e
+    try:
+        yield
+    except OSError as e:
+        if e.errno != errno.ENAMETOOLONG:
+            raise
+        raise UserError(f'{str(e.filename)[:60]}...: the name is too long; shorten it') from e
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    code = main()
+    interrupts.leave(code)
+    sys.exit(code)

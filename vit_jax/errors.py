@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130  # as shells call the end by SIGINT
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 
 

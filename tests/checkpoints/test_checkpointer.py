@@ -7,7 +7,6 @@ import os
 import pathlib
 import resource
 import shutil
-import subprocess
 import time
 
 import flax.struct
@@ -413,34 +412,6 @@ def test_a_refused_write_is_reported_at_once_and_cleaned_up(tmp_path, capfd):
     checkpointer.save(2, noise(2), {})
     checkpointer.close()
     assert checkpointer.steps() == [1, 2]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 3 MB."""
-    disk = tmp_path / 'disk'
-    disk.mkdir()
-    command = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'none', disk]
-    if not shutil.which('mount') or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip('mounting a small file system takes root')
-    yield disk
-    subprocess.run(['umount', disk], check=True)
-
-
-def test_a_full_disk_keeps_the_finished_steps_and_the_rerun_goes_on(small_disk):
-    target = target_of(noise(0))
-    with Checkpointer(small_disk / 'checkpoints', keep_last=3) as checkpointer:
-        checkpointer.save(1, noise(1), {})
-        checkpointer.save(2, noise(2), {})
-        checkpointer.save(3, noise(3), {})
-        message = wait_for_failure(checkpointer)
-    assert 'step 3 could not be written' in message
-    assert 'No space left on device. Finished steps: [1, 2]' in message
-    shutil.rmtree(small_disk / 'checkpoints' / '1')
-    with Checkpointer(small_disk / 'checkpoints', keep_last=3) as checkpointer:
-        assert checkpointer.restore_latest(target)[0] == 2
-        checkpointer.save(3, noise(3), {})
-    assert step_folder.finished(small_disk / 'checkpoints') == [2, 3]
 
 
 def test_a_directory_that_cannot_be_made_is_reported_at_once(tmp_path):

@@ -28,7 +28,12 @@ def xla_flags(devices: int) -> str:
 
 def use_one_device(patch: pytest.MonkeyPatch) -> None:
     """Makes this a machine with one device: programs are compiled in half the time."""
+    use_devices(patch, 1)
+
+
+def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Makes this a machine with so many devices."""
     import jax  # whose flags conftest sets before
 
-    devices = jax.devices()[:1]
+    devices = jax.devices()[:count]
     patch.setattr(jax, 'devices', lambda *args: devices)

@@ -10,20 +10,38 @@ from vit_jax.runtime.preemption import Preemption
 @pytest.fixture
 def handlers():
     """The handlers of this process, put back afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    before = {number: signal.getsignal(number) for number in numbers}
     yield before
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, number):
     with Preemption() as preemption:
         assert not preemption.reached()
         signal.raise_signal(number)
         assert preemption.reached()
     signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
+
+
+@pytest.mark.usefixtures('handlers')
+def test_under_nohup_a_closed_terminal_changes_nothing():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Preemption() as preemption:
+        signal.raise_signal(signal.SIGHUP)
+        assert not preemption.reached()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures('handlers')
+def test_what_finds_a_fault_asks_for_the_stop_itself():
+    with Preemption() as preemption:
+        preemption.request()
+        assert preemption.reached()
 
 
 def test_without_a_signal_the_handlers_come_back(handlers):

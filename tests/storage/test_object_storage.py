@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.storage import lease, lock, paths, run_folder
+from vit_jax.storage import lease, lock, paths, run_folder, servers
 from vit_jax.trainer import build
 
 pytestmark = pytest.mark.slow
@@ -109,6 +110,7 @@ def kill_at_step(step: int, folder) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.fault(49)
 @pytest.mark.process
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = paths.path(f'{bucket}/killed')
@@ -249,6 +251,27 @@ def test_a_missing_package_is_named(scheme, package, monkeypatch, capsys):
     )
     assert main(train(f'{scheme}://bucket/run')) == 2
     assert f'{scheme}:// needs a package: pip install {package}' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['compare', 'gs://bucket/run'],
+        ['inspect', '--checkpoint', 'gs://bucket/run'],
+        ['inspect', '--checkpoint', 'gs://bucket/b16.npz'],
+    ],
+)
+def test_without_a_network_google_is_not_waited_for(command, monkeypatch, capfd, caplog):
+    pytest.importorskip('gcsfs')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:1')
+    monkeypatch.setattr(servers, 'PAUSE', 0)
+    before = time.monotonic()
+    assert main(command) == 2
+    assert time.monotonic() - before < 5
+    error = capfd.readouterr().err
+    assert 'nothing answers at 127.0.0.1:1 (Connection refused)' in error
+    assert error.count('\n') == 1
+    assert not caplog.messages
 
 
 def test_a_bucket_has_a_name():

@@ -1,7 +1,9 @@
 """What a run writes: each step once, whole lines, and the same numbers as TensorBoard events."""
 
+import errno
 import json
 import math
+import os
 import pathlib
 from types import SimpleNamespace
 
@@ -9,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
+from vit_jax.errors import UserError
+from vit_jax.storage import paths
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer.meter import Diverged, Meter
 from vit_jax.trainer.train import due
@@ -166,3 +171,35 @@ def test_due_every_so_often_and_at_the_end() -> None:
 
 def test_clock() -> None:
     assert [clock(s) for s in (0, 75, 3661)] == ['0:00', '1:15', '1:01:01']
+
+
+@pytest.mark.parametrize('what', ['metrics.jsonl', 'events'])
+def test_a_full_disk_is_told_once_and_nothing_more_is_tried(tmp_path, what):
+    told = []
+    writer = Writer(tmp_path, 10, 0, 'images', failed=lambda: told.append(1))
+    writer.write(1, TRAIN)
+    full = pathlib.Path('/dev/full')
+    if what == 'events':
+        writer.events._records = RecordWriter(full.open('wb'))
+    else:
+        writer.file = full.open('a')
+    for step in (2, 3):
+        writer.write(step, TRAIN)
+        writer.draw()
+    writer.close()
+    assert told == [1]
+    assert writer.trouble == 'metrics.jsonl could not be written (No space left on device)'
+    assert read_metrics(tmp_path)[0]['step'] == 1
+    write(tmp_path, 1, [2])
+    assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, 'fsync', full)
+    said = r'cannot write to .*: No space left on device; once'
+    with pytest.raises(UserError, match=said), paths.writing(tmp_path):
+        Writer(tmp_path, 10, 0, 'images')
+    assert not list(tmp_path.iterdir())

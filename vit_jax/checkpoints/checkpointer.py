@@ -7,9 +7,13 @@ covers it too: a directory without it was never finished.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,7 +121,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._writer.close()
+            with contextlib.suppress(OSError):  # a save that failed, which `wait` has told before
+                self._writer.close()
             self._staging.close()
 
     def restore_latest(
@@ -153,6 +158,7 @@ class Checkpointer:
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
+        sys.unraisablehook = partial(_not_of_late_writes, sys.unraisablehook)
         reason = _disk_trouble(error)
         if reason is None and paths.is_remote(self.directory):
             reason = paths.why(error)
@@ -296,6 +302,12 @@ def _disk_trouble(error: BaseException | None) -> str | None:
             return os.strerror(int(number[1]))
         error = error.__cause__ or error.__context__
     return None
+
+
+def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
+    # Nobody waits any more for the writes that were under way when one failed: a traceback each.
+    if 'Event loop is closed' not in str(unraisable.exc_value):
+        before(unraisable)
 
 
 def _not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""List a model's parameters, and count its FLOPs."""
+"""List a model's parameters and count its FLOPs, or verify the saved steps of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Subject:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table of parameters, their sum, and FLOPs an image."""
+    """Prints the table of parameters, their sum, and FLOPs an image, or that of saved steps."""
     parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
     parser.add_argument(
@@ -43,14 +43,25 @@ def main(argv: Sequence[str]) -> int:
         metavar='PATH',
         help="a run's checkpoints/ or checkpoints/N, or the weights of another code base",
     )
+    parser.add_argument(
+        '--verify',
+        metavar='WORKDIR',
+        help='compare all saved steps of a run with their digests instead; exit 1 if one differs',
+    )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     add_allow_flag(parser)
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
-    if sum(x is not None for x in (config, args.workdir, args.checkpoint)) != 1:
+    given = (config, args.workdir, args.checkpoint, args.verify)
+    if sum(x is not None for x in given) != 1:
         raise UserError(
-            'inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint PATH'
+            'inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint PATH, '
+            '--verify DIR'
         )
+    if args.verify is not None:
+        from vit_jax.commands._verify import verify
+
+        return verify(args.verify, args.json)
     if config is not None:
         subject = from_config(config, args.image_size, args.channels)
     elif (found := locate(args.workdir, args.checkpoint, args.allow)) is not None:

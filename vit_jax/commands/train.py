@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED, UserError
+from vit_jax.storage import paths, run_folder
 
 STEP_TIMEOUT = 1800.0
 
@@ -18,24 +19,26 @@ def main(argv: Sequence[str]) -> int:
     """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
     args, config = parse(argv)
     initialize(args)
-    from vit_jax.runtime import processes
+    from vit_jax.runtime import output, processes
     from vit_jax.trainer import train
 
-    with processes.shared_fate():
+    with output.unheard(), processes.shared_fate():
         try:
             result = train.train(
                 config,
                 args.workdir,
                 stop_at=args.stop_at,
                 restart=args.restart,
+                extend=args.extend,
                 step_timeout=step_timeout(args),
                 allowed=args.allow,
+                strict=args.strict,
             )
         except train.Preempted as e:
             print(e)
             return EXIT_PREEMPTED
-    numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
-    print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
+        numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
+        print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
 
 
@@ -46,12 +49,25 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
       UserError: for a mistake in one of the two.
     """
     parser = Parser('train', __doc__)
-    parser.add_argument('--workdir', required=True, help='the run folder; made if missing')
+    parser.add_argument(
+        '--workdir', required=True, type=run_folder_name, help='the run folder; made if missing'
+    )
     parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
     parser.add_argument(
         '--restart',
         action='store_true',
         help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
+    )
+    parser.add_argument(
+        '--extend',
+        action='store_true',
+        help='let a run that is there go on to a later config.total, if its learning rate so far '
+        'is that of the longer run',
+    )
+    parser.add_argument(
+        '--strict',
+        action='store_true',
+        help='fail if the newest checkpoint is damaged, instead of going back to an older one',
     )
     add_allow_flag(parser)
     add_distributed_flags(parser)
@@ -59,6 +75,18 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     return args, config
+
+
+def run_folder_name(text: str) -> str:
+    """The text if a run can write there, or is complete; told before anything slow is imported.
+
+    Raises:
+      UserError: if not, or if it names no folder.
+    """
+    folder = paths.path(text)
+    if not paths.is_remote(folder) and not (folder / run_folder.RESULT).is_file():
+        paths.require_writable(folder)
+    return text
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:

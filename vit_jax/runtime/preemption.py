@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
+_ORDERLY = b'\nstopping after this step, with the state saved; Ctrl-C once more stops at once\n'
+_AT_ONCE = 'the same command, started again, continues from the last checkpoint'
 _calls = itertools.count(1)
+_FINAL = (signal.SIGTERM, signal.SIGHUP)  # what says so may say it again while the state is saved
 
 
 class Preemption:
-    """Turns SIGTERM and SIGINT into a flag that the loop reads between two steps.
+    """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
-    A context manager for the main thread. More SIGTERMs change nothing, also after its
-    end, so that the save and the exit that they would interrupt are finished; a second
-    SIGINT (Ctrl-C) stops at once.
+    A context manager for the main thread. More SIGTERMs and SIGHUPs change nothing, also after
+    its end, so that the save and the exit that they would interrupt are finished; a second
+    SIGINT (Ctrl-C) stops at once. A SIGHUP that is ignored, as under nohup, stays ignored.
 
     With several processes, a signal to any one of them makes all of them agree on
     one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
@@ -36,20 +40,28 @@ class Preemption:
         if isinstance(self._outer, Preemption):
             self._flag, self._agreed = self._outer._flag, self._outer._agreed
         watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal
+            watched.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._receive) for number in watched}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._flag and signal.SIGTERM in self._previous:
-            # At once: between the old handler and this one another SIGTERM could come.
-            self._previous[signal.SIGTERM] = signal.SIG_IGN
+        if self._flag:
+            # At once: between the old handler and this one another signal could come.
+            self._previous |= dict.fromkeys({*_FINAL} & self._previous.keys(), signal.SIG_IGN)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if isinstance(self._outer, Preemption):
             self._outer._flag, self._outer._agreed = self._flag, self._agreed
 
+    def request(self) -> None:
+        """Do as if a signal had come; one process may call it for all."""
+        self._flag = True
+        if _distributed():
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def reached(self) -> bool:
-        """Whether to save now and exit; all processes call it after every step."""
+        """Whether to save now and exit; all processes call it, one as often as the other."""
         if not _distributed():
             return self._flag
         # Steps start anew with the next run of a worker, but what is agreed on is a later call.
@@ -58,11 +70,11 @@ class Preemption:
         return self._agreed
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._flag:
-            raise KeyboardInterrupt
-        self._flag = True
-        if _distributed():
-            os.kill(os.getpid(), signal.SIGTERM)
+        if number == signal.SIGINT:
+            if self._flag:
+                raise KeyboardInterrupt(_AT_ONCE)
+            os.write(sys.stderr.fileno(), _ORDERLY)  # print is not reentrant
+        self.request()
 
 
 def _distributed() -> bool:

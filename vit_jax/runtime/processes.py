@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import glob
 import json
 import os
@@ -19,8 +20,10 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.runtime import lost
 from vit_jax.runtime.hangs import Stalled
 
+EXIT_SECONDS = 60.0  # that the rest of an exit may take
 MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
 _LINE = 1000  # bytes that a process may take to say how it differs from process 0
 _SHOWN = 3  # so many differences
@@ -43,16 +46,18 @@ def initialize(
     Raises:
       UserError: if no cluster is found.
     """
-    timeout: dict[str, Any] = {}
+    timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(MEET_SECONDS)}
     if heartbeat_seconds is not None:
         timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
+        with lost.told():
+            jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:
         raise UserError(
             f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
+    lost.end_in_order(_who())
 
 
 def join_cluster(heartbeat_seconds: int | None = None) -> None:
@@ -101,6 +106,22 @@ def broadcast(value: Any) -> Any:
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
     padded = np.frombuffer(text.ljust(size), np.uint8)
     return json.loads(multihost_utils.broadcast_one_to_all(padded).astype(np.uint8).tobytes())
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, of what JSON can hold, in order; without those that are empty.
+
+    Nothing but their sizes is sent where all are empty.
+    """
+    if jax.process_count() == 1:
+        return [value] if value else []
+    text = json.dumps(value).encode() if value else b''
+    sizes = multihost_utils.process_allgather(np.int32(len(text)))
+    if not sizes.any():
+        return []
+    padded = np.frombuffer(text.ljust(int(sizes.max())), np.uint8)
+    rows = multihost_utils.process_allgather(padded).astype(np.uint8)
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True) if n]
 
 
 def on_process_0(act: Callable[[], int]) -> int:
@@ -183,9 +204,13 @@ def shared_fate() -> Iterator[None]:
     An ordinary exit waits for all processes of the job, but those that wait for this one
     in a collective never get there. They notice its end by the connection or the heartbeat.
     One whose data loader hangs ends so too: the thread that hangs cannot be joined.
+    An exit in order waits for the others for a bounded time, and then ends with all stacks.
     """
     try:
         yield
+        if jax.process_count() > 1:
+            # What waits for the others at the exit is C++, which may wait for ever.
+            faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
         print(f'error: {error}', file=sys.stderr, flush=True)
         os._exit(EXIT_FAILED)
@@ -210,7 +235,7 @@ def lost_another(error: Exception) -> bool:
 
 def _report(error: Exception) -> int:
     """Says what failed, and returns the exit code."""
-    who = f'process {jax.process_index()} of {jax.process_count()}'
+    who = _who()
     if isinstance(error, UserError):
         print(f'error: {who}: {error}', file=sys.stderr)
         return getattr(error, 'exit_code', 2)
@@ -219,9 +244,9 @@ def _report(error: Exception) -> int:
     else:
         traceback.print_exception(error)
         reason = f'{who} failed'
-    print(
-        f'error: {reason}; the same command, started again on all processes, continues from '
-        'the last checkpoint',
-        file=sys.stderr,
-    )
+    print(f'error: {reason}; {lost.CONTINUES}', file=sys.stderr)
     return EXIT_FAILED
+
+
+def _who() -> str:
+    return f'process {jax.process_index()} of {jax.process_count()}'

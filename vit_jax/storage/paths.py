@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import UserError
+from vit_jax.storage import servers
 
 # To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def path(text: str | os.PathLike[str]) -> Path:
     for protocol in ('gs', 'gcs', 's3'):
         fsspec.config.conf.setdefault(protocol, {}).setdefault('use_listings_cache', False)
     os.environ.setdefault('EPATH_USE_TF', 'false')
+    servers.quiet_gcsfs()
     from etils import epath
 
     return epath.Path(name)
@@ -88,8 +90,10 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
     """Turn any error of object storage, whose libraries all have their own, into one line.
 
     Raises:
-      UserError: for an error in the block, if the path is remote.
+      UserError: for an error in the block, if the path is remote, or if no server answers.
     """
+    if scheme := _scheme(os.fspath(path)):
+        servers.require_answer(scheme)
     try:
         yield
     except Exception as error:
@@ -105,6 +109,22 @@ def why(error: BaseException) -> str:
     """The first line of an error's message, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def writing(folder: os.PathLike[str]) -> Iterator[None]:
+    """Turn an error of the disk, such as a full one, into one line.
+
+    Raises:
+      UserError: for an OSError in the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f'cannot write to {os.fspath(folder)}: {error.strerror or error}; once that is mended, '
+            'the same command continues'
+        ) from error
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:

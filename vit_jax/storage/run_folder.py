@@ -30,7 +30,7 @@ CURVES = 'curves.png'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
-_EVENTS = 'events.out.tfevents.'
+EVENTS = 'events.out.tfevents.'
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def clear(folder: paths.Path) -> None:
     """Delete all that a run writes but the lock, which whoever calls this holds."""
     written = (CONFIG, METRICS, RESULT, CURVES, VOCAB)
     for file in list(folder.iterdir()):
-        if file.name in written or file.name.startswith(_EVENTS):
+        if file.name in written or file.name.startswith(EVENTS):
             file.unlink()
         elif file.name == CHECKPOINTS:
             paths.remove(file)

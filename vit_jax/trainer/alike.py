@@ -23,13 +23,16 @@ from vit_jax.data.dataset import Dataset
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 
 
-def of_start(config: ConfigDict, stop_at: int | None, restart: bool) -> dict[str, Any]:
+def of_start(
+    config: ConfigDict, stop_at: int | None, restart: bool, extend: bool
+) -> dict[str, Any]:
     """The facts that are known before any data are opened: config and code."""
     resolved = json.loads(config_lib.to_json(config.copy_and_resolve_references()))
     return {
         **dict(_flat('config', resolved)),
         '--stop-at': stop_at,
         '--restart': restart,
+        '--extend': extend,
         'vit_jax': vit_jax.__version__,
         'the code of vit_jax': _code(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},

@@ -24,6 +24,7 @@ from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate
+from vit_jax.trainer.suits import Trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +114,8 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     program, lr = make_program(config, data, layout, times)
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
+    params = program.abstract_state.params
+    trained = Trained(program.model, program.task, params, data.info, data.spec)
     return Training(
         config=config,
         data=data,
@@ -127,7 +130,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             },
             lr=lr,
         ),
-        evaluations=evaluate.open_evals(config, layout, program.eval_steps, data.info),
+        evaluations=evaluate.open_evals(config, layout, program.eval_steps, trained),
         retention=in_steps(Checkpointer, keep, times.steps),
     )
 

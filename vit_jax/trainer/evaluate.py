@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,12 +22,22 @@ from vit_jax import step as step_lib
 from vit_jax.config import defaults, objects
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, open_dataset
-from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.runtime import sharding
+from vit_jax.trainer.suits import Trained
 
 PyTree = Any
+Stopping = Callable[[], bool]
 IN_FLIGHT = 2  # batches on the devices while one is awaited
+
+
+class Interrupted(Exception):
+    """An evaluation was told to stop before its end; it has no result."""
+
+
+def never() -> bool:
+    """What tells nobody to stop."""
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,16 +81,17 @@ class Evaluation:
 
     Attributes:
       data: that is evaluated.
-      run: that function.
+      run: that function; its second argument says, between two batches, whether to stop.
       signature: how its numbers were made, where there is a standard for saying so.
     """
 
     data: Dataset
-    run: Callable[[PyTree], dict[str, float]]
+    run: Callable[[PyTree, Stopping], dict[str, float]]
     signature: str = ''
 
-    def __call__(self, variables: PyTree) -> dict[str, float]:
-        return self.run(variables)
+    def __call__(self, variables: PyTree, stopping: Stopping = never) -> dict[str, float]:
+        """Evaluate; raise `Interrupted` if `stopping`, asked after every batch, says so."""
+        return self.run(variables, stopping)
 
 
 def open_data(
@@ -111,7 +123,7 @@ def open_evals(
     config: ConfigDict,
     layout: sharding.Layout,
     steps: EvalSteps,
-    trained_on: SourceInfo | None = None,
+    trained: Trained | None = None,
 ) -> dict[str, Evaluation]:
     """The evaluation of every entry of `config.evals`.
 
@@ -119,12 +131,13 @@ def open_evals(
       config: of the run.
       layout: of the devices.
       steps: compiled for it.
-      trained_on: the classes that the model tells apart; None where that is not known.
+      trained: the model that the data are to suit; None to leave that unchecked.
 
     Raises:
-      UserError: for data that are not there, do not suit the evaluator, or have other classes.
+      UserError: for data that are not there, do not suit the evaluator or the model, or have other
+        classes.
     """
-    return {name: _open_eval(name, config, layout, steps, trained_on) for name in config.evals}
+    return {name: _open_eval(name, config, layout, steps, trained) for name in config.evals}
 
 
 def _open_eval(
@@ -132,17 +145,20 @@ def _open_eval(
     config: ConfigDict,
     layout: sharding.Layout,
     steps: EvalSteps,
-    trained_on: SourceInfo | None,
+    trained: Trained | None,
 ) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
     # Text is read by the vocabulary of training unless the entry names another.
     vocab = section.get('vocab', config.data.get('vocab'))
     data = open_data(section, config.batch_size, layout, vocab=vocab)
     evaluator = objects.make_evaluator(section, where)
-    if trained_on and config.model.get('num_classes') and not (evaluator and evaluator.learns):
-        _check_classes(where, data, trained_on)
+    if trained is not None:
+        if config.model.get('num_classes') and not (evaluator and evaluator.learns):
+            trained.require_classes(where, data)
+        trained.require_shapes(where, data)
+        _check_ids(where, data, config.model.get('vocab_size'))
     if evaluator is None:
-        return Evaluation(data, lambda variables: _evaluate_task(steps, variables, data))
+        return Evaluation(data, partial(_evaluate_task, steps, data))
     if steps.predict is None:
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
     fit = None
@@ -154,51 +170,38 @@ def _open_eval(
         title = f', {fit.source.title}' if fit else ''
         raise UserError(f'{where}{title}: {e}') from e
 
-    def run(variables: PyTree) -> dict[str, float]:
+    def run(variables: PyTree, stopping: Stopping) -> dict[str, float]:
         evaluator.start()
         for take, read in [*([(evaluator.fit, fit)] if fit else []), (evaluator.update, data)]:
-            for predictions, batch in predict(steps, variables, read.eval_batches()):
+            for predictions, batch in predict(steps, variables, read.eval_batches(), stopping):
                 take(predictions, batch)
         return evaluator.result()
 
     return Evaluation(data, run, evaluator.signature)
 
 
-def _check_classes(where: str, data: Dataset, trained_on: SourceInfo) -> None:
-    """Raises UserError if the data have other classes than the model."""
-    found, title = data.info, data.source.title
-    advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
-    if found.num_classes and found.num_classes != trained_on.num_classes:
+def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
+    """Raises UserError if the data have ids for which the model has no embedding."""
+    if vocab_size and data.info.vocab_size > vocab_size:
         raise UserError(
-            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model tells '
-            f'{trained_on.num_classes} apart{_some(trained_on)}; {advice}'
+            f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
+            f'{vocab_size} of them: evaluate it on data of its own vocabulary'
         )
-    if not (found.has_names and trained_on.has_names):
-        return
-    pairs = zip(found.class_names, trained_on.class_names, strict=True)
-    for label, (theirs, ours) in enumerate(pairs):
-        if theirs != ours:
-            raise UserError(
-                f'{where}: class {label} of {title} is {theirs!r}, that of the model {ours!r}; '
-                f'{advice}'
-            )
 
 
-def _some(info: SourceInfo) -> str:
-    """The first few names of the classes, in brackets."""
-    more = ', ...' if len(info.class_names) > 3 else ''
-    return f' ({", ".join(info.class_names[:3])}{more})' if info.has_names else ''
-
-
-def _evaluate_task(steps: EvalSteps, variables: PyTree, data: Dataset) -> dict[str, float]:
-    means = evaluate(steps, variables, data.eval_batches())
+def _evaluate_task(
+    steps: EvalSteps, data: Dataset, variables: PyTree, stopping: Stopping
+) -> dict[str, float]:
+    means = evaluate(steps, variables, data.eval_batches(), stopping)
     return means | steps.derive(means)
 
 
-def evaluate(steps: EvalSteps, variables: PyTree, batches: Iterable[Batch]) -> dict[str, float]:
+def evaluate(
+    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
+) -> dict[str, float]:
     """Means over one pass: {name: sum / count}, accumulated in float64 on the host."""
     totals: dict[str, np.ndarray] = {}
-    for sums in _results(steps.evaluate, steps.layout, variables, batches):
+    for sums in _results(steps.evaluate, steps.layout, variables, batches, stopping):
         for name, pair in sums.items():
             totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
     return {
@@ -207,22 +210,28 @@ def evaluate(steps: EvalSteps, variables: PyTree, batches: Iterable[Batch]) -> d
 
 
 def predict(
-    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch]
+    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
 ) -> Iterator[tuple[Batch, Batch]]:
     """Predictions and the small arrays of the batches, of all processes, without padding."""
     assert steps.predict is not None
-    for rows in _results(steps.predict, steps.layout, variables, batches):
+    for rows in _results(steps.predict, steps.layout, variables, batches, stopping):
         real = rows[1]['mask'] > 0
         yield jax.tree.map(lambda x, real=real: x[real], rows)
 
 
 def _results(
-    step: Callable, layout: sharding.Layout, variables: PyTree, batches: Iterable[Batch]
+    step: Callable,
+    layout: sharding.Layout,
+    variables: PyTree,
+    batches: Iterable[Batch],
+    stopping: Stopping,
 ) -> Iterator[Any]:
     """What `step` returns for each batch, on the host; the devices work ahead."""
     waiting: collections.deque[Any] = collections.deque()
     for batch in batches:
         waiting.append(step(variables, layout.put_batch(batch)))
+        if stopping():
+            raise Interrupted
         if len(waiting) > IN_FLIGHT:
             yield jax.device_get(waiting.popleft())
     while waiting:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,32 +56,69 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
-def finished(config: ConfigDict, folder: pathlib.Path) -> dict[str, float] | None:
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Where a run goes on, or starts.
+
+    Attributes:
+      state: on the devices.
+      step: of `state`.
+      hardware: that `state` was saved on.
+      unevaluated: whether the run was stopped before the evaluations after `step` were finished.
+      broken: records of the training data that could not be read, and why.
+    """
+
+    state: step_lib.TrainState
+    step: int
+    hardware: str
+    unevaluated: bool = False
+    broken: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+def finished(
+    config: ConfigDict, folder: pathlib.Path, extend: bool = False
+) -> dict[str, float] | None:
     """The final evaluation of a run that is complete; None if there is something to do.
 
-    A start that saved nothing does not stand in the way of another config.
+    A start that saved nothing does not stand in the way of another config, nor does a run of
+    another length if it is to be extended.
 
     Raises:
       UserError: if the folder holds a run of another config, or the config of something else.
     """
     if (stored := run_folder.read_config(folder)) is None:
         return None
-    if not all(isinstance(stored.get(name), dict) for name in ('model', 'task', 'data')):
-        raise UserError(
-            f'{folder / run_folder.CONFIG} is no config of a run: choose another --workdir'
-        )
+    config_lib.require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
     if run_folder.saved_nothing(folder):
         return None
     before = config_lib.from_dict(stored)
     for size in schema.LEFT_OPEN:  # an open one was filled from the data
         if before.model.get(size) and not config.model.get(size):
             before.model[size] = config.model.get(size)
-    if changed := [name for name in defaults.differences(before, config) if name not in FREE]:
+    changed = [name for name in defaults.differences(before, config) if name not in FREE]
+    if extend and changed == ['total']:
+        return None
+    if changed:
         names = ', '.join(f'config.{name}' for name in changed)
         raise UserError(
             f'{folder} holds a run of another config ({names} differs): choose another --workdir'
+            f'{_going_on(folder, changed)}'
         )
     return run_folder.read_result(folder)
+
+
+def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
+    """How a run is made longer, if it is that what its config is changed for."""
+    if 'total' not in changed or not {*changed} <= {'total', 'optim.schedule'}:
+        return ''
+    steps = run_folder.steps(folder)
+    if not steps:
+        return ''
+    here = '' if len(changed) > 1 else 'add --extend if the schedule does not depend on it, or '
+    return (
+        f'; to go on from here {here}give another --workdir '
+        f'--config.branch.from={folder} --config.branch.step={steps[-1]}'
+    )
 
 
 def begun(folder: pathlib.Path) -> bool:
@@ -266,23 +303,32 @@ def restore(
     checkpointer: Checkpointer,
     origin: Origin | None,
     allowed: Sequence[str] = (),
-) -> tuple[step_lib.TrainState, int, str]:
-    """The state to start from, its step, and the hardware that it was saved on.
+    strict: bool = False,
+) -> Beginning:
+    """The newest intact checkpoint of the run, or what a new one starts from.
 
     Args:
       training: of the run.
       checkpointer: of its folder.
       origin: of a new run; if None it is looked for where no checkpoint is found.
       allowed: as for `find_origin`.
+      strict: as for `Checkpointer.restore_latest`.
     """
     program = training.program
-    if (found := checkpointer.restore_latest(program.target)) is not None:
-        step, state, meta = found
-        return program.layout.from_global(state), step, meta.get('hardware', program.hardware)
+    found = checkpointer.restore_latest(program.target, strict=strict)
+    if found is not None:
+        step, saved, meta = found
+        return Beginning(
+            program.layout.from_global(saved),
+            step,
+            meta.get('hardware', program.hardware),
+            meta.get('unevaluated', False),
+            dict(meta.get('broken', ())),
+        )
     origin = origin or find_origin(training, allowed)
     if origin.state is not None:
-        return origin.state, origin.step, origin.hardware
-    return program.layout.create(program.init, origin.params), 0, program.hardware
+        return Beginning(origin.state, origin.step, origin.hardware)
+    return Beginning(program.layout.create(program.init, origin.params), 0, program.hardware)
 
 
 def check_stop(stop_at: int | None, start: int) -> None:

@@ -20,15 +20,17 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
+from vit_jax.data.dataset import Dataset
 from vit_jax.profiling import benchmark, flops
 from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
-from vit_jax.trainer import alike
+from vit_jax.trainer import alike, extension
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer import start as start_lib
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.evaluate import Interrupted
 from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.writer import Writer
 
@@ -52,14 +54,16 @@ class Surroundings:
       checkpointer: of the run folder.
       writer: what people see.
       watchdog: ends a process in which nothing is finished any more.
-      stopping: whether to save and stop after this step.
+      told: whether the run was told to stop.
+      stop_at: the step after which it stops anyhow, if any.
       report: whether to end the run after these results.
     """
 
     checkpointer: Checkpointer
     writer: Writer
     watchdog: Watchdog
-    stopping: Callable[[int], bool]
+    told: Callable[[], bool]
+    stop_at: int | None
     report: Report
 
 
@@ -69,10 +73,12 @@ def train(
     *,
     stop_at: int | None = None,
     restart: bool = False,
+    extend: bool = False,
     devices: Sequence[jax.Device] | None = None,
     report: Report | None = None,
     step_timeout: float | None = None,
     allowed: Sequence[str] = (),
+    strict: bool = False,
 ) -> dict[str, float]:
     """Trains to the end, resuming whatever is in `folder`.
 
@@ -83,25 +89,28 @@ def train(
       restart: start anew if no intact checkpoint is left of the run; what there was is moved to
         `checkpoints/rejected/`. A run that has one resumes, so that whatever starts the same
         command again loses nothing.
+      extend: let a run of the same config but another `total` go on to this one's.
       devices: all by default.
       report: gets the step and the results whenever evaluations were due, on every process; what it
         returns says whether the run ends there.
       step_timeout: seconds, see `Watchdog`.
       allowed: modules that the config of a run may name which this one starts from.
+      strict: refuse to go back to an older checkpoint where the newest is damaged.
 
     Returns:
-      The final evaluation, {name: value}.
+      The final evaluation, {name: value}, and the number of broken records if there were any.
 
     Raises:
       UserError: for a mistake in the config or the folder, or if processes of the job differ in
         their config, code or data.
       Diverged: if the loss is not finite; the last good checkpoint stands.
-      Preempted: after SIGTERM, SIGINT or at `stop_at`; the state is saved.
+      Preempted: after SIGTERM, SIGINT, SIGHUP, at `stop_at` or if the metrics can no longer be
+        written; the state is saved.
       Pruned: if `report` said so before the last step.
     """
     folder = paths.absolute(folder)
-    processes.require_alike(alike.of_start(config, stop_at, restart))
-    result = start_lib.finished(config, folder)
+    processes.require_alike(alike.of_start(config, stop_at, restart, extend))
+    result = start_lib.finished(config, folder, extend)
     anew = restart and not start_lib.intact(folder)
     if result is not None and not anew:
         return result
@@ -122,41 +131,63 @@ def train(
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
-        state, start, hardware_before = start_lib.restore(training, checkpointer, origin, allowed)
-        start_lib.check_stop(stop_at, start)
+        beginning = start_lib.restore(training, checkpointer, origin, allowed, strict)
+        training.data.examples.note(beginning.broken)
+        start_lib.check_stop(stop_at, beginning.step)
         notes = start_lib.replaced(training, folder)
-        if origin is not None and start == origin.step:
-            notes += origin.notes
-            start_lib.write_history(folder, origin)
-        del origin  # frees the memory
-        write_config(training, folder)
-        writer = Writer(folder, training.timetable.total, start, training.data.unit)
+        if extend:
+            notes += extension.note(training, folder, beginning.step)
+        with paths.writing(folder):
+            if origin is not None and beginning.step == origin.step:
+                notes += origin.notes
+                start_lib.write_history(folder, origin)
+            del origin  # frees the memory
+            if extend:
+                extension.forget_result(folder)
+            write_config(training, folder)
+            writer = Writer(
+                folder,
+                training.timetable.total,
+                beginning.step,
+                training.data.unit,
+                failed=preemption.request,
+            )
         surroundings = Surroundings(
             checkpointer,
             writer,
             watchdog,
-            stopping=lambda step: preemption.reached() or step == stop_at,
+            told=preemption.reached,
+            stop_at=stop_at,
             report=report or (lambda step, results: False),
         )
         try:
-            writer.say('\n'.join((describe(training, folder, start, hardware_before), *notes)))
-            result = loop(training, state, start, surroundings)
+            writer.say('\n'.join((describe(training, folder, beginning), *notes)))
+            result = loop(training, beginning, surroundings) | broken_records(training)
+            if writer.trouble:
+                raise Preempted(f'{writer.trouble}; the state is saved')
             if jax.process_index() == 0:
-                paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
+                with paths.writing(folder):
+                    paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
             return result
         finally:
             writer.close()
 
 
 def loop(
-    training: Training, state: step_lib.TrainState, start: int, surroundings: Surroundings
+    training: Training, beginning: start_lib.Beginning, surroundings: Surroundings
 ) -> dict[str, float]:
-    """Steps `start` to the end; see the module's docstring."""
+    """Steps from the beginning to the end; see the module's docstring."""
     program, timetable = training.program, training.timetable
     checkpointer, writer, total = surroundings.checkpointer, surroundings.writer, timetable.total
+    state, start = beginning.state, beginning.step
     meter = Meter(start, timetable.lr, utilisation(training), program.max_skips)
     batches = training.data.train_batches(start)
-    results = evaluate_due(training, state, start) if start == total else {}
+    results: dict[str, float] | None = {}
+    if beginning.unevaluated or start == total:
+        known = not beginning.unevaluated
+        results = evaluate_and_tell(training, state, start, surroundings, known)
+        if results is None:
+            raise Preempted(f'stopped after step {start}/{total}; the state is saved')
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
@@ -165,31 +196,29 @@ def loop(
         meter.add(step, metrics)
         writer.progress(step)
         checkpointer.check()
-        stopping = surroundings.stopping(step)
+        stopping = surroundings.told() or step == surroundings.stop_at
         surroundings.watchdog.beat(f'step {step}')
         if due(step, timetable.log, total) or stopping:
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
+            count_broken(training.data)
         if due_evals(training, step):
             with meter.paused():
-                results = evaluate_due(training, state, step)
-                writer.write(step, {**results, **signatures(training, step)})
-                writer.show_eval(step, results)
-                writer.draw()
-            surroundings.watchdog.beat(f'the evaluation after step {step}')
-            if surroundings.report(step, results) and step < total:
-                raise Pruned(f'ended after step {step}/{total}')
+                results = evaluate_and_tell(training, state, step, surroundings)
+        stopping = stopping or results is None
         if due(step, timetable.checkpoint, total) or stopping:
             with meter.paused():
                 meter.check_finite()
                 writer.flush()
-                save(training, checkpointer, step, state)
+                save(training, checkpointer, step, state, unevaluated=results is None)
             surroundings.watchdog.beat(f'the save of step {step}')
-        if stopping and step < total:
+        if results is None or (stopping and step < total):
             checkpointer.wait()
-            raise Preempted(f'stopped after step {step}/{total}; the state is saved')
+            why = f'{writer.trouble}: ' if writer.trouble else ''
+            raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
     checkpointer.wait()
+    assert results is not None
     return results
 
 
@@ -204,13 +233,72 @@ def due_evals(training: Training, step: int) -> list[str]:
     return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
 
 
-def evaluate_due(training: Training, state: step_lib.TrainState, step: int) -> dict[str, float]:
-    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}."""
+def evaluate_and_tell(
+    training: Training,
+    state: step_lib.TrainState,
+    step: int,
+    surroundings: Surroundings,
+    known: bool = False,
+) -> dict[str, float] | None:
+    """What is due after `step`, written and reported; None if the run was told to stop meanwhile.
+
+    Args:
+      training: of the run.
+      state: after `step`.
+      step: the number of updates made.
+      surroundings: of the loop.
+      known: whether an earlier start has written and reported it.
+
+    Raises:
+      Pruned: if `report` ends the run.
+    """
+    writer = surroundings.writer
+    try:
+        results = evaluate_due(training, state, step, surroundings.told)
+    except Interrupted:
+        return None
+    if known:
+        return results
+    writer.write(step, {**results, **signatures(training, step)})
+    writer.show_eval(step, results)
+    writer.draw()
+    surroundings.watchdog.beat(f'the evaluation after step {step}')
+    if surroundings.report(step, results) and step < training.timetable.total:
+        raise Pruned(f'ended after step {step}/{training.timetable.total}')
+    return results
+
+
+def evaluate_due(
+    training: Training, state: step_lib.TrainState, step: int, told: Callable[[], bool]
+) -> dict[str, float]:
+    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}.
+
+    Raises:
+      Interrupted: if `told`, between two batches, says to stop.
+    """
     results: dict[str, float] = {}
     for name in due_evals(training, step):
-        found = training.evaluations[name](state.variables)
+        found = training.evaluations[name](state.variables, told)
+        count_broken(training.evaluations[name].data)
         results |= {f'{name}/{k}': v for k, v in found.items()}
     return results
+
+
+def count_broken(data: Dataset) -> None:
+    """Let every process know which records the others have found broken.
+
+    Raises:
+      UserError: on every process, if all together are too many.
+    """
+    for found in processes.gather(list(data.examples.news().items())):
+        data.examples.note(dict(found))
+
+
+def broken_records(training: Training) -> dict[str, float]:
+    """How many records of the data could not be read, where there are any."""
+    opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
+    counts = {name: len(data.examples.broken) for name, data in opened.items()}
+    return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}
 
 
 def signatures(training: Training, step: int) -> dict[str, str]:
@@ -220,14 +308,29 @@ def signatures(training: Training, step: int) -> dict[str, str]:
 
 
 def save(
-    training: Training, checkpointer: Checkpointer, step: int, state: step_lib.TrainState
+    training: Training,
+    checkpointer: Checkpointer,
+    step: int,
+    state: step_lib.TrainState,
+    *,
+    unevaluated: bool = False,
 ) -> None:
-    """Starts an asynchronous save of everything that a resumed run needs."""
+    """Starts an asynchronous save of everything that a resumed run needs.
+
+    Args:
+      training: of the run.
+      checkpointer: of its folder.
+      step: of the state.
+      state: to be saved.
+      unevaluated: whether the resumed run has to begin with the evaluations of this step.
+    """
     program = training.program
     meta = {
         'config': training.config.to_dict(),
         'data': {'step': step},
         'hardware': program.hardware,
+        'unevaluated': unevaluated,
+        'broken': list(training.data.examples.broken.items()),
         **training.data.facts(),
     }
     checkpointer.save(step, program.layout.to_global(state), meta)
@@ -254,9 +357,9 @@ def utilisation(training: Training) -> Callable[[float], float | None]:
     return lambda rate: flops.mfu(flops.TRAIN_TO_FORWARD * forward * rate, 1.0, mesh.size, kind)
 
 
-def describe(training: Training, folder: pathlib.Path, start: int, hardware_before: str) -> str:
+def describe(training: Training, folder: pathlib.Path, beginning: start_lib.Beginning) -> str:
     """What runs and where, a few lines."""
-    data, hardware = training.data, training.program.hardware
+    start, data, hardware = beginning.step, training.data, training.program.hardware
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
     lines = [
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
@@ -264,9 +367,9 @@ def describe(training: Training, folder: pathlib.Path, start: int, hardware_befo
         *data.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
     ]
-    if hardware_before != hardware:
+    if (before := beginning.hardware) != hardware:
         lines.append(
-            f'so far on {hardware_before}: the examples stay the same, numbers agree up to rounding'
+            f'so far on {before}: the examples stay the same, numbers agree up to rounding'
         )
     signed = {name: e.signature for name, e in training.evaluations.items()}
     return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
+import os
 import pathlib
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.storage import run_folder
 from vit_jax.storage.mirror import Mirror
@@ -49,10 +54,21 @@ class Writer:
       start_step: where this start resumes; later lines of an earlier start are
         dropped, because their steps will be taken again.
       unit: what the rate of training counts, as 'images'.
+      failed: called once, when something cannot be written; nothing is tried again.
+
+    Attributes:
+      trouble: what could not be written, and why; empty while all is well.
     """
 
-    def __init__(self, workdir: pathlib.Path, total_steps: int, start_step: int, unit: str):
-        self.total_steps, self.unit = total_steps, unit
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        total_steps: int,
+        start_step: int,
+        unit: str,
+        failed: Callable[[], None] = lambda: None,
+    ):
+        self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
         self.first_interval = True
         self.enabled = jax.process_index() == 0
@@ -66,11 +82,7 @@ class Writer:
         kept = [line for line in before if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.file = self.path.open('a')
-        self.events = EventFileWriter(str(self.mirror.folder))
-        session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self.events.add_event(
-            event_pb2.Event(wall_time=time.time(), step=start_step, session_log=session)
-        )
+        self.events = EventFile(self.mirror.folder, start_step)
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
             BarColumn(),
@@ -108,18 +120,22 @@ class Writer:
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Appends one line {step, name: value, ...} and its numbers as events."""
-        if not self.enabled:
+        if not self.enabled or self.trouble:
             return
-        self.file.write(json.dumps({'step': step, **metrics}) + '\n')
-        self.file.flush()
-        values = [
-            summary_pb2.Summary.Value(tag=k, simple_value=v)
-            for k, v in metrics.items()
-            if not isinstance(v, str)
-        ]
-        summary = summary_pb2.Summary(value=values)
-        self.events.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+        with self._watched(run_folder.METRICS):
+            self.file.write(json.dumps({'step': step, **metrics}) + '\n')
+            self.file.flush()
+            self.events.add(step, {k: v for k, v in metrics.items() if not isinstance(v, str)})
         self.mirror.publish()
+
+    @contextlib.contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
+        """Ends the run in order where a file can no longer be written, as on a full disk."""
+        try:
+            yield
+        except OSError as error:
+            self.trouble = f'{name} could not be written ({error.strerror or error})'
+            self._failed()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
@@ -144,9 +160,11 @@ class Writer:
 
     def draw(self) -> None:
         """Refreshes curves.png."""
-        if self.enabled:
+        if not self.enabled or self.trouble:
+            return
+        with self._watched(run_folder.CURVES):
             curves.plot_curves(self.mirror.folder)
-            self.mirror.publish()
+        self.mirror.publish()
 
     def flush(self) -> None:
         """Returns once all that was written is in the run folder; a save comes after it."""
@@ -154,8 +172,41 @@ class Writer:
             self.mirror.flush()
 
     def close(self) -> None:
-        if self.enabled:
-            self.bar.stop()
-            self.file.close()
-            self.events.close()
-            self.mirror.close()
+        if not self.enabled:
+            return
+        self.bar.stop()
+        for file in (self.file, self.events):
+            with contextlib.suppress(OSError):  # they hold what could not be written
+                file.close()
+        self.mirror.close()
+
+
+class EventFile:
+    """Numbers as TensorBoard reads them, on the disk as soon as they are added.
+
+    Args:
+      folder: a local one.
+      start_step: TensorBoard drops what an earlier start has written of later steps.
+    """
+
+    _count = itertools.count()  # a process may open several in a second
+
+    def __init__(self, folder: pathlib.Path, start_step: int):
+        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count)}'
+        self._records = RecordWriter((folder / f'{run_folder.EVENTS}{who}').open('wb'))
+        self._add(0, file_version='brain.Event:2')
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(start_step, session_log=start)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write {name: value} of a step; raise OSError if that fails."""
+        listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        self._add(step, summary=summary_pb2.Summary(value=listed))
+
+    def _add(self, step: int, **content: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), step=step, **content)
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()

@@ -32,6 +32,7 @@ def saved(folder: pathlib.Path) -> list[str]:
     return paths.files(folder / 'checkpoints')
 
 
+@pytest.mark.fault(41)
 @pytest.mark.parametrize('mark', MARKS)
 def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(repo, run, capsys, mark):
     for path in run.glob(f'checkpoints/*/{mark}'):
@@ -44,6 +45,7 @@ def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(repo, run, ca
     assert saved(run) == before
 
 
+@pytest.mark.fault(41)
 def test_steps_that_were_set_aside_are_named(repo, run, capsys):
     shutil.rmtree(run / 'checkpoints' / '10')
     (run / 'checkpoints' / 'rejected').mkdir()
@@ -52,6 +54,7 @@ def test_steps_that_were_set_aside_are_named(repo, run, capsys):
     assert 'but rejected/20: bring back' in capsys.readouterr().err
 
 
+@pytest.mark.fault(41)
 def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
     repo, smoke_run, tmp_path, capsys
 ):
@@ -70,6 +73,7 @@ def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
     assert run_folder.steps(folder) == [1, 2]
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize('mark', MARKS)
 def test_a_step_without_its_mark_is_set_aside_whole(repo, run, capsys, mark):
     root = run / 'checkpoints'

@@ -1,29 +1,32 @@
 """A run that is stopped, killed or moved ends as if nothing had happened."""
 
-import contextlib
-import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from functools import partial
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from helpers.digests import tree_digest
-from helpers.xla import xla_flags
+from helpers.runs import (
+    digest,
+    is_saving,
+    last_step,
+    metrics,
+    read_item,
+    started,
+    steps,
+    wait_until,
+)
+from helpers.xla import use_devices
 
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
-from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.storage import lock as workdir
-from vit_jax.storage import run_folder
-from vit_jax.trainer import build, meter, train
+from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.storage import lock
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -47,61 +50,12 @@ def arguments(repo: pathlib.Path, folder: pathlib.Path, *extra: str) -> list[str
     return ['train', '--config', config, *flags, '--workdir', str(folder), *extra]
 
 
-@contextlib.contextmanager
-def started(repo: pathlib.Path, folder: pathlib.Path, *extra: str):
-    """A run in the background, on one device."""
-    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
-    command = [sys.executable, '-m', 'vit_jax', *arguments(repo, folder, *extra)]
-    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
-    with subprocess.Popen(command, cwd=repo, env=environment, **pipes) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_until(condition, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, f'ended too soon: {process.stdout.read()}'
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def metrics(folder: pathlib.Path) -> list[dict]:
-    path = folder / 'metrics.jsonl'
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def last_step(folder: pathlib.Path) -> int:
-    with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
-        return max((line['step'] for line in metrics(folder)), default=0)
-    return 0
-
-
-def steps(folder: pathlib.Path) -> list[int]:
-    return run_folder.steps(folder)
-
-
 def has_saved_beyond(folder: pathlib.Path, step: int) -> bool:
     return max(steps(folder), default=0) > step
 
 
-def is_saving(folder: pathlib.Path) -> bool:
-    return any(folder.glob('checkpoints/*.orbax-checkpoint-tmp'))
-
-
-def digest(folder: pathlib.Path) -> str:
-    """Of all that the last checkpoint holds."""
-    last = folder / 'checkpoints' / str(steps(folder)[-1])
-    return tree_digest([read_item(last / name) for name in ('variables', 'training')])
-
-
-def read_item(path: pathlib.Path):
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        tree = reader.metadata(path).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return reader.restore(path, args=ocp.args.PyTreeRestore(tree, restore_args=as_numpy))
+def held_by(process: subprocess.Popen, folder: pathlib.Path) -> bool:
+    return (lock.holder(folder) or {}).get('pid') == process.pid
 
 
 def losses(folder: pathlib.Path) -> list[float]:
@@ -142,6 +96,7 @@ def stopped(tmp_path_factory, repo, run_cli) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.fault(1)
 def test_stopping_and_going_on(tmp_path, repo, run_cli, stopped, uninterrupted):
     folder = shutil.copytree(stopped, tmp_path / 'run')
     done = run_cli(*arguments(repo, folder))
@@ -150,6 +105,7 @@ def test_stopping_and_going_on(tmp_path, repo, run_cli, stopped, uninterrupted):
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.fault(9)
 def test_a_damaged_checkpoint_costs_steps_but_not_the_result(
     tmp_path, repo, run_cli, stopped, uninterrupted
 ):
@@ -163,11 +119,18 @@ def test_a_damaged_checkpoint_costs_steps_but_not_the_result(
     assert_same_run(folder, uninterrupted)
 
 
-def test_kills_in_the_middle_of_a_save(tmp_path, repo, run_cli, uninterrupted):
+@pytest.mark.fault(2, 20)
+def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
+    tmp_path, repo, run_cli, uninterrupted, capsys
+):
     in_the_middle = 0
     for _ in range(2):
         reached = max(steps(tmp_path), default=0)
-        with started(repo, tmp_path) as process:
+        with started(repo, *arguments(repo, tmp_path)) as process:
+            wait_until(lambda process=process: held_by(process, tmp_path), process)
+            assert main(arguments(repo, tmp_path)) == 2
+            owner = f'in use by another run: host {os.uname().nodename}, pid {process.pid}, since'
+            assert owner in capsys.readouterr().err
             wait_until(partial(has_saved_beyond, tmp_path, reached), process)
             wait_until(partial(is_saving, tmp_path), process)
             process.kill()
@@ -181,10 +144,11 @@ def test_kills_in_the_middle_of_a_save(tmp_path, repo, run_cli, uninterrupted):
     assert_same_run(tmp_path, uninterrupted)
 
 
+@pytest.mark.fault(3, 5)
 def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
     tmp_path, repo, run_cli, uninterrupted
 ):
-    with started(repo, tmp_path) as process:
+    with started(repo, *arguments(repo, tmp_path)) as process:
         wait_until(lambda: last_step(tmp_path) >= 3, process)
         while process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -202,6 +166,7 @@ def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
 # --- nothing to do, or not allowed to ---
 
 
+@pytest.mark.fault(21)
 def test_a_complete_run_is_left_alone(repo, uninterrupted, capsys):
     def state():
         return {path: path.stat().st_mtime_ns for path in uninterrupted.rglob('*')}
@@ -212,42 +177,26 @@ def test_a_complete_run_is_left_alone(repo, uninterrupted, capsys):
     assert state() == before
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path, repo, capsys):
-    with workdir.lock(tmp_path):
-        assert main(arguments(repo, tmp_path)) == 2
-    owner = f'in use by another run: host {os.uname().nodename}, pid {os.getpid()}'
-    assert owner in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ['lock']
+# --- other devices, another place ---
 
 
-@pytest.fixture
-def config(repo):
-    flags = [f'{name}={value}' for name, value in FLAGS.items()]
-    return config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_opened(
-    tmp_path, config, monkeypatch
+@pytest.mark.fault(7, 8, 47)
+def test_every_layout_goes_on_from_any_other_and_in_another_folder(
+    tmp_path, repo, uninterrupted, capsys
 ):
-    (tmp_path / 'file').write_text('')
-    monkeypatch.delattr(build, 'build')
-    with pytest.raises(UserError, match='cannot write to the workdir'):
-        train.train(config, tmp_path / 'file' / 'run')
-
-
-# --- other devices ---
-
-
-def test_every_layout_goes_on_from_any_other(tmp_path, config, uninterrupted, capsys):
-    plan = [('jit', 8, 1, 9), ('jit', 2, 2, 19), ('pmap', 4, 1, None)]
-    for strategy, count, fsdp, stop_at in plan:
-        config.parallel = {'strategy': strategy, 'fsdp': fsdp, 'tensor': 1}
-        with contextlib.suppress(train.Preempted):
-            train.train(config, tmp_path, stop_at=stop_at, devices=jax.devices()[:count])
+    plan = [('jit', 8, 1, '9'), ('jit', 2, 2, '19'), ('pmap', 4, 1, str(TOTAL + 1))]
+    for i, (strategy, count, fsdp, stop_at) in enumerate(plan):
+        layout = [f'--config.parallel.strategy={strategy}', f'--config.parallel.fsdp={fsdp}']
+        folder = tmp_path / f'moved-{i}'
+        with pytest.MonkeyPatch.context() as patch:
+            use_devices(patch, count)
+            ended = main(arguments(repo, folder, *layout, '--stop-at', stop_at))
+        assert ended == (0 if int(stop_at) > TOTAL else EXIT_PREEMPTED)
+        folder.rename(tmp_path / f'moved-{i + 1}')
     output = capsys.readouterr().out
     assert 'so far on 8 x cpu (jit): the examples stay the same' in output
     assert 'so far on 2 x cpu (jit): the examples stay the same' in output
-    np.testing.assert_allclose(losses(tmp_path), losses(uninterrupted), rtol=1e-4)
+    np.testing.assert_allclose(losses(tmp_path / 'moved-3'), losses(uninterrupted), rtol=1e-4)
 
 
 # --- a state that is not finite ---
@@ -267,20 +216,18 @@ class Task(classify.Task):
 """
 
 
+@pytest.mark.fault(31)
 def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
-    tmp_path, monkeypatch, config, capsys
+    tmp_path, repo, monkeypatch, one_device, capsys
 ):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
-    config.task = {'name': 'my_lab.broken'}
-    with config.unlocked():
-        config.step.max_skips = 3
+    flags = ['--config.task.name=my_lab.broken', '--config.step.max_skips=3']
     whole, halves = tmp_path / 'whole', tmp_path / 'halves'
-    train.train(config, whole, devices=jax.devices()[:1])
-    with pytest.raises(train.Preempted):
-        train.train(config, halves, stop_at=11, devices=jax.devices()[:1])
-    train.train(config, halves, devices=jax.devices()[:1])
+    assert main(arguments(repo, whole, *flags)) == 0
+    assert main(arguments(repo, halves, *flags, '--stop-at=11')) == EXIT_PREEMPTED
+    assert main(arguments(repo, halves, *flags)) == 0
     assert digest(halves) == digest(whole)
     skipped = [m['step'] for m in metrics(whole) if m.get('train/skipped')]
     assert 0 < len(skipped) < 15
@@ -288,12 +235,14 @@ def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
     assert '1 steps skipped' in capsys.readouterr().out
 
 
-def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, config):
-    config.optim.lr = 1e20
-    config.optim.schedule.warmup = '0'
-    config.every.checkpoint = '1'
-    with pytest.raises(meter.Diverged, match=r'step \d+: .*the last checkpoint stands'):
-        train.train(config, tmp_path, devices=jax.devices()[:1])
+@pytest.mark.fault(31)
+def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(
+    tmp_path, repo, one_device, capsys
+):
+    explodes = {'optim.lr': '1e20', 'optim.schedule.warmup': '0', 'every.checkpoint': '1'}
+    flags = [f'--config.{name}={value}' for name, value in explodes.items()]
+    assert main(arguments(repo, tmp_path, *flags)) == 3
+    assert re.search(r'error: step \d+: .*the last checkpoint stands', capsys.readouterr().err)
     for step in steps(tmp_path):
         for item in ('variables', 'training'):
             leaves = jax.tree.leaves(read_item(tmp_path / 'checkpoints' / str(step) / item))

@@ -13,6 +13,8 @@ from vit_jax import __main__ as cli
 from vit_jax.config.allowed import dotted_names, require_allowed
 from vit_jax.errors import UserError
 
+pytestmark = pytest.mark.fault(38)
+
 DIGITS = 'experiments/vit/digits.py:smoke'
 
 

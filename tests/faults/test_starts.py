@@ -48,6 +48,7 @@ def of_images(folder: pathlib.Path) -> list[str]:
     return [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 16}.items()]
 
 
+@pytest.mark.fault(40)
 @pytest.mark.parametrize('existed', [False, True])
 def test_a_start_that_fails_late_leaves_no_trace(repo, images, tmp_path, capsys, existed):
     run = tmp_path / 'run'
@@ -61,6 +62,7 @@ def test_a_start_that_fails_late_leaves_no_trace(repo, images, tmp_path, capsys,
     assert not existed or not list(run.iterdir())
 
 
+@pytest.mark.fault(40)
 def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
     run = tmp_path / 'run'
     run.mkdir()
@@ -69,6 +71,7 @@ def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
     assert (run / 'vocab.model').read_text() == 'of the user'
 
 
+@pytest.mark.fault(40)
 def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
     config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', ['seed=5'])
     (tmp_path / 'config.json').write_text(config_lib.to_json(config))
@@ -81,6 +84,7 @@ def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
     assert 'config.seed differs' in capsys.readouterr().err
 
 
+@pytest.mark.fault(42)
 def test_another_programs_config_is_refused(repo, tmp_path, capsys):
     (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
     assert train(repo, tmp_path) == 2
@@ -88,6 +92,7 @@ def test_another_programs_config_is_refused(repo, tmp_path, capsys):
     assert (tmp_path / 'config.json').read_text() == '{"model_type": "vit"}'
 
 
+@pytest.mark.fault(42)
 def test_a_lost_config_does_not_let_a_run_go_on_with_another(repo, finished, capsys):
     (finished / 'config.json').unlink()
     (finished / 'result.json').unlink()
@@ -96,6 +101,7 @@ def test_a_lost_config_does_not_let_a_run_go_on_with_another(repo, finished, cap
     assert not (finished / 'config.json').exists()
 
 
+@pytest.mark.fault(43)
 def test_damaged_small_files_do_not_stop_a_run_that_is_complete(repo, finished, caplog):
     expected = {name: (finished / name).read_bytes() for name in ('config.json', 'metrics.jsonl')}
     result = json.loads((finished / 'result.json').read_text())
@@ -112,6 +118,7 @@ def test_damaged_small_files_do_not_stop_a_run_that_is_complete(repo, finished, 
     assert any('result.json is damaged' in line for line in caplog.messages)
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     'flag',
     [
@@ -133,6 +140,7 @@ def test_impossible_numbers_are_one_line(repo, tmp_path, capsys, flag):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize(('workdir', 'words'), [('', 'names no folder'), ('a' * 300, '255 bytes')])
 def test_names_that_are_no_folder(repo, tmp_path, capsys, monkeypatch, workdir, words):
     monkeypatch.chdir(tmp_path)
@@ -141,6 +149,15 @@ def test_names_that_are_no_folder(repo, tmp_path, capsys, monkeypatch, workdir, 
     assert not list(tmp_path.iterdir())
 
 
+def test_how_a_finished_run_is_made_longer_is_said(repo, finished, capsys):
+    assert train(repo, finished, '--config.total=30 steps') == 2
+    flags = f'--config.branch.from={finished} --config.branch.step=20'
+    error = capsys.readouterr().err
+    assert 'choose another --workdir; to go on from here add --extend if' in error
+    assert error.endswith(f'or give another --workdir {flags}\n')
+
+
+@pytest.mark.fault(45)
 @pytest.mark.parametrize('step', [5, 20])
 def test_a_stop_in_the_past_is_refused(repo, finished, capsys, step):
     (finished / 'result.json').unlink()
@@ -148,6 +165,7 @@ def test_a_stop_in_the_past_is_refused(repo, finished, capsys, step):
     assert 'after step 20 already' in capsys.readouterr().err
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize('command', [['evaluate'], ['predict', 'image.png']])
 def test_a_step_that_never_was(smoke_run, repo, capsys, command):
     assert main([*command, '--workdir', str(smoke_run), '--step', '5']) == 2
@@ -156,6 +174,7 @@ def test_a_step_that_never_was(smoke_run, repo, capsys, command):
     assert error.count('\n') == 1
 
 
+@pytest.mark.fault(44)
 def test_a_config_that_is_no_python_file(repo, tmp_path, capsys):
     flags = ['--config', f'{repo}/README.md', '--workdir', str(tmp_path / 'run')]
     assert main(['train', *flags]) == 2

@@ -1,0 +1,144 @@
+"""Data that are damaged, malicious, wrong, or that never come."""
+
+import io
+import pathlib
+import resource
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.__main__ import main
+
+DIGITS = 'experiments/vit/digits.py:smoke'
+# Digits, some of which are as the path of the source says.
+ODD = """
+import threading
+from vit_jax.data.sources import digits
+
+class Source(digits.Source):
+    def __init__(self, path, split):
+        super().__init__('', split)
+        self._label = path
+
+    def __getitem__(self, index):
+        record = super().__getitem__(index)
+        if index % 20 == 7:
+            record['label'] = int(self._label) if self._label else threading.Event().wait()
+        return record
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, repo, monkeypatch) -> pathlib.Path:
+    """A folder on the path with a source of one's own; the work is done at the root."""
+    (tmp_path / 'lab' / 'odd_lab').mkdir(parents=True)
+    (tmp_path / 'lab' / 'odd_lab' / 'digits.py').write_text(ODD)
+    monkeypatch.syspath_prepend(tmp_path / 'lab')
+    monkeypatch.chdir(repo)
+    return tmp_path / 'lab'
+
+
+@pytest.fixture
+def photos(tmp_path, repo, monkeypatch) -> pathlib.Path:
+    """Two classes with twenty JPEGs each; the work is done at the root."""
+    rng = np.random.default_rng(0)
+    for name in ('cat', 'dog'):
+        (tmp_path / 'photos' / name).mkdir(parents=True)
+        for i in range(20):
+            image = Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8))
+            image.save(tmp_path / 'photos' / name / f'{i:02}.jpg')
+    monkeypatch.chdir(repo)
+    return tmp_path / 'photos'
+
+
+def cut(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def train_words(folder: pathlib.Path, source: str, **others: object) -> list[str]:
+    values = {'data.source': source, 'data.transforms': '', 'data.cache': False, **others}
+    flags = [f'--config.{key}={value}' for key, value in values.items()]
+    return ['train', '--config', DIGITS, *flags, '--workdir', str(folder)]
+
+
+def on_photos(folder: pathlib.Path, photos: pathlib.Path) -> list[str]:
+    source = f'folder:{photos}'
+    evaluation = {'evals.test.source': source, 'evals.test.split': 'train', 'every.eval': '5'}
+    few = {'total': '5 steps', 'batch_size': 16, 'model.patch_size': 8}
+    return train_words(folder, source, **evaluation, **few)
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize('label', [10, -1])
+def test_a_label_that_is_no_class_is_named_with_its_record(lab, tmp_path, capsys, label):
+    assert main(train_words(tmp_path / 'run', f'odd_lab.digits:{label}')) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'label {label} is outside of 0..9' in line
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.fault(33, 34)
+@pytest.mark.usefixtures('one_device')
+def test_few_broken_images_are_named_and_counted(photos, tmp_path, caplog):
+    for name in ('cat/03', 'dog/07'):
+        cut(photos / f'{name}.jpg')
+    assert main(on_photos(tmp_path / 'run', photos)) == 0
+    named = [line for line in caplog.messages if ' of 40 records broken: ' in line]
+    for name in ('cat/03', 'dog/07'):
+        assert any(f'{photos}/{name}.jpg: ' in line for line in named)
+    assert any(': 2 of 40 records broken: ' in line for line in named)
+
+
+@pytest.mark.fault(33, 34)
+@pytest.mark.usefixtures('one_device')
+def test_many_broken_images_end_the_run(photos, tmp_path, capsys):
+    for i in range(11):
+        cut(photos / 'cat' / f'{i:02}.jpg')
+    assert main(on_photos(tmp_path / 'run', photos)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert '11 of 40 records broken, more than the 10 that are tolerated' in line
+    assert f'{photos}/cat/00.jpg: ' in line
+    assert not (tmp_path / 'run').exists()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of some kilobytes, true to its header: `side`^2 black pixels of one bit."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack('>I', len(body)) + kind + body + struct.pack('>I', zlib.crc32(kind + body))
+        )
+
+    pixels, squeeze = io.BytesIO(), zlib.compressobj(9)
+    for _ in range(side):
+        pixels.write(squeeze.compress(bytes(1 + side // 8)))
+    pixels.write(squeeze.flush())
+    header = struct.pack('>IIBBBBB', side, side, 1, 0, 0, 0, 0)
+    body = chunk(b'IHDR', header) + chunk(b'IDAT', pixels.getvalue()) + chunk(b'IEND', b'')
+    return b'\x89PNG\r\n\x1a\n' + body
+
+
+@pytest.mark.fault(35)
+@pytest.mark.filterwarnings('ignore:Image size')
+@pytest.mark.parametrize('side', [8200, 12_000, 20_000])
+def test_a_bomb_is_refused_before_it_is_decoded(smoke_run, tmp_path, capsys, side):
+    (tmp_path / 'bomb.png').write_bytes(bomb(side))
+    assert (tmp_path / 'bomb.png').stat().st_size < 60_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(['predict', '--workdir', str(smoke_run), str(tmp_path / 'bomb.png')]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'pixels' in line
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
+
+
+@pytest.mark.process
+@pytest.mark.fault(36)
+def test_data_that_never_come_end_the_run_with_all_stacks(lab, tmp_path, run_cli):
+    words = train_words(tmp_path / 'run', 'odd_lab.digits:', **{'data.stall_seconds': 1})
+    done = run_cli(*words, env={'PYTHONPATH': str(lab)}, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert 'no batch in 1 s; every thread:' in done.stderr
+    assert 'odd_lab/digits.py' in done.stderr

@@ -1,0 +1,66 @@
+"""Disks that are full, read-only, or in the way of what is to be written."""
+
+import os
+import pathlib
+import shutil
+import time
+
+import pytest
+from helpers.mounts import read_only, small_disk
+from helpers.runs import digest
+
+from vit_jax.__main__ import main
+
+pytestmark = pytest.mark.usefixtures('one_device')
+
+
+def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    return main(['train', '--config', config, '--workdir', str(folder), *flags])
+
+
+@pytest.mark.fault(18)
+def test_a_full_disk_is_told_at_once_and_the_same_command_goes_on(
+    repo, smoke_run, tmp_path, capsys
+):
+    """Two checkpoints of half a megabyte fit, but no third."""
+    with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:
+        folder, ballast = disk / 'run', disk / 'ballast'
+        flags = ['--config.every.checkpoint=5', '--config.every.eval=20']
+        ballast.write_bytes(bytes(2**20 * 17 // 10))
+        assert train(repo, folder, *flags) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert 'the checkpoint of step 15' in line
+        assert 'No space left on device. Finished steps: [5, 10]' in line
+        assert {path.name for path in (folder / 'checkpoints').iterdir()} == {'5', '10'}
+        ballast.unlink()
+        assert train(repo, folder, *flags) == 0
+        assert 'resumes after step 10' in capsys.readouterr().out
+        assert digest(folder, 20) == digest(smoke_run, 20)
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize('name', ['', 'runs/a'])
+def test_a_read_only_folder_is_refused_at_once(repo, tmp_path, capsys, name):
+    with read_only(tmp_path):
+        start = time.monotonic()
+        assert train(repo, tmp_path / name) == 2
+        assert time.monotonic() - start < 1
+    assert 'is read-only' in capsys.readouterr().err
+
+
+@pytest.mark.fault(19)
+def test_what_only_reads_a_run_works_on_a_read_only_disk(smoke_run, tmp_path, capsys):
+    folder = shutil.copytree(smoke_run, tmp_path / 'run')
+    with read_only(folder):
+        for command in ('evaluate', 'inspect'):
+            assert main([command, '--workdir', str(folder)]) == 0
+    assert 'test/accuracy' in capsys.readouterr().out
+
+
+@pytest.mark.fault(19)
+def test_a_file_in_the_way_is_refused(repo, tmp_path, capsys):
+    (tmp_path / 'file').write_text('')
+    assert train(repo, tmp_path / 'file' / 'run') == 2
+    assert 'is not a folder' in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ['file']

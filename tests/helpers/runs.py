@@ -1,0 +1,75 @@
+"""Runs in processes of their own, and what their folders hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from helpers.digests import tree_digest
+from helpers.xla import xla_flags
+from vit_jax.storage import run_folder
+
+steps = run_folder.steps
+
+
+@contextlib.contextmanager
+def started(repo: pathlib.Path, *words: str, devices: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """A command in the background, killed in the end."""
+    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices)}
+    command = [sys.executable, '-m', 'vit_jax', *words]
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    with subprocess.Popen(command, cwd=repo, env=environment, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Returns once it holds; fails if the process ends before that."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f'ended too soon: {process.stdout.read()}'
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def metrics(folder: pathlib.Path) -> list[dict]:
+    path = folder / 'metrics.jsonl'
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def last_step(folder: pathlib.Path) -> int:
+    """The last step that was logged."""
+    with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
+        return max((line['step'] for line in metrics(folder)), default=0)
+    return 0
+
+
+def is_saving(folder: pathlib.Path) -> bool:
+    """Whether a save is going on, or was when the run was killed."""
+    return any(folder.glob('checkpoints/*.orbax-checkpoint-tmp'))
+
+
+def digest(folder: pathlib.Path, step: int | None = None) -> str:
+    """Of all that a checkpoint holds, by default the last."""
+    saved = folder / 'checkpoints' / str(steps(folder)[-1] if step is None else step)
+    return tree_digest([read_item(saved / name) for name in ('variables', 'training')])
+
+
+def read_item(path: pathlib.Path):
+    """What Orbax wrote there, as numpy arrays."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        tree = reader.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return reader.restore(path, args=ocp.args.PyTreeRestore(tree, restore_args=as_numpy))

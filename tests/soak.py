@@ -1,0 +1,251 @@
+"""Trains small runs for an hour under random faults, and compares them with uninterrupted ones.
+
+    SOAK_MINUTES=60 SOAK_SEED=0 make soak
+
+Each run is started again and again. Every time something happens to it, drawn from the seed: before
+the start its newest step may be damaged, and while it trains it is killed, killed in the middle of
+a save, told to stop, or its disk fills up. Every third run also changes the number of devices.
+Those that keep to one device have to end in the state, the metrics and the result of the
+uninterrupted run bit for bit; the others have to agree to rounding. Ends with a table of what was
+survived.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+TESTS = pathlib.Path(__file__).parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['TESTS_XLA'] = 'default'  # as users compile
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+
+import numpy as np  # noqa: E402
+from helpers.runs import digest, is_saving, metrics, steps  # noqa: E402
+from helpers.xla import xla_flags  # noqa: E402
+
+from vit_jax.errors import EXIT_PREEMPTED  # noqa: E402
+
+TOTAL = 200
+FLAGS = {
+    'total': f'{TOTAL} steps',
+    'every.log': 1,
+    'every.eval': 50,
+    'every.checkpoint': 10,
+    'checkpoint.keep_last': 4,
+    'step.ema_decay': 0.9,
+    'optim.lr': 1e-4,
+}
+DISK = 256 * 2**20  # bytes
+TOLERANCE = 1e-3  # relative, of every step's loss on other numbers of devices
+
+Running = subprocess.Popen
+
+
+# --- what happens while it trains: to a process and its folder; returns the codes to end by ---
+
+
+def kill(process: Running, folder: pathlib.Path) -> set[int]:
+    process.kill()
+    return {-signal.SIGKILL}
+
+
+def kill_in_a_save(process: Running, folder: pathlib.Path) -> set[int]:
+    while process.poll() is None and not is_saving(folder):
+        time.sleep(0.0005)
+    process.kill()
+    return {-signal.SIGKILL}
+
+
+def stop(process: Running, folder: pathlib.Path) -> set[int]:
+    process.terminate()
+    return {EXIT_PREEMPTED}
+
+
+def hang_up(process: Running, folder: pathlib.Path) -> set[int]:
+    process.send_signal(signal.SIGHUP)
+    return {EXIT_PREEMPTED}
+
+
+def fill_the_disk(process: Running, folder: pathlib.Path) -> set[int]:
+    """At a save that is one line and exit code 2; at the log the run stops and saves if it can."""
+    ballast = folder.parent / 'ballast'
+    with contextlib.suppress(OSError), ballast.open('wb', buffering=0) as file:
+        while process.poll() is None:
+            file.write(bytes(2**16))
+    process.wait()
+    ballast.unlink()
+    return {2, EXIT_PREEMPTED}
+
+
+DURING = {
+    'SIGKILL': kill,
+    'SIGKILL in the middle of a save': kill_in_a_save,
+    'SIGTERM': stop,
+    'SIGHUP': hang_up,
+    'disk full': fill_the_disk,
+}
+
+
+# --- what happens before it starts: done to the folder of its newest step ---
+
+
+def flip_a_bit(step: pathlib.Path) -> None:
+    file = max(step.glob('*/**/d/*'), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    file.write_bytes(content)
+
+
+def remove_a_mark(step: pathlib.Path) -> None:
+    (step / random.choice(['commit_success.txt', 'manifest.json'])).unlink()
+
+
+def cut_off(step: pathlib.Path) -> None:
+    files = [path for path in step.glob('*/**/*') if path.is_file() and path.stat().st_size]
+    os.truncate(file := random.choice(files), file.stat().st_size // 2)
+
+
+BEFORE = {'flipped bit': flip_a_bit, 'lost mark': remove_a_mark, 'truncated file': cut_off}
+
+
+# --- runs ---
+
+
+def start(folder: pathlib.Path, devices: int, log: pathlib.Path) -> Running:
+    config = f'{TESTS.parent}/experiments/vit/digits.py:smoke'
+    flags = [f'--config.{name}={value}' for name, value in FLAGS.items()]
+    words = [sys.executable, '-u', '-m', 'vit_jax', 'train', '--config', config, *flags]
+    with log.open('w') as output:
+        return subprocess.Popen(
+            [*words, '--workdir', str(folder)],
+            cwd=TESTS.parent,
+            env={**os.environ, 'XLA_FLAGS': xla_flags(devices)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait_for(pattern: str, process: Running, log: pathlib.Path) -> None:
+    while process.poll() is None and not re.search(pattern, log.read_text(), re.MULTILINE):
+        time.sleep(0.01)
+
+
+def finish(process: Running, log: pathlib.Path, codes: set[int]) -> int:
+    """The code by which it ended, one of `codes` or 0."""
+    code = process.wait(timeout=300)
+    if code not in {0, *codes}:
+        sys.exit(f'ended with {code} instead of {sorted(codes)}:\n{log.read_text()[-5000:]}')
+    return code
+
+
+def run_under_faults(
+    folder: pathlib.Path, devices: Callable[[], int], survived: collections.Counter[str]
+) -> None:
+    """Starts a run until it is complete."""
+    log = folder.parent / 'log'
+    while True:
+        damaged = None
+        if len(saved := steps(folder)) > 1 and random.random() < 0.4:
+            damage = random.choice(list(BEFORE))
+            damaged = saved[-1]
+            BEFORE[damage](folder / 'checkpoints' / str(damaged))
+        process = start(folder, devices(), log)
+        wait_for('^starts in|^resumes after', process, log)
+        if random.random() < 0.9:  # else while the first step compiles
+            step = min(TOTAL - 10, max(saved, default=0) + random.randint(1, 80))
+            wait_for(rf'^step {step}/', process, log)
+        fault = random.choice(list(DURING))
+        codes = DURING[fault](process, folder) if process.poll() is None else set()
+        code = finish(process, log, codes)
+        said = log.read_text()
+        if damaged is not None:
+            assert f'checkpoints/{damaged} ignored: ' in said, said
+            survived[damage] += 1
+        survived['other number of devices'] += 'so far on' in said
+        if code == 0:
+            return
+        survived[fault] += 1
+
+
+def losses(folder: pathlib.Path) -> np.ndarray:
+    """The loss of every step, each of which is there once."""
+    lines = [line for line in metrics(folder) if 'train/loss' in line]
+    assert [line['step'] for line in lines] == list(range(1, TOTAL + 1))
+    return np.array([line['train/loss'] for line in lines])
+
+
+def evaluations(folder: pathlib.Path) -> list[dict]:
+    return [line for line in metrics(folder) if 'test/loss' in line]
+
+
+def require_same(folder: pathlib.Path, reference: pathlib.Path) -> None:
+    assert digest(folder) == digest(reference), 'the states differ'
+    np.testing.assert_array_equal(losses(folder), losses(reference))
+    assert evaluations(folder) == evaluations(reference)
+    assert (folder / 'result.json').read_text() == (reference / 'result.json').read_text()
+
+
+def main() -> None:
+    minutes, seed = float(os.environ.get('SOAK_MINUTES', 60)), int(os.environ.get('SOAK_SEED', 0))
+    random.seed(seed)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has runs ignore
+    logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax misses files of its own managers
+    deadline, survived = time.monotonic() + 60 * minutes, collections.Counter()
+    runs, furthest = collections.Counter(), 0.0
+    with tempfile.TemporaryDirectory() as place, disk(pathlib.Path(place)) as root:
+        os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(TESTS.parent / '.cache' / 'jax'))
+        reference, log = root / 'reference', root / 'log'
+        finish(start(reference, 1, log), log, set())
+        while time.monotonic() < deadline:
+            folder = root / 'run'
+            changing = runs.total() % 3 == 2
+            devices = (lambda: random.choice([1, 2, 4])) if changing else (lambda: 1)
+            run_under_faults(folder, devices, survived)
+            if changing:
+                found, expected = losses(folder), losses(reference)
+                furthest = max(furthest, float(np.max(np.abs(found / expected - 1))))
+                assert furthest < TOLERANCE, f'losses differ by {furthest:.1e}'
+            else:
+                require_same(folder, reference)
+            runs['changed' if changing else 'one device'] += 1
+            shutil.rmtree(folder)
+            print(f'run {runs.total()}: {survived.total()} faults survived', flush=True)
+    print(f'\nseed {seed}, {minutes:g} minutes: {survived.total()} faults survived')
+    for name in (*DURING, *BEFORE, 'other number of devices'):
+        print(f'  {name:32}{survived[name]:5}')
+    print(f'  {"runs that ended bit for bit":32}{runs["one device"]:5}')
+    print(f'  {"runs that changed devices":32}{runs["changed"]:5}, to {furthest:.1e} in the loss')
+
+
+@contextlib.contextmanager
+def disk(folder: pathlib.Path):
+    """The folder as a small disk of its own, which can fill up, where mounting is allowed."""
+    words = ['mount', '-t', 'tmpfs', '-o', f'size={DISK}', 'none', str(folder)]
+    if subprocess.run(words, capture_output=True).returncode:
+        del DURING['disk full']
+        print('mounting takes root: no disk will be full', flush=True)
+        yield folder
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
+if __name__ == '__main__':
+    main()

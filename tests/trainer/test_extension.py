@@ -1,0 +1,76 @@
+"""`train --extend`: a run goes on to a later end, as if it had had that end from the start."""
+
+import pytest
+from helpers.digests import tree_digest
+
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.trainer import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
+
+
+@pytest.fixture(scope='module')
+def make_config(repo):
+    def make(total, **schedule):
+        config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'))
+        with config.unlocked():
+            config.optim.schedule = dict(name='rsqrt', timescale='4', warmup='2') | schedule
+            config.every = dict(log='2', eval='4', checkpoint='2')
+        return config_lib.override(config, [f'total={total} steps'])
+
+    return make
+
+
+def saved(folder):
+    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
+    return step, tree_digest(variables)
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+def test_an_extended_run_is_the_one_that_was_longer_from_the_start(make_config, tmp_path, capsys):
+    expected = train.train(make_config(8), tmp_path / 'whole')
+    folder = tmp_path / 'extended'
+    train.train(make_config(4), folder)
+    with pytest.raises(train.Preempted):
+        train.train(make_config(8), folder, extend=True, stop_at=6)
+    assert 'extends the run from 4 to 8 steps' in capsys.readouterr().out
+    assert not (folder / 'result.json').exists()
+    # It has its new length from here on, whether or not that is said again.
+    assert train.train(make_config(8), folder) == expected
+    assert train.train(make_config(8), folder, extend=True) == expected
+    assert saved(folder) == saved(tmp_path / 'whole')
+
+
+@pytest.mark.parametrize(
+    ('schedule', 'total', 'message'),
+    [
+        ({'warmup': '50%'}, 8, 'the learning rate of step 2 was 0.0015, and is 0.00075'),
+        ({'cooldown': '2'}, 8, 'the learning rate of step 4 was'),
+        ({'name': 'cosine'}, 8, 'only a schedule that does not depend on config.total'),
+        ({}, 3, "config.total='3 steps' are 3 steps, and the run has 4; give a later end"),
+    ],
+)
+def test_what_cannot_go_on_stays_as_it_is(make_config, tmp_path, schedule, total, message):
+    train.train(make_config(4, **schedule), tmp_path / 'run')
+    before = files(tmp_path / 'run')
+    with pytest.raises(UserError, match=message.replace('.', r'\.')):
+        train.train(make_config(total, **schedule), tmp_path / 'run', extend=True)
+    assert files(tmp_path / 'run') == before
+
+
+def test_by_the_command(repo, tmp_path, capsys):
+    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke']
+    words += ['--config.optim.schedule.name=constant', '--config.optim.schedule.warmup=']
+    words += ['--workdir', str(tmp_path / 'run')]
+    assert main([*words, '--config.total=4 steps']) == 0
+    assert main([*words, '--config.total=6 steps', '--extend']) == 0
+    assert 'extends the run from 4 to 6 steps' in capsys.readouterr().out
+    assert main([*words, '--config.total=8 steps', '--extend', '--config.optim.lr=1e-4']) == 2
+    error = capsys.readouterr().err
+    assert error.endswith('(config.total, config.optim differs): choose another --workdir\n')

@@ -1,0 +1,84 @@
+"""A run that is told to stop during an evaluation stops there, and begins with it when resumed."""
+
+import errno
+import os
+import pathlib
+import signal
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.data.fixed import FixedShapes
+from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.storage import run_folder
+from vit_jax.trainer.writer import EventFile
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def one(one_device: None) -> None:
+    """One device."""
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """The handlers of this process, put back afterwards: a run that was stopped ignores more."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGTERM, before[0])
+    signal.signal(signal.SIGHUP, before[1])
+
+
+def train(repo: pathlib.Path, folder: pathlib.Path) -> int:
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    return main(['train', '--config', config, '--workdir', str(folder)])
+
+
+def evaluations(folder: pathlib.Path) -> list[dict]:
+    return [line for line in run_folder.read_metrics(folder) if 'test/loss' in line]
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize('at', [10, 20])
+def test_an_evaluation_that_is_cut_short_is_made_up_for(
+    repo, tmp_path, smoke_run, monkeypatch, capsys, at
+):
+    passes = []
+    whole = FixedShapes.eval_batches
+
+    def told_to_stop(data):
+        passes.append([])
+        for batch in whole(data):
+            passes[-1].append(batch)
+            if len(passes) == at // 10 and len(passes[-1]) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FixedShapes, 'eval_batches', told_to_stop)
+        assert train(repo, tmp_path) == EXIT_PREEMPTED
+    assert len(passes[-1]) == 2
+    assert f'stopped after step {at}/20; the state is saved' in capsys.readouterr().out
+    assert run_folder.steps(tmp_path)[-1] == at
+    assert [line['step'] for line in evaluations(tmp_path)] == [10][: at // 10 - 1]
+    assert run_folder.read_result(tmp_path) is None
+    assert train(repo, tmp_path) == 0
+    assert evaluations(tmp_path) == evaluations(smoke_run)
+    assert run_folder.read_result(tmp_path) == run_folder.read_result(smoke_run)
+
+
+@pytest.mark.fault(52)
+def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
+    repo, tmp_path, smoke_run, monkeypatch, capsys
+):
+    def full(events, step, values):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventFile, 'add', full)
+        assert train(repo, tmp_path) == EXIT_PREEMPTED
+    said = capsys.readouterr().out
+    assert 'metrics.jsonl could not be written (No space left on device): stopped after' in said
+    assert train(repo, tmp_path) == 0
+    assert run_folder.read_result(tmp_path) == run_folder.read_result(smoke_run)

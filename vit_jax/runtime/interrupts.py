@@ -1,0 +1,60 @@
+"""Ctrl-C outside of a run's loop: the command ends in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from vit_jax.errors import EXIT_INTERRUPTED
+
+_SOON = 0.01  # seconds
+_seen: list[int] = []
+
+
+def watch() -> None:
+    """Remembers that Ctrl-C was pressed, beside raising KeyboardInterrupt as Python does.
+
+    Whoever is interrupted in the middle may make another exception of it, as imports of compiled
+    modules do. Where SIGINT is ignored, as under nohup, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _receive)
+        sys.unraisablehook = _raise_later
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    _seen.append(number)
+    raise KeyboardInterrupt
+
+
+def _raise_later(unraisable: Any) -> None:
+    """Interrupts again where Python drops it: in a destructor or a callback of the collector."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        main = threading.main_thread().ident
+        threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C is what ended the command."""
+    return isinstance(error, KeyboardInterrupt) or bool(_seen)
+
+
+def tell(error: BaseException) -> int:
+    """Says in one line that the command was interrupted, and returns the exit code."""
+    more = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
+    print(f'interrupted{more}', file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def leave(code: int) -> None:
+    """Ends the process at once if it was interrupted: an ordinary exit waits for threads."""
+    if code == EXIT_INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,68 @@
+"""The end of a process whose job has lost another one, as one line and exit code 1.
+
+The threads with which JAX watches the other processes end this one by `abort`: a C++ stack, and
+exit code 134, by which nobody can tell a lost machine from a defect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from vit_jax.errors import EXIT_FAILED
+
+CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Let the client of the coordination service that is made meanwhile say that all is lost.
+
+    JAX has no public way to it. Where the callback is called, it ends the process. Where, as with
+    jaxlib 0.10, the status that it is to be told cannot be converted, the failure ends in an abort
+    without a stack, see `end_in_order`.
+    """
+    try:
+        from jax._src.distributed import _jax as made_by
+
+        make = made_by.get_distributed_runtime_client
+    except (ImportError, AttributeError):
+        make = None
+    if 'missed_heartbeat_callback' not in (getattr(make, '__doc__', None) or ''):
+        yield
+        return
+    made_by.get_distributed_runtime_client = partial(make, missed_heartbeat_callback=_end)
+    try:
+        yield
+    finally:
+        made_by.get_distributed_runtime_client = make
+
+
+def end_in_order(who: str) -> None:
+    """From now on an abort of this process is one line and exit code 1.
+
+    Args:
+      who: what the line calls it, as 'process 1 of 2'.
+    """
+    global _who
+    _who = who
+    ctypes.CDLL(None).signal(signal.SIGABRT, _handler)
+
+
+_who = 'this process'
+
+
+def _end(*_: Any) -> None:
+    # Called by a thread of C++ in the middle of its end: no buffers, no locks.
+    line = f'error: {_who} lost another process, or failed as said above; {CONTINUES}\n'
+    os.write(2, line.encode())
+    os._exit(EXIT_FAILED)
+
+
+# Python's own handlers run in the main thread, later; this one runs in the thread that aborts.
+_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end)

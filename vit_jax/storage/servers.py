@@ -1,0 +1,58 @@
+"""Whether a server of object storage answers at all.
+
+Where nothing does, as on a machine without a network, gcsfs tries each request for half a minute.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import time
+import urllib.parse
+import urllib.request
+
+from vit_jax.errors import UserError
+
+GOOGLE = 'https://storage.googleapis.com'
+TRIES = 3
+SECONDS = 10.0  # for a connection
+PAUSE = 1.0  # between two tries
+
+
+def quiet_gcsfs() -> None:
+    """Leaves it to whoever catches an error of gcsfs to print it; `GCSFS_DEBUG` shows all again."""
+    if 'GCSFS_DEBUG' not in os.environ:
+        logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+
+
+def require_answer(scheme: str) -> None:
+    """Check that the server of `gs://` can be connected to; after the first success, nothing.
+
+    Through a proxy, and for other schemes, it is left to the libraries.
+
+    Raises:
+      UserError: if it cannot, after a few seconds.
+    """
+    if scheme in ('gs', 'gcs') and not urllib.request.getproxies():
+        _connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE)
+
+
+@functools.cache
+def _connect(url: str) -> None:
+    parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
+    host, port = parts.hostname or '', parts.port or (443 if parts.scheme == 'https' else 80)
+    for attempt in range(TRIES):
+        try:
+            socket.create_connection((host, port), SECONDS).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return
+        if attempt < TRIES - 1:
+            time.sleep(PAUSE)
+    raise UserError(
+        f'gs:// cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
+        'connected to the network?'
+    )

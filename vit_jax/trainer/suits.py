@@ -1,0 +1,122 @@
+"""Whether data suit a model: the shapes of its inputs, and the classes that it tells apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from vit_jax import step as step_lib
+from vit_jax.data.batches import ArraySpec, Spec
+from vit_jax.data.dataset import Dataset
+from vit_jax.data.records import SourceInfo
+from vit_jax.errors import UserError
+from vit_jax.tree_paths import param_paths
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model that other data are to suit.
+
+    Attributes:
+      model, task: of the config.
+      params: of the model, or their shapes.
+      info: the classes that it tells apart; None where that is not known.
+      spec: what is known of an example that it was trained on.
+    """
+
+    model: Any
+    task: Any
+    params: PyTree
+    info: SourceInfo | None = None
+    spec: Spec = dataclasses.field(default_factory=dict)
+
+    def require_shapes(self, where: str, data: Dataset) -> None:
+        """Check that the model takes the data without other parameters; nothing is computed.
+
+        Args:
+          where: the place in the config that names the data.
+          data: to be evaluated.
+
+        Raises:
+          UserError: if it does not; names the shapes of both images, or else of the parameters.
+        """
+        if data.spec == self.spec:
+            return
+
+        title = data.source.title
+        example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in data.spec.items()}
+        init = functools.partial(step_lib.init_variables, self.model, self.task, seed=0)
+        try:
+            jax.eval_shape(self.task.inputs, example)
+        except KeyError as e:
+            raise UserError(
+                f'{where}: {title}: its examples have {", ".join(data.spec)}, the model takes {e}'
+            ) from e
+        try:
+            want = param_paths(jax.eval_shape(init, example)['params'])
+        except UserError as e:
+            raise UserError(f'{where}: {title}: {e}') from e
+        have = param_paths(self.params)
+        for name in sorted(have.keys() & want.keys()):
+            if have[name].shape != want[name].shape:
+                raise UserError(
+                    f'{where}: {title} does not suit the model, whose {name} of shape '
+                    f'{tuple(have[name].shape)} would have to be {tuple(want[name].shape)}'
+                    f'{self._images(data.spec)}'
+                )
+
+    def _images(self, spec: Spec) -> str:
+        """What the images are like and have to be like; empty where that is not known."""
+        given, known = spec.get('image'), self.spec.get('image')
+        if given is None or known is None:
+            return ''
+        height, width, channels = known.shape
+        if given.shape[2] != channels:
+            advice = f'take images of {channels} channel{"s" if channels > 1 else ""}'
+        else:
+            advice = (
+                f"resize them by its transforms, as 'resize(({height}, {width}))', or give "
+                'evaluate --image-size'
+            )
+        return f': images of {_pixels(given)}, trained on {_pixels(known)}; {advice}'
+
+    def require_classes(self, where: str, data: Dataset) -> None:
+        """Check that the data have no other classes than the model.
+
+        Raises:
+          UserError: if their number differs, or a name where both have names.
+        """
+        if self.info is None:
+            return
+        found, known, title = data.info, self.info, data.source.title
+        advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
+        if found.num_classes and found.num_classes != known.num_classes:
+            raise UserError(
+                f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model tells '
+                f'{known.num_classes} apart{_some(known)}; {advice}'
+            )
+        if not (found.has_names and known.has_names):
+            return
+        pairs = zip(found.class_names, known.class_names, strict=True)
+        for label, (theirs, ours) in enumerate(pairs):
+            if theirs != ours:
+                raise UserError(
+                    f'{where}: class {label} of {title} is {theirs!r}, that of the model '
+                    f'{ours!r}; {advice}'
+                )
+
+
+def _pixels(image: ArraySpec) -> str:
+    height, width, channels = image.shape
+    return f'{height} x {width} x {channels}'
+
+
+def _some(info: SourceInfo) -> str:
+    """The first few names of the classes, in brackets."""
+    more = ', ...' if len(info.class_names) > 3 else ''
+    return f' ({", ".join(info.class_names[:3])}{more})' if info.has_names else ''
