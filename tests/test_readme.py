@@ -12,7 +12,7 @@ import pytest
 from vit_jax import __main__
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
-from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
@@ -86,7 +86,8 @@ def test_make_targets_and_links_exist(document):
 
 def test_exit_codes_are_those_of_the_code():
     table = dict(re.findall(r'^\| (\d+) \| (.*) \|$', README, re.MULTILINE))
-    codes = (0, processes.EXIT_FAILED, 2, meter.Diverged.exit_code, EXIT_PREEMPTED)
+    failed = (processes.EXIT_FAILED, 2, meter.Diverged.exit_code, EXIT_PREEMPTED, EXIT_INTERRUPTED)
+    codes = (0, *failed)
     assert set(table) == set(map(str, codes))
 
 

@@ -94,6 +94,7 @@ def assert_trees_close(a, b, atol):
         np.testing.assert_allclose(x, param_paths(b)[path], rtol=0, atol=atol, err_msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('accum_steps', 'fields'), [(2, {}), (4, {'scan': True, 'depth': 2})], ids=['blocks', 'scan']
 )

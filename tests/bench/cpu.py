@@ -105,17 +105,23 @@ def random_batch(args):
 
 
 def jax_steps(args) -> dict[str, Callable[[], None]]:
+    from vit_jax.models import vit
+
+    model = vit.Model(num_classes=CLASSES, gelu='erf', norm_eps=1e-12, **vit.variant(args.model))
+    return jax_steps_of(model, args)
+
+
+def jax_steps_of(model, args) -> dict[str, Callable[[], None]]:
+    """Forward and training of one of our classifiers."""
     import jax
 
     from vit_jax import step
-    from vit_jax.models import vit
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
     from vit_jax.tasks import classify
 
     jax.config.update('jax_platforms', 'cpu')
     images, labels = random_batch(args)
-    model = vit.Model(num_classes=CLASSES, gelu='erf', norm_eps=1e-12, **vit.variant(args.model))
     task, layout = classify.Task(), sharding.make_layout()
     batch = layout.put_batch({'image': images, 'label': labels})
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
@@ -140,13 +146,10 @@ def jax_steps(args) -> dict[str, Callable[[], None]]:
 
 
 def torch_steps(args) -> dict[str, Callable[[], None]]:
-    import torch
     import transformers
 
     from vit_jax.models import vit
 
-    torch.set_num_threads(args.threads)
-    images, labels = random_batch(args)
     shape = vit.variant(args.model)
     config = transformers.ViTConfig(
         image_size=args.image_size,
@@ -158,7 +161,15 @@ def torch_steps(args) -> dict[str, Callable[[], None]]:
         num_labels=CLASSES,
         attn_implementation='sdpa',
     )
-    model = transformers.ViTForImageClassification(config)
+    return torch_steps_of(transformers.ViTForImageClassification(config), args)
+
+
+def torch_steps_of(model, args) -> dict[str, Callable[[], None]]:
+    """Forward and training of a classifier of transformers."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    images, labels = random_batch(args)
     x, y = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
     options = {'lr': LR, 'weight_decay': WEIGHT_DECAY}
 
@@ -207,12 +218,12 @@ def ratio(name: str, seconds: dict[str, list[float]]) -> float:
     return statistics.median(seconds[name]) / statistics.median(seconds[reference])
 
 
-def print_table(seconds: dict[str, list[float]]) -> None:
+def print_table(seconds: dict[str, list[float]], bars: dict[str, float] = BARS) -> None:
     print(f'{"":38}{"median s":>10}{"min":>8}{"max":>8}{"ratio":>8}')
     for name, times in seconds.items():
         row = f'{statistics.median(times):10.3f}{min(times):8.3f}{max(times):8.3f}'
         print(f'{name:38}{row}{ratio(name, seconds):8.3f}')
-    for kind, bar in BARS.items():
+    for kind, bar in bars.items():
         reached = ratio(f'vit_jax {kind}', seconds)
         print(f'{kind}: {reached:.3f} of the reference, to be at most {bar:.2f}')
     print(f'load of the machine in the last minute: {os.getloadavg()[0]:.1f}')

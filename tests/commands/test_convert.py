@@ -65,7 +65,9 @@ def test_what_is_written_computes_the_same(folder, tmp_path, images, capsys, nam
 def test_a_run_becomes_a_file_and_back(smoke_run, tmp_path, capsys):
     path = tmp_path / 'digits.npz'
     assert convert(smoke_run, path) == 0
-    assert f'run {smoke_run}, step 20: vit for 8 x 8 images, ' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f'run {smoke_run}, step 20: vit for 8 x 8 images, ' in printed
+    assert 'note: the names of the classes are left out' in printed
     flat, _ = files.read_arrays(path)
     assert flat['embedding/kernel'].shape == (2, 2, 1, 32)
     assert flat['head/kernel'].shape == (32, 10)
@@ -79,6 +81,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
         ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz is already there'),
         ([folder / 'vit.npz', tmp_path], 'config.json is already there'),
         ([folder / 'vit.npz'], 'dst'),
+        ([folder / 'vit.npz', tmp_path / 'd.pt'], 'pickled weights are not written'),
     ]:
         assert convert(*words) == 2
         captured = capsys.readouterr()
@@ -96,6 +99,13 @@ def test_names_of_classes_come_along(folder, tmp_path, name):
     assert load.read(folder / f'{name}.npz').class_names == ()
     interop.write(imported, tmp_path / 'folder')
     assert inference_lib.load_foreign(tmp_path / 'folder').class_names == names
+
+
+@pytest.mark.parametrize('name', ['out.safetensors', 'out.npz'])
+def test_files_are_as_open_as_others(folder, tmp_path, name):
+    (tmp_path / 'other').touch()
+    assert convert(folder / 'bit.npz', tmp_path / name) == 0
+    assert (tmp_path / name).stat().st_mode == (tmp_path / 'other').stat().st_mode
 
 
 def test_a_run_knows_its_classes(smoke_run):

@@ -195,6 +195,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
     assert not (tmp_path / 'out.png').exists()
 
 
+@pytest.mark.slow
 def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     flags = ['--config.total=1 steps', '--config.model.posemb=learn', '--config.model.pool=cls']

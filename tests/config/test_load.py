@@ -42,6 +42,15 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('total=-3 epochs', 'write '),
         ('total=3 fortnights', 'write '),
         ('every.log=', 'positive'),
+        ('model.patch_size=0', 'at least 1'),
+        ('model.width=-4', 'at least 1'),
+        ('model.num_heads=0', 'at least 1'),
+        ('model.depth=-1', 'at least 0'),
+        ('step.ema_decay=1.5', 'in [0, 1)'),
+        ('data.threads=-1', 'config.data.threads=-1: must be at least 0'),
+        ('data.workers=-2', 'at least 0'),
+        ('evals.test.batch_size=0', 'config.evals.test.batch_size=0: must be at least 1'),
+        ('evals.test.stall_seconds=-0.5', 'at least 0'),
     ],
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:

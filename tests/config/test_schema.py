@@ -11,13 +11,13 @@ from vit_jax.config import schema
 
 DIGITS = 'experiments/vit/digits.py'
 KEYS = {
-    'optim.schedule': 'name warmup cooldown timescale boundaries factor init final',
+    'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
     'step': 'accum_steps ema_decay max_skips',
     'every': 'log eval checkpoint',
     'checkpoint': 'keep_last keep_every',
     'parallel': 'strategy fsdp tensor rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
-    'stall_seconds',
+    'stall_seconds count',
     'init': 'from posemb select',
     'branch': 'from step',
 }

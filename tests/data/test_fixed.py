@@ -1,6 +1,7 @@
 """Batches are a function of (seed, k): nothing else may show in them."""
 
 import itertools
+import json
 import os
 import pathlib
 import signal
@@ -18,6 +19,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.profiling.examples import kinds_of_checkpoint
 from vit_jax.runtime.hangs import Stalled
 
 PLAIN = parse_transforms('')
@@ -166,19 +168,25 @@ def test_worker_processes_pass_mistakes_on():
 
 
 WITH_WORKERS = """
-import multiprocessing, os, signal
+import multiprocessing, os, signal, threading, time
 from vit_jax.data.dataset import open_dataset
+
+def strike():
+    while not (workers := multiprocessing.active_children()):
+        time.sleep(0.01)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(workers[0].pid, number)
+    return workers[0].pid
 
 if __name__ == '__main__':
     data = open_dataset(8, source='digits', split='train[:100]', workers=1, threads=1)
     batches = data.train_batches()
+    threading.Thread(target=strike).start()  # before it has imported anything
     next(batches)
-    (worker,) = multiprocessing.active_children()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(worker.pid, number)
+    worker = strike()
     for _ in range(30):
         next(batches)
-    print(worker.pid, flush=True)
+    print(worker, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -288,6 +296,7 @@ def evaluate(source, transforms=PLAIN, **options):
     return list(loading.eval_batches(source, transforms, **{'batch_size': 8} | options))
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize(('size', 'batch_size'), [(30, 32), (30, 8), (32, 8), (1, 4), (33, 32)])
 @pytest.mark.parametrize('processes', [1, 2, 4])
 def test_every_example_counts_once(size, batch_size, processes):
@@ -342,6 +351,26 @@ def test_all_broken_is_an_error_not_a_hang():
         train(Subset('broken', [(Broken(20), np.arange(20))]), 1)
 
 
+@pytest.mark.parametrize(
+    ('info', 'value', 'said'),
+    [
+        (SourceInfo(10, ()), 2**32 + 5, "'number' has the number 4294967301, which is outside"),
+        (SourceInfo(10, (), 7), [3, 7], r"'number' has the id 7, which is outside of 0\.\.6"),
+        (SourceInfo(10, (), 7), [3, -1], "'number' has the id -1"),
+    ],
+)
+def test_numbers_that_would_become_others_name_the_record(info, value, said):
+    class Odd(Numbered):
+        def __getitem__(self, index):
+            good = np.zeros(np.shape(value), np.int64)
+            return {'number': np.array(value) if index == 11 else good}
+
+    source = Odd(20)
+    source.info = info
+    with pytest.raises(UserError, match=f'number 11: {said}'):
+        evaluate(Subset('odd', [(source, np.arange(20))]), PLAIN)
+
+
 # -- images of several sizes -------------------------------------------------------------------
 
 SIZES = ((8, 12), (12, 8), (16, 16))
@@ -380,6 +409,13 @@ def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
     for step, batch in enumerate(batches[:6]):
         together = [part[step]['image'] for part in parts]
         np.testing.assert_array_equal(np.concatenate(together), batch['image'])
+
+
+def test_a_checkpoint_tells_every_array_of_every_size():
+    data = loading.open_as_dataset(framed(), PLAIN, batch_size=6, sizes=SIZES)
+    kinds = kinds_of_checkpoint(json.loads(json.dumps(data.facts())))
+    assert kinds == [(2, shape.spec) for shape in data.shapes]
+    assert [sorted(spec) for _, spec in kinds] == [['boxes', 'image', 'number', 'pixel_mask']] * 3
 
 
 def test_padding_is_marked_and_boxes_stay_with_their_pixels():

@@ -19,6 +19,7 @@ def nothing_prepared(monkeypatch, tmp_path):
         ('tfds:oxford_flowers102', 'train+validation', 2_040, 102),
         ('tfds:imagenet2012', 'train[:5 per class]', 5_000, 1_000),
         ('folder:/nowhere/imagenet21k', 'train', 14_197_122, 21_843),
+        ('coco:/nowhere/coco', 'train2017', 118_287, 80),
         ('digits', 'train', 1_437, 10),
     ],
 )
@@ -29,6 +30,13 @@ def test_sizes(name, split, size, classes):
 
 def test_images_have_the_size_that_all_of_them_have():
     assert known.open_source('tfds:cifar100', 'test')[0]['image'].shape == (32, 32, 3)
+
+
+def test_images_of_coco_have_objects():
+    record = known.open_source('coco:/nowhere/coco', 'val2017')[3]
+    assert record.keys() == {'image', 'boxes', 'labels', 'crowd'}
+    with pytest.raises(UserError, match='there is no such folder'):
+        known.open_source('coco:/nowhere/cifar10', 'train')
 
 
 def test_a_folder_that_is_there_is_read(tmp_path):

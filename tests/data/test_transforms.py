@@ -232,6 +232,7 @@ EXAMPLES = {
     'central_crop': '(4)',
     'flip': '',
     'inception_crop': '(8)',
+    'inception_crop_tf': '(8)',
     'keep': "('image', 'label')",
     'pad_and_crop': '(2)',
     'random_crop': '(8)',
@@ -240,6 +241,8 @@ EXAMPLES = {
     'randaugment': '(2, 10)',
     'resize': '(8)',
     'resize_small': '(8)',
+    'resize_small_tf': '(8)',
+    'resize_tf': '(8)',
     'value_range': '(-1, 1)',
 }
 

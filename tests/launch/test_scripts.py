@@ -240,7 +240,7 @@ def test_only_several_processes_join(monkeypatch, environ, tpu, joins):
     monkeypatch.setattr(processes, 'on_tpu_vm', lambda: tpu)
     monkeypatch.setattr(processes.jax.distributed, 'initialize', lambda *a, **k: calls.append(k))
     processes.join_cluster(heartbeat_seconds=7)
-    assert calls == ([{'heartbeat_timeout_seconds': 7}] if joins else [])
+    assert [call['heartbeat_timeout_seconds'] for call in calls] == [7] * joins
 
 
 def test_vfio_devices_of_another_kind_are_no_cluster(repo):

@@ -251,6 +251,7 @@ def test_branches_start_at_zero():
             np.testing.assert_array_equal(block[name]['scale'], 1.0)
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_vit_and_of_the_convolutions_before_it():
     images = spec(1, 224, 224, 3)
     counted = flops.forward_flops(Model(num_classes=1000, **variant('R50+B/16')), images)

@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.models import vit
 from vit_jax.profiling import flops
 
+pytestmark = pytest.mark.slow  # as a whole
+
 
 def spec(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -77,6 +77,16 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
     assert last['warnings'][0].endswith('(1 held out)')
 
 
+@pytest.mark.parametrize(('points', 'form'), [(3, 'power'), (4, 'irreducible'), (5, 'shifted')])
+def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
+    made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(points)]
+    options = table.FitOptions(x=('x',), y='loss', holdout=0.0, bootstrap=0)
+    (curve,) = table.summary(table.fit_curves(made, options), options)['curves']
+    assert curve['form'] == form
+    said = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
+    assert (said in curve['warnings']) == (form != 'shifted')
+
+
 @pytest.mark.parametrize(
     ('options', 'words'),
     [

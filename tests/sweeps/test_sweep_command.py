@@ -91,6 +91,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
     [
         ('tset/accuracy', 'seed', "did you mean 'test'"),
         ('test', 'seed', 'name a number of that evaluation'),
+        ('test/acuracy', 'seed', "did you mean 'test/accuracy'"),
         ('test/accuracy', 'sede', "did you mean 'seed'"),
     ],
 )

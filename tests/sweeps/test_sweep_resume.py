@@ -44,6 +44,7 @@ def digest(folder: pathlib.Path) -> str:
     return tree_digest(variables)
 
 
+@pytest.mark.fault(48)
 def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     tmp_path, repo, run_cli, monkeypatch
 ):

@@ -23,9 +23,14 @@ def main(argv: Sequence[str]) -> int:
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
-    from vit_jax.interop import families
+    from vit_jax.interop import families, files
 
     _, place = families.split(args.dst)
+    if place.endswith(files.PICKLES):
+        raise UserError(
+            f'{place}: pickled weights are not written; name an .npz or .safetensors file, or a '
+            'folder'
+        )
     if existing := [path for path in targets(pathlib.Path(place)) if path.exists()]:
         raise UserError(f'{existing[0]} is already there: choose another name or remove it')
     import jax

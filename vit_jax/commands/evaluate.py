@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     titles = {} if entries else titles_by_split(run, args.split)
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
-    evals = evaluate.open_evals(run.config, layout, steps, run.trained_on)
+    evals = evaluate.open_evals(run.config, layout, steps, trained(run))
     variables = layout.create(lambda loaded: loaded, run.variables)
     results = {
         f'{titles.get(name, name)}/{k}': v
@@ -68,6 +68,19 @@ def main(argv: Sequence[str]) -> int:
         step = '' if run.step is None else f'step {run.step}  '
         print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
     return 0
+
+
+def trained(run: Any) -> Any:
+    """The `Trained` of a run, with the size and channels of its images."""
+    import numpy as np
+
+    from vit_jax.data.batches import ArraySpec
+    from vit_jax.trainer.suits import Trained
+
+    spec = {}
+    if run.input_size and run.image:
+        spec['image'] = ArraySpec((*run.input_size, run.image['channels']), np.dtype(np.float32))
+    return Trained(run.model, run.task, run.variables['params'], run.trained_on, spec)
 
 
 def choose_evaluators(run: Any, entries: dict[str, dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from types import ModuleType
@@ -38,11 +39,13 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.viz.predictions import Context
 
     run = open_model(parser, args)
+    if hasattr(viz, 'adapt_model'):
+        run = dataclasses.replace(run, model=viz.adapt_model(run.model, args))
     read = photo_reader(run).read
     photos = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
     predict = predictor(run, args.seed)
-    predictions = [predict(photo.fields, i) for i, photo in enumerate(photos)]
+    predictions = [predict(photo.fields, photo.number) for photo in photos]
     context = Context(run.class_names, args)
     results = [
         {

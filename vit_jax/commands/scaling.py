@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands._coverage import coverage
 from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 def usage() -> str:
     """The list of subcommands."""
-    lines = [f'  {name:<9}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
+    lines = [f'  {name:<10}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
 
 
@@ -140,6 +141,7 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     'fit': fit,
     'plot': plot,
     'report': report,
+    'coverage': coverage,
 }
 
 

@@ -88,11 +88,11 @@ def work(args: argparse.Namespace) -> int:
     if args.trials is not None and args.trials < 1:
         raise UserError(f'--trials {args.trials}: must be at least 1')
     initialize(args)
-    from vit_jax.runtime import processes
+    from vit_jax.runtime import output, processes
     from vit_jax.sweeps import study, worker
     from vit_jax.trainer import train
 
-    with processes.shared_fate():
+    with output.unheard(), processes.shared_fate():
         opened = open_study(args)
         opened.require_allowed()
         study.require_shared_folder(opened)
@@ -105,7 +105,7 @@ def work(args: argparse.Namespace) -> int:
             processes.meet('the last trial is finished', processes.MEET_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
             raise UserError(first + done.failures[0])
-    print(f'trials finished by this worker: {done.finished}')
+        print(f'trials finished by this worker: {done.finished}')
     return 0
 
 

@@ -85,7 +85,8 @@ def run_file(spec: str, function: str, flag: str) -> Any:
       flag: where `spec` was given, for the message.
 
     Raises:
-      UserError: no such file, no such function in it, or an argument that it does not take.
+      UserError: no such file, or one that is no Python; no such function in it, or an argument that
+        it does not take.
     """
     name, _, arg = spec.partition(':')
     path = pathlib.Path(name)
@@ -94,6 +95,10 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
     if found is None or found.loader is None:
         raise UserError(f'{flag}: {str(path)!r} is no Python file; its name has to end in .py')
+    try:
+        compile(path.read_bytes(), path, 'exec')
+    except (SyntaxError, ValueError) as error:  # a ValueError where bytes are no text
+        raise UserError(f'{flag}: {str(path)!r} is no Python: {error}') from error
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     if not hasattr(module, function):
@@ -147,6 +152,25 @@ def from_dict(stored: dict[str, Any]) -> ConfigDict:
     config = ConfigDict(_tuples(stored))
     _rename(config)
     return config
+
+
+def require_run(stored: Any, where: str) -> None:
+    """Raise UserError unless it has the groups and names that a run's config has.
+
+    Args:
+      stored: as parsed from JSON; what it names is not imported.
+      where: it was read.
+    """
+    stored = stored if isinstance(stored, dict) else {}
+    evals = stored.get('evals')
+    groups = {name: stored.get(name) for name in ('model', 'task', 'data', 'evals')}
+    groups |= {f'evals.{k}': v for k, v in (evals if isinstance(evals, dict) else {}).items()}
+    for name, group in groups.items():
+        if not isinstance(group, dict):
+            raise UserError(f'{where} is no config of a run: config.{name} is no group of keys')
+    for name in ('model', 'task'):
+        if not isinstance(groups[name].get('name'), str):
+            raise UserError(f'{where} is no config of a run: config.{name} has no name')
 
 
 def _tuples(value: Any) -> Any:

@@ -24,6 +24,8 @@ _LEAST = {
     'representation_size': 1,
     'depth': 0,
 }
+# The least of what says how data are read, wherever they are.
+_LEAST_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
 _SEEDS = 2**63  # JAX takes a signed number of 64 bits
 
 
@@ -54,10 +56,17 @@ def validate(config: ConfigDict) -> None:
 
 
 def _check_sizes(config: ConfigDict) -> None:
-    for key, least in _LEAST.items():
-        value = config.model.get(key)
-        if isinstance(value, int) and value < least:
-            raise UserError(f'config.model.{key}={value}: must be at least {least}')
+    _check_least(config.model, _LEAST, 'config.model')
+    _check_least(config.data, _LEAST_OF_DATA, 'config.data')
+    for name, section in config.evals.items():
+        _check_least(section, _LEAST_OF_DATA, f'config.evals.{name}')
+
+
+def _check_least(section: ConfigDict, least: dict[str, int], where: str) -> None:
+    for key, smallest in least.items():
+        value = section.get(key)
+        if isinstance(value, (int, float)) and value < smallest:
+            raise UserError(f'{where}.{key}={value}: must be at least {smallest}')
 
 
 def _places(config: ConfigDict) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,25 @@ class Shape:
     rows: int
     share: float
     spec: Spec
+
+
+def as_facts(shapes: Sequence[Shape]) -> list[Any]:
+    """What a checkpoint keeps of the kinds of batches, as JSON can hold it: see `from_facts`."""
+    return [
+        [kind.rows * kind.share, {k: [s.shape, s.dtype.name] for k, s in kind.spec.items()}]
+        for kind in shapes
+    ]
+
+
+def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
+    """Each kind of batch: the examples that it contributes to a step on average, and one's spec."""
+    return [
+        (
+            rows,
+            {name: ArraySpec(tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in it.items()},
+        )
+        for rows, it in facts
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import order
-from vit_jax.data.batches import ArraySpec, Batch, Process, Shape, Spec, zeros
+from vit_jax.data.batches import ArraySpec, Batch, Process, Shape, Spec, as_facts, zeros
 from vit_jax.data.read_ahead import Loading, read_ahead
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, first_readable
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids, first_readable
 from vit_jax.data.rng import example_rng
 from vit_jax.data.splits import Cached, Subset
 from vit_jax.data.transforms import Transforms, geometry
@@ -72,6 +72,10 @@ class FixedShapes:
         self._view = source.cached if cache else source
 
     @property
+    def examples(self) -> Subset:
+        return self.source
+
+    @property
     def info(self) -> SourceInfo:
         return self.source.info
 
@@ -82,14 +86,17 @@ class FixedShapes:
     @functools.cached_property
     def unit(self) -> str:
         """What rates and batch sizes count."""
-        return 'images' if 'image' in self.shapes[-1].spec else 'examples'
+        return 'images' if 'image' in self.spec else 'examples'
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        return self._spec(self._sizes[-1])
 
     @property
     def image_size(self) -> Size | None:
-        spec = self.shapes[-1].spec
-        if 'image' not in spec:
+        if 'image' not in self.spec:
             return None
-        height, width = spec['image'].shape[:2]
+        height, width = self.spec['image'].shape[:2]
         return height, width
 
     @property
@@ -122,14 +129,15 @@ class FixedShapes:
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         specs = tuple(shape.spec for shape in self.shapes)
         loader = self._loader(self.batch_size, specs)
-        return read_ahead(loader.train_batch, start_step, sys.maxsize, self._loading)
+        return read_ahead(loader.train_batch, start_step, sys.maxsize, self._loading, self.source)
 
     def eval_batches(self) -> Iterator[Batch]:
         # Padding is masked, so that any multiple of the devices gives the same result.
         unit = math.lcm(self._multiple, self._process.count)
         rows = -(-min(self.batch_size, len(self.source)) // unit) * unit
-        loader = self._loader(rows, (self._spec(self._sizes[-1]),))
-        return read_ahead(loader.eval_batch, 0, -(-len(self.source) // rows), self._loading)
+        loader = self._loader(rows, (self.spec,))
+        batches = -(-len(self.source) // rows)
+        return read_ahead(loader.eval_batch, 0, batches, self._loading, self.source)
 
     def count(self, batch: Batch) -> dict[str, int]:
         rows = len(next(iter(batch.values())))
@@ -141,6 +149,7 @@ class FixedShapes:
             'image': raw_images(self.source),
             'input_size': self.image_size,
             'num_examples': self.num_examples,
+            'shapes': as_facts(self.shapes),
         }
 
     def text(self, index: int) -> Record:
@@ -230,7 +239,7 @@ class ExampleLoader:
             record = self.transforms(record, example_rng(seed, draw))
             record = fitted(record, self.sizes[kind])
             for key, array in batch.items():
-                array[row] = _checked(key, record[key], array.shape[1:])
+                array[row] = _checked(key, record[key], array, self.source.info.vocab_size)
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
 
@@ -246,7 +255,8 @@ def raw_images(source: Subset) -> dict[str, Any]:
     Empty for a source without images. Checkpoints keep it, so that a trained model reads new images
     without its data.
     """
-    records = [source[i] for i in (0, len(source) // 2, len(source) - 1)]
+    places = (0, len(source) // 2, len(source) - 1)
+    records = [first_readable(source, i)[1] for i in places]
     if any('image' not in record for record in records):
         return {}
     shapes = {record['image'].shape for record in records}
@@ -264,7 +274,9 @@ def _train_indices(examples: np.ndarray, size: int, seed: int) -> list[int]:
     return indices.tolist()
 
 
-def _checked(key: str, value: Any, shape: tuple[int, ...]) -> Any:
+def _checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
+    """The value of a record if it fits into a row of `array` as it is; raises UserError if not."""
+    shape = array.shape[1:]
     # Assignment would broadcast one channel to three.
     if np.shape(value) != shape:
         how = "with 'resize(224)'" if len(shape) > 1 else 'set config.data.buckets=(16, 32, 64)'
@@ -272,4 +284,6 @@ def _checked(key: str, value: Any, shape: tuple[int, ...]) -> Any:
             f'{key} of shape {np.shape(value)} among others of {shape}; bring all to one size, '
             f'for example {how}'
         )
+    if array.dtype == np.int32:
+        check_ids(key, np.asarray(value), vocab_size if len(shape) == 1 else 0)
     return value

@@ -25,11 +25,13 @@ class Known:
       classes: how many.
       splits: {name: number of examples}.
       size: height and width in pixels of all images; None where they differ.
+      boxes: whether there are objects in the images, instead of one class for each.
     """
 
     classes: int
     splits: dict[str, int]
     size: tuple[int, int] | None = None
+    boxes: bool = False
 
 
 # As TFDS has them; imagenet21k is the release of fall 2011, which TFDS does not have.
@@ -40,13 +42,15 @@ DATASETS = {
     'cifar100': Known(100, {'train': 50_000, 'test': 10_000}, (32, 32)),
     'oxford_iiit_pet': Known(37, {'train': 3_680, 'test': 3_669}),
     'oxford_flowers102': Known(102, {'train': 1_020, 'validation': 1_020, 'test': 6_149}),
+    'coco': Known(80, {'train2017': 118_287, 'val2017': 5_000}, boxes=True),
 }
 
 
 def open_source(name: str, split: str) -> Subset:
     """As `sources.open_source`, but black images in place of a known data set.
 
-    Known is `tfds:NAME` of DATASETS, and `folder:PATH/NAME` where there is no such folder.
+    Known is `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` where there is no
+    such folder.
 
     Raises:
       UserError: as `sources.open_source`.
@@ -55,9 +59,9 @@ def open_source(name: str, split: str) -> Subset:
     if kind == 'tfds':
         dataset = re.split('[/:]', path)[0]
     else:
-        absent = kind == 'folder' and not pathlib.Path(path).expanduser().is_dir()
+        absent = kind in ('folder', 'coco') and not pathlib.Path(path).expanduser().is_dir()
         dataset = pathlib.Path(path).name if absent else ''
-    if dataset not in DATASETS:
+    if dataset not in DATASETS or DATASETS[dataset].boxes != (kind == 'coco'):
         return sources.open_source(name, split)
     return _select(dataset, name, split)
 
@@ -81,7 +85,11 @@ class _StandIn:
 
     def __getitem__(self, index: int, /) -> Record:
         image = np.zeros((*(self._known.size or ANY), 3), np.uint8)
-        return {'image': image, 'label': index % self._known.classes}
+        label = index % self._known.classes
+        if not self._known.boxes:
+            return {'image': image, 'label': label}
+        boxes, labels = np.array([[0, 0, 8, 8]], np.float32), np.array([label], np.int32)
+        return {'image': image, 'boxes': boxes, 'labels': labels, 'crowd': np.zeros(1, bool)}
 
     def labels(self) -> np.ndarray:
         # Two bytes a label are sorted much faster than eight.

@@ -10,7 +10,8 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from multiprocessing import resource_tracker
+from typing import Any, Generic, Protocol, TypeVar
 
 from vit_jax.errors import UserError
 from vit_jax.runtime.hangs import Stalled, stacks
@@ -46,27 +47,88 @@ class Loading:
                 raise UserError(f'{name}={value}: must be 0 or more')
 
 
-def read_ahead(make: Callable[[int], T], start: int, stop: int, loading: Loading) -> Iterator[T]:
+class Counting(Protocol):
+    """What counts, in this process, what copies of it find in worker processes."""
+
+    def news(self) -> dict[int, str]:
+        """What has been found since the last call."""
+        ...
+
+    def note(self, found: dict[int, str]) -> None:
+        """Count what another has found."""
+        ...
+
+
+def read_ahead(
+    make: Callable[[int], T], start: int, stop: int, loading: Loading, counting: Counting
+) -> Iterator[T]:
     """Yields make(start), ..., make(stop - 1), several of them being made at a time.
 
     Args:
       make: a batch by its number; for worker processes it has to pickle.
       start, stop: the first number, and that after the last.
       loading: how far ahead, and by whom.
+      counting: part of `make`; what its copies in worker processes find is told to this one.
     """
     import grain
     from absl import flags
 
     threads = min(16, os.cpu_count() or 1) if loading.threads is None else loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    batches = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
+    told = _Telling(make, counting) if loading.workers else make
+    batches = grain.MapDataset.range(start, stop).map(told).to_iter_dataset(options)
     if loading.workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
         processes = grain.MultiprocessingOptions(num_workers=loading.workers)
         batches = batches.mp_prefetch(processes, worker_init_fn=_live_with_parent)
-    seconds = loading.stall_seconds
-    return Watched(iter(batches), seconds) if seconds else iter(batches)
+    made: Iterator = iter(batches)
+    if loading.workers:
+        made = _Heard(made, counting)
+    if not loading.stall_seconds:
+        return made
+    return Watched(_deaf(made) if loading.workers else made, loading.stall_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Telling(Generic[T]):
+    """In a worker process: a batch, and what was found in making it."""
+
+    make: Callable[[int], T]
+    counting: Counting
+
+    def __call__(self, number: int) -> tuple[T, dict[int, str]]:
+        return self.make(number), self.counting.news()
+
+
+class _Heard(Iterator[T], Generic[T]):
+    """The batches of `_Telling`; what was found is noted."""
+
+    def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], counting: Counting):
+        self._iterator, self._counting = iterator, counting
+
+    def __next__(self) -> T:
+        batch, found = next(self._iterator)
+        self._counting.note(found)
+        return batch
+
+    def close(self) -> None:
+        if hasattr(self._iterator, 'close'):
+            self._iterator.close()
+
+
+def _deaf(iterator: Any) -> Iterator[Any]:
+    """The same items; processes that are started for them are started deaf to Ctrl-C and SIGTERM.
+
+    For a thread of its own, whose signals it blocks. `_live_with_parent` comes seconds later, when
+    a worker has imported what it needs, and one that ended before would be waited for.
+    """
+    resource_tracker.ensure_running()  # its start would unblock them again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
 
 
 def _live_with_parent(worker: int, workers: int) -> None:
@@ -75,8 +137,8 @@ def _live_with_parent(worker: int, workers: int) -> None:
     A terminal and Slurm send their signals to every process of a job, but the training
     process still needs data to finish its step. Killed, it could not end its workers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 
 

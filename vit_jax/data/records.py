@@ -7,7 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vit_jax.errors import UserError
+
 Record = dict[str, Any]
+_INT32 = np.iinfo(np.int32)
 
 
 class BrokenRecord(Exception):
@@ -41,6 +44,9 @@ class Source(Protocol):
     A record is a dict of numpy arrays and numbers; for classification `image`
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
+    For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`; a
+    class that knows all but the image without reading it has a method `annotations(index)`, see
+    `splits.Subset.annotations`.
     `__getitem__` is called from several threads at once, and raises `BrokenRecord` for a
     record that cannot be decoded.
     """
@@ -59,6 +65,25 @@ class Source(Protocol):
     def record_name(self, index: int, /) -> str:
         """What a message calls the record."""
         ...
+
+
+def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
+    """Check that whole numbers of a record fit into an int32, and ids into their vocabulary.
+
+    Args:
+      name: of the values.
+      values: of any dtype and shape.
+      vocab_size: ids are in 0..vocab_size-1; 0 for numbers that are no ids.
+
+    Raises:
+      UserError: if one does not; it would become another, or a parameter that is not there.
+    """
+    low, high = (0, vocab_size - 1) if vocab_size else (_INT32.min, _INT32.max)
+    if not values.size or (low <= values.min() and values.max() <= high):
+        return
+    wrong = values[(values < low) | (values > high)].flat[0]
+    what = 'id' if vocab_size else 'number'
+    raise UserError(f'{name!r} has the {what} {wrong}, which is outside of {low}..{high}')
 
 
 def first_readable(source: Source, index: int) -> tuple[int, Record]:

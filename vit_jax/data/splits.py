@@ -13,10 +13,12 @@ Examples are counted in the order in which the source stores them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import multiprocessing
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,18 +37,21 @@ TERM = re.compile(
 class Subset:
     """The examples of one or more sources that a split expression selects.
 
-    Itself a `Source`. A label outside of 0..num_classes-1 is refused on reading. Broken
-    records are named in the log, and refused once there are more than `broken_limit`.
+    Itself a `Source`. A label that is none of 0..num_classes-1 is refused on reading. Broken
+    records are named in the log, and refused once there are more than `broken_limit`. Copies of
+    it, in worker processes and in the other processes of a job, tell each other by `news` and
+    `note`, so that all of them count together.
 
     Attributes:
       title: the source's name and the split, for messages.
-      broken: index -> name and reason of the broken records seen so far.
+      broken: index -> name and reason of the broken records seen so far, by any copy.
     """
 
     def __init__(self, title: str, parts: list[tuple[Source, np.ndarray]]):
         """`parts`: sources, each with the indices that are taken of it, in order."""
         self.title = title
         self.broken: dict[int, str] = {}
+        self._news: dict[int, str] = {}
         self._parts = parts
         self._ends = np.cumsum([len(indices) for _, indices in parts])
 
@@ -62,10 +67,25 @@ class Subset:
         try:
             record = source[original]
         except BrokenRecord as reason:
-            self._count_broken(index, reason)
+            self._note_broken(index, reason)
             raise
-        self._check_label(record, index)
-        return record
+        return with_class(record, self.info.num_classes, source, original)
+
+    def annotations(self, index: int) -> Record:
+        """What there is to know of an example without its image: the other fields of its record,
+        and `size`, height and width of the image as the source has it. Empty if it is broken.
+
+        Sources that know this without reading the image have a method of this name.
+        """
+        source, original = self._locate(index)
+        try:
+            if hasattr(source, 'annotations'):
+                return source.annotations(original)
+            record = dict(source[original])
+        except BrokenRecord as reason:
+            self._note_broken(index, reason)
+            return {}
+        return {'size': record.pop('image').shape[:2], **record}
 
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
@@ -108,25 +128,67 @@ class Subset:
         source, indices = self._parts[part]
         return source, int(indices[index - self._ends[part]])
 
-    def _count_broken(self, index: int, reason: BrokenRecord) -> None:
-        if index in self.broken:
-            return
-        self.broken[index] = str(reason)
-        count = f'{len(self.broken)} of {len(self)} records broken'
-        log.warning('%s: %s: %s', self.title, count, reason)
+    def _note_broken(self, index: int, reason: BrokenRecord) -> None:
+        if index not in self.broken:
+            self._news[index] = str(reason)
+            self.note({index: str(reason)})
+
+    def news(self) -> dict[int, str]:
+        """What this copy has itself found broken since the last call."""
+        found = {}
+        while self._news:
+            with contextlib.suppress(KeyError):  # another thread has taken the last
+                index, reason = self._news.popitem()
+                found[index] = reason
+        return found
+
+    def note(self, found: Mapping[int, str]) -> None:
+        """Count records that were found broken, by this copy or by another.
+
+        Raises:
+          UserError: if there are now more than `broken_limit`.
+        """
+        for index, reason in found.items():
+            if index in self.broken:
+                continue
+            self.broken[index] = reason
+            if multiprocessing.parent_process() is None:  # whom workers tell
+                log.warning('%s: %s: %s', self.title, self._count(), reason)
         if len(self.broken) > self.broken_limit:
             raise UserError(
-                f'{self.title}: {count}, more than the {self.broken_limit} that are tolerated; '
-                f'repair or remove: {"; ".join(self.broken.values())}'
+                f'{self.title}: {self._count()}, more than the {self.broken_limit} that are '
+                'tolerated (one in a hundred, of small data up to ten but no quarter); repair or '
+                f'remove: {"; ".join(self.broken.values())}'
             )
 
-    def _check_label(self, record: Record, index: int) -> None:
-        label, classes = record.get('label'), self.info.num_classes
-        if isinstance(label, (int, np.integer)) and not 0 <= label < classes:
-            raise UserError(
-                f'{self.record_name(index)}: label {label} is outside of 0..{classes - 1}; '
-                'correct the label or the number of classes'
-            )
+    def _count(self) -> str:
+        return f'{len(self.broken)} of {len(self)} records broken'
+
+
+def with_class(record: Record, num_classes: int, source: Source, index: int) -> Record:
+    """The record with its label, if it has a single one, as a whole number.
+
+    Args:
+      record: of `source`.
+      num_classes: labels are below; where there are none, a label may be any number with a point.
+      source: names the record in the message.
+      index: of the record.
+
+    Raises:
+      UserError: for a label that is none of these numbers.
+    """
+    label = record.get('label')
+    if label is None or np.ndim(label):  # several are for the task to check
+        return record
+    kind = np.asarray(label).dtype.kind
+    if kind == 'f' and not num_classes:
+        return record
+    if kind not in 'biuf' or not (0 <= label < num_classes and label == int(label)):
+        raise UserError(
+            f'{source.record_name(index)}: label {label} is outside of 0..{num_classes - 1}; '
+            'correct the label or the number of classes'
+        )
+    return record if isinstance(label, (int, np.integer)) else {**record, 'label': int(label)}
 
 
 class Relabelled:
@@ -143,7 +205,7 @@ class Relabelled:
         return len(self._source)
 
     def __getitem__(self, index: int, /) -> Record:
-        record = self._source[index]
+        record = with_class(self._source[index], len(self._new), self._source, index)
         return {**record, 'label': int(self._new[record['label']])}
 
     def labels(self) -> np.ndarray:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import objects
 from vit_jax.config.allowed import require_allowed
-from vit_jax.config.load import from_dict
+from vit_jax.config.load import from_dict, require_run
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop import load as interop
@@ -34,7 +34,8 @@ class Run:
         collections, as numpy arrays.
       step: the checkpoint's step; None where that is not known.
       class_names: names of the classes, empty where the data had none.
-      image: channels and size of the raw images, see `evaluate.image_format`.
+      image: channels and size of the raw images, see `data.fixed.raw_images`.
+      input_size: height and width of the images that the model gets; None where that is not known.
     """
 
     workdir: pathlib.Path
@@ -45,6 +46,7 @@ class Run:
     step: int | None
     class_names: tuple[str, ...]
     image: dict[str, Any]
+    input_size: interop.Size | None = None
 
     @property
     def trained_on(self) -> SourceInfo | None:
@@ -76,13 +78,14 @@ def stored_config(workdir: str | pathlib.Path) -> ConfigDict:
     Its vocabulary is the one that the folder keeps.
 
     Raises:
-      UserError: if the folder holds no run.
+      UserError: if the folder holds no run, or another program's config.
     """
     folder = paths.path(workdir)
     if (stored := run_folder.read_config(folder)) is None:
         raise UserError(
             f'--workdir {str(workdir)!r} holds no run: there is no {run_folder.CONFIG} in it'
         )
+    require_run(stored, str(folder / run_folder.CONFIG))
     config = from_dict(stored)
     kept = folder / run_folder.VOCAB
     for section in (config.data, *config.evals.values()):
@@ -116,11 +119,12 @@ def load_run(
     config = read_config(workdir, allowed)
     model, task = objects.model_and_task(config)
     found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
+    trained_on = tuple(meta.get('input_size') or ()) or None
     if image_size is not None:
-        trained_on = tuple(meta.get('input_size') or ()) or None
         variables['params'] = interop.resize(variables['params'], model, trained_on, image_size)
     names = tuple(meta.get('class_names', ()))
-    return Run(workdir, config, model, task, variables, found, names, meta.get('image', {}))
+    image, size = meta.get('image', {}), image_size or trained_on
+    return Run(workdir, config, model, task, variables, found, names, image, size)
 
 
 def eval_section(config: ConfigDict) -> ConfigDict:
@@ -180,6 +184,5 @@ def load_foreign(
     )
     image = {'channels': interop.channels(model, variables['params']), 'size': None}
     _, task = objects.model_and_task(config)
-    return Run(
-        pathlib.Path(path), config, model, task, variables, None, imported.class_names, image
-    )
+    names = imported.class_names
+    return Run(pathlib.Path(path), config, model, task, variables, None, names, image, size)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from vit_jax import step as step_lib
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
@@ -176,8 +177,9 @@ class Translator:
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
         def translate(variables: Any, source: jax.Array, seeds: jax.Array) -> Any:
-            apply = functools.partial(self.run.model.apply, variables)
             key = jax.random.key(self.seed)
+            streams = step_lib.stream_keys(key, self.run.task.rngs)
+            apply = functools.partial(self.run.model.apply, variables, rngs=streams)
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
             return decode(apply, source, self.search, keys)
 

@@ -81,4 +81,9 @@ def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, .
         files.write_npz(place, written.arrays)
     else:
         files.write_safetensors(place, written.arrays, written.config, written.preprocessor)
+    if is_npz and imported.class_names:
+        return (
+            *written.notes,
+            'the names of the classes are left out: an .npz has no place for them',
+        )
     return written.notes

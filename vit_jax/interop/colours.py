@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, resolve
 from vit_jax.interop.imported import ImportedModel
+from vit_jax.optim.param_groups import layer_order
 
 # In the `extra` of `files.read_arrays`, beside what config.json holds.
 GIVEN, PREPROCESSOR = 'colours given by the user', 'preprocessor_config.json'
@@ -48,14 +50,14 @@ def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') 
     Raises:
       UserError: if the mean or the deviation is none, or the user's cannot be folded.
     """
-    told = _told(extra)
-    if told is None:
+    found = told(extra)
+    if found is None:
         return imported.with_notes(untold) if untold else imported
-    mean, std = told
+    mean, std = found
     if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
         return imported
     embed = imported.params.get('patch_embed', {})
-    if imported.model['name'] != 'vit' or 'kernel' not in embed:
+    if 'kernel' not in embed or not _embeds_pixels(imported.model):
         words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
         if GIVEN in extra:
             raise UserError(f'{words} cannot be folded into a {imported.model["name"]}')
@@ -90,7 +92,14 @@ def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _told(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
+    """Whether the first layer of a model is one that embeds patches."""
+    fields = {key: value for key, value in keywords.items() if key != 'name'}
+    model = resolve('vit_jax.models', keywords['name'], 'Model')(**fields)
+    return any(re.search(pattern, 'patch_embed/kernel') for pattern in layer_order(model)[:1])
+
+
+def told(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and deviation of [0, 1] from whatever tells them; None if nothing does."""
     for source in (extra.get(GIVEN), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -19,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.storage import servers
 
 Flat = dict[str, np.ndarray]  # name -> array
 
@@ -26,7 +28,7 @@ _SAFETENSORS = 'model.safetensors'
 _INDEX = f'{_SAFETENSORS}.index.json'
 _CONFIG = 'config.json'
 _PREPROCESSOR = 'preprocessor_config.json'
-_PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
+PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Where a training state keeps its parameters, the first that is there.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
 # Of what is unpacked, before a file counts as one that is made to fill the memory.
@@ -63,7 +65,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         return _select(_parameters(_read_npz(file)), subtree, path), {}
     if file.endswith('.safetensors'):
         return _read_safetensors(file), _read_configs(_parent(file))
-    if file.endswith(_PICKLES):
+    if file.endswith(PICKLES):
         raise UserError(
             f'{path}: pickled weights can run code and are not read; '
             'save them as .safetensors or .npz'
@@ -245,14 +247,20 @@ def _open(path: str) -> IO[bytes]:
     """Open a local or remote file for reading.
 
     Raises:
-      UserError: if there is none, or the package is missing that reaches it.
+      UserError: if there is none, no server answers, or the package is missing that reaches it.
     """
     try:
-        return _fsspec().open(path, 'rb').open() if _is_url(path) else Path(path).open('rb')
+        if not _is_url(path):
+            return Path(path).open('rb')
+        remote = _fsspec().open(path, 'rb')
+        servers.quiet_gcsfs()
+        servers.require_answer(path.partition('://')[0])
+        return remote.open()
     except ImportError as error:
         raise UserError(f'{path}: {_line(error)}') from None
     except FileNotFoundError:
-        raise _Missing(f'{path}: there is no such file') from None
+        silent = ', or its server does not answer' if _is_url(path) else ''
+        raise _Missing(f'{path}: there is no such file{silent}') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 
@@ -276,7 +284,10 @@ def _replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a new file for its owner alone
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({_line(error)})') from None

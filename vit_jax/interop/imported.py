@@ -25,6 +25,7 @@ class ImportedModel:
       task: all keywords of `config.task`, with its name: what the model does.
       transforms: what makes its inputs of image files; empty for images cropped to `image_size`.
       notes: what had to be assumed, a line each.
+      collections: other Flax collections by name, such as `batch_stats`.
     """
 
     params: dict[str, Any]
@@ -35,6 +36,7 @@ class ImportedModel:
     task: dict[str, Any] = dataclasses.field(default_factory=lambda: {'name': 'classify'})
     transforms: str = ''
     notes: tuple[str, ...] = ()
+    collections: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_notes(self, *notes: str) -> ImportedModel:
         """The same with more notes."""

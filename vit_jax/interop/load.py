@@ -38,7 +38,8 @@ Size = tuple[int, int]  # height and width in pixels
 # Keywords of a model that its parameters do not depend on, or that `adapt` takes care of.
 _FREE = {
     *('name', 'num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
-    *('scan', 'remat', 'dtype', 'gelu', 'norm_eps'),
+    *('scan', 'remat', 'dtype', 'gelu', 'norm_eps', 'posemb_std', 'head_norm'),
+    'pool_padding',
 }
 
 
@@ -51,7 +52,8 @@ def load(
     std: float | Sequence[float] | None = None,
     allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
-    """A model and its weights.
+    """A model and its weights; of a model with a `backbone` this alone, as the encoder of a masked
+    autoencoder.
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
@@ -66,8 +68,8 @@ def load(
       allowed: modules of your own that the config of a run may name, as `['my_lab']`.
 
     Returns:
-      The Linen module, built with the keywords that fit the checkpoint, and {'params': ...} in
-      numpy for `model.apply(variables, images)`.
+      The Linen module, built with the keywords that fit the checkpoint, and {'params': ...}, with
+      other collections of a run beside them, in numpy for `model.apply(variables, images)`.
 
     Raises:
       UserError: if there is no such file, or it is none that is known; if its parameters make no
@@ -75,7 +77,23 @@ def load(
         outside of this package that is not allowed.
     """
     size = _pair(image_size)
-    return instantiate(read(path, mean, std, size, allowed), size, num_classes)
+    return instantiate(backbone(read(path, mean, std, size, allowed)), size, num_classes)
+
+
+def backbone(imported: ImportedModel) -> ImportedModel:
+    """The part that a model names by its method `backbone`; all of a model without one."""
+    model = build(imported.model)
+    if not hasattr(model, 'backbone'):
+        return imported
+    keywords, parts = model.backbone()
+    params = {part: imported.params[part] for part in parts}
+    return dataclasses.replace(
+        imported,
+        params=params,
+        model={'name': keywords['name'], **fields(build(keywords))},
+        task={'name': 'classify'},
+        collections={},
+    )
 
 
 def instantiate(
@@ -89,7 +107,7 @@ def instantiate(
     size = _pair(image_size) or imported.image_size or _any_size(imported, model)
     init = _init(model, size, channels(model, imported.params))
     params, _ = fit(imported, model, jax.eval_shape(init), size)
-    return model, {'params': _complete(params, init)}
+    return model, {'params': _complete(params, init), **imported.collections}
 
 
 def read(
@@ -115,16 +133,21 @@ def read(
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
-    """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's."""
+    """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's.
+
+    Raises:
+      UserError: if object storage cannot be reached.
+    """
     path = storage.path(path)
-    if (path / run_folder.CHECKPOINTS).is_dir():
-        return path / run_folder.CHECKPOINTS, None
-    folder = path.parent
-    if path.name.isdecimal() and (
-        folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
-    ):
-        return folder, int(path.name)
-    return (path, None) if step_folder.finished(path) else None
+    with storage.reaching(path):
+        if (path / run_folder.CHECKPOINTS).is_dir():
+            return path / run_folder.CHECKPOINTS, None
+        folder = path.parent
+        if path.name.isdecimal() and (
+            folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
+        ):
+            return folder, int(path.name)
+        return (path, None) if step_folder.finished(path) else None
 
 
 def fit(
@@ -221,6 +244,8 @@ def _read_run(folder: Path, step: int | None, allowed: Sequence[str]) -> Importe
         image_size=tuple(size) if size else None,
         source=f'run {folder.parent}, step {step}',
         class_names=tuple(meta.get('class_names', ())),
+        task=dict(meta['config']['task']),
+        collections={name: tree for name, tree in variables.items() if name != 'params'},
     )
 
 
@@ -281,11 +306,12 @@ def _differences(theirs: Mapping[str, Any], model: Any) -> str:
 def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
     """What changes the outputs although no parameter shows it: another GELU is another model."""
     ours = fields(model)
-    differ = [key for key in ('gelu', 'norm_eps') if key in ours and key in theirs]
+    keys = ('gelu', 'norm_eps', 'pool_padding')
+    differ = [key for key in keys if key in ours and key in theirs]
     differ = [key for key in differ if theirs[key] != ours[key]]
     if 'gelu' in differ:
         raise UserError(
             f'the checkpoint was trained with gelu {theirs["gelu"]!r}, config.model has '
             f'{ours["gelu"]!r}: set config.model.gelu={theirs["gelu"]!r}'
         )
-    return [f'{key}: {ours[key]:g}, but {theirs[key]:g} in the checkpoint' for key in differ]
+    return [f'{key}: {ours[key]}, but {theirs[key]} in the checkpoint' for key in differ]

@@ -116,7 +116,8 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
         return example_spec(config, image_size)
     source = _open_source(config.data)
     parsed = parse_transforms(config.data.get('transforms', ''))
-    spec = dict(FixedShapes(source, parsed, 1).shapes[-1].spec)
+    sizes = config.data.get('sizes') or ()
+    spec = dict(FixedShapes(source, parsed, 1, sizes=sizes).shapes[-1].spec)
     return defaults.complete(config, source.info), spec
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
-from vit_jax.data import bucket_plan
+from vit_jax.data import batches, bucket_plan
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -85,6 +85,9 @@ def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
     Returns:
       An empty list for a checkpoint that does not tell the shapes of its examples.
     """
+    if 'shapes' in meta:
+        return [(rows, dict(spec)) for rows, spec in batches.from_facts(meta['shapes'])]
+    # Checkpoints of before said as much of plain images and of sequences alone.
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
     if size and channels:
         return [(meta['config']['batch_size'], _spec({'image': [*size, channels]}, np.uint8))]

@@ -94,7 +94,9 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
     theta = form.solve(x, y) if form.solve else _search(form, x, y, form.starts(x, y), bounds)
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
-    replicates = _bootstrap(form, x, fitted, residuals, theta, bootstrap, seed)
+    # A curve of p parameters comes closer to n points than the truth does.
+    noise = residuals * np.sqrt(len(y) / max(len(y) - len(form.names), 1))
+    replicates = _bootstrap(form, x, fitted, noise, theta, bootstrap, seed)
     return Fit(
         form=form,
         theta=theta,

@@ -277,3 +277,11 @@ FORMS = {
     )
 }
 DEFAULT = 'shifted'
+_SIMPLER = {'shifted': 'irreducible', 'irreducible': 'power', 'm2': 'power', 'm4': 'm2'}
+
+
+def with_fewer(form: Form, points: int) -> Form:
+    """The form, or the simpler one that has fewer parameters than there are points, if any has."""
+    while points <= len(form.names) and form.name in _SIMPLER:
+        form = FORMS[_SIMPLER[form.name]]
+    return form

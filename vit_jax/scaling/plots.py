@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import table
+from vit_jax.scaling import coverage, table
 from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
 
@@ -34,7 +35,8 @@ def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
     Filled points were fitted to, hollow ones were held out, and right of the dotted line
-    the curve is an extrapolation. The shade is the 90 % band of the bootstrap.
+    the curve is an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below
+    says how much such bands were measured to hold.
 
     Raises:
       UserError: more curves than panels fit into a figure.
@@ -44,6 +46,12 @@ def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
     if len(options.x) > 1:
         return _draw_predicted(curves, options)
     return _draw_shared(curves, options) if len(curves) <= TOGETHER else _draw_grid(curves, options)
+
+
+def _caveat(curves: Sequence[Curve]) -> str:
+    """What the shades are worth; empty where there are none."""
+    drawn = any(curve.fit is not None and len(curve.fit.replicates) for curve in curves)
+    return textwrap.fill(f'Shades: {coverage.caveat()}.', 110) if drawn else ''
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -63,7 +71,7 @@ def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
     axes.set_ylabel(spoken(options.y), color=figures.FAINT, fontsize=9)
     if shared and boundaries[0] is not None:
         _mark_held_out(axes, boundaries[0])
-    _add_legend(figure)
+    _add_legend(figure, _caveat(curves))
     return figure
 
 
@@ -122,6 +130,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
         axes.title.set_fontsize(8)
         if curve.holdout_rmse is not None:
             _note(axes, f'{curve.holdout_rmse:.3f}')
+    figure.supxlabel(_caveat(curves), x=0.01, ha='left', fontsize=7, color=figures.FAINT)
     return figure
 
 
@@ -184,9 +193,12 @@ def _legend(curve: Curve) -> str:
     return f'{curve.label}: {", ".join(words)}{error}'
 
 
-def _add_legend(figure: Figure) -> None:
-    """Put the legend below the axes, where no point lies."""
-    figure.legend(
+def _add_legend(figure: Figure, note: str = '') -> None:
+    """Put the legend below the axes, where no point lies, and below a note."""
+    legend = figure.legend(
+        title=note or None,
+        title_fontsize=7,
+        alignment='left',
         loc='outside lower left',
         frameon=False,
         fontsize=8.5,
@@ -194,6 +206,7 @@ def _add_legend(figure: Figure) -> None:
         handlelength=1.4,
         labelspacing=0.25,
     )
+    legend.get_title().set_color(figures.FAINT)
 
 
 def _note(axes: Axes, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.scaling import coverage
 from vit_jax.scaling.table import label
 
 
@@ -38,7 +39,8 @@ def markdown(
             f'; its median is {median:.4f}.' if median is not None else ', of which there are none.'
         ),
         'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
-        'points, not whether the form is the right one: that is what the error held out is for.',
+        'points, not whether the form is the right one: that is what the error held out is for. '
+        f'And it is too narrow: {coverage.caveat()} (`scaling coverage`).',
     ]
     if skipped:
         parts += ['## Runs left out', '\n'.join(f'- {line}' for line in skipped)]
@@ -51,7 +53,7 @@ def _table(summary: Mapping[str, Any]) -> str:
     fitted = [curve for curve in summary['curves'] if curve['params']]
     if not fitted:
         return 'No curve has points enough to be fitted.'
-    names = list(fitted[0]['params'])
+    names = max((list(curve['params']) for curve in fitted), key=len)
     lines = [['curve', 'points', *names, 'error held out']]
     lines.append(['---'] * len(lines[0]))
     for curve in fitted:
@@ -63,6 +65,8 @@ def _table(summary: Mapping[str, Any]) -> str:
 
 
 def _cell(curve: Mapping[str, Any], name: str) -> str:
+    if name not in curve['params']:
+        return '-'
     value = f'{curve["params"][name]:.4g}'
     if name not in curve['bands']:
         return value

@@ -29,7 +29,7 @@ class FitOptions:
       holdout_column: 1 where a row is fitted to, 0 where it is held out.
       holdout: without such a column, the share of the range of x that is held out:
         with 0.5, all x above half of the largest; 0 for nothing.
-      form: name of a form.
+      form: name of a form; curves with no more points than it has parameters get a simpler one.
       against: names of forms to compare the extrapolation with.
       frontier: keep only the points that no other beats with as little x.
       bootstrap: replicates for the bands.
@@ -225,13 +225,29 @@ def _curve(
     order = np.lexsort((y, *x.T[::-1]))
     x, y, kept = x[order], y[order], kept[order]
     try:
-        found = fit_lib.fit(form, x[kept], y[kept], bootstrap=options.bootstrap)
+        found = _fit(form, x[kept], y[kept], options.bootstrap)
     except UserError as e:
         problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
         return Curve(by, x, y, kept, None, None, dict.fromkeys(options.against), problem)
     error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
     against = {other.name: _extrapolation(other, x, y, kept) for other in others}
     return Curve(by, x, y, kept, found, error, against)
+
+
+def _fit(form: forms.Form, x: np.ndarray, y: np.ndarray, bootstrap: int) -> fit_lib.Fit:
+    """The fit of a form, or of a simpler one where the points are no more than its parameters."""
+    taken = forms.with_fewer(form, len(y))
+    try:
+        found = fit_lib.fit(taken, x, y, bootstrap=bootstrap)
+    except UserError:
+        return fit_lib.fit(form, x, y)  # says it of the form that was asked for
+    if taken is form:
+        return found
+    note = (
+        f'{len(y)} points for the {len(form.names)} parameters of {form.name}: fitted by '
+        f'{taken.name} instead'
+    )
+    return dataclasses.replace(found, warnings=(note, *found.warnings))
 
 
 def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> np.ndarray:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
+import optuna
 import sqlalchemy
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 
 from vit_jax.errors import UserError
+from vit_jax.storage import paths
 
 JOURNAL = 'journal:'
 
@@ -51,12 +55,26 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
     except ImportError as e:
         raise UserError(
-            f"--storage needs the package {e.name!r}: pip install 'vit_jax[postgres]', or the "
-            'driver of your database'
+            f'--storage needs {e.name or "a package"} ({paths.why(e)}): pip install '
+            "'vit_jax[postgres]', or the driver of your database"
         ) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError) as e:
         reason = str(e).strip().splitlines()[0]
         raise UserError(
             f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '
             'sqlite:///PATH, journal:PATH or postgresql+psycopg://HOST/DATABASE'
+        ) from e
+
+
+@contextlib.contextmanager
+def intact(storage: str) -> Iterator[None]:
+    """Raise UserError if the storage cannot be read within, or holds what nobody wrote."""
+    damage = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+    try:
+        yield
+    except (*damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:
+        reason = ' '.join(str(e).split())
+        raise UserError(
+            f'--storage {storage.split("@")[-1]} cannot be read ({type(e).__name__}: '
+            f'{reason[:200]}): if it is damaged, bring it back from a copy or create the study anew'
         ) from e

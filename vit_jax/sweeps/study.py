@@ -30,7 +30,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
-from vit_jax.sweeps import search, space, storages
+from vit_jax.sweeps import metrics, search, space, storages
 
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
@@ -167,15 +167,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for what would make every trial fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
-    evaluation, _, metric = sweep.metric.partition('/')
-    if evaluation not in base.evals:
-        mistake = nearest('evaluation', evaluation, base.evals)
-        raise UserError(f'sweep: metric {sweep.metric!r}: {mistake}')
-    if not metric:
-        raise UserError(
-            f'sweep: metric {sweep.metric!r}: name a number of that evaluation too, as '
-            f'{evaluation}/accuracy'
-        )
+    metrics.check(base, sweep.metric)
     for point in space.corners(sweep):
         vary(base, point)
 
@@ -213,23 +205,25 @@ def open_study(
       allowed: modules of the user's own that the configs of its trials may name.
 
     Raises:
-      UserError: if there is no such study.
+      UserError: if there is no such study, or its storage cannot be read.
     """
     path = paths.absolute(folder or ROOT / name)
     url = storage or _read_marker(path).get('storage', '')
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
         raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
-    opened = storages.open_storage(storages.absolute(url))
-    known = optuna.get_all_study_names(opened)
-    if name not in known:
-        raise UserError(nearest('study', name, known))
-    attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
-    if 'token' not in attributes:
-        raise UserError(f'the study {name!r} was not created to its end: create it again')
-    base = config_lib.from_json(json.dumps(attributes['base']))
-    found = path if folder else paths.absolute(attributes['folder'])
-    return Study(name, opened, found, space.from_json(attributes['sweep']), base, tuple(allowed))
+    with storages.intact(url):
+        opened = storages.open_storage(storages.absolute(url))
+        known = optuna.get_all_study_names(opened)
+        if name not in known:
+            raise UserError(nearest('study', name, known))
+        attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
+        if 'token' not in attributes:
+            raise UserError(f'the study {name!r} was not created to its end: create it again')
+        base = config_lib.from_json(json.dumps(attributes['base']))
+        found = path if folder else paths.absolute(attributes['folder'])
+        sweep = space.from_json(attributes['sweep'])
+    return Study(name, opened, found, sweep, base, tuple(allowed))
 
 
 def retry(study: Study) -> int:

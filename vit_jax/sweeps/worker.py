@@ -20,6 +20,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.runtime import processes
 from vit_jax.runtime.hangs import Stalled
 from vit_jax.runtime.preemption import Preemption
+from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage.lock import InUse
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
@@ -72,7 +73,9 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     done = Work()
     with Preemption() as preemption:
         while limit is None or done.finished < limit:
-            with next_trial(study) as claim:
+            with contextlib.ExitStack() as held:
+                with Watchdog(step_timeout):  # the other processes of the worker wait for the claim
+                    claim = held.enter_context(next_trial(study))
                 if claim is None:
                     break
                 if failure := run(study, claim, step_timeout):

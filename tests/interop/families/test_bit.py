@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import traverse_util
 
 from vit_jax.errors import UserError
@@ -91,11 +92,8 @@ def test_every_form_reads_back(params, form):
     assert bit.matches(flat)
     imported = bit.read(flat, extra)
     assert imported.source == FORMS[form]
-    assert (imported.model['name'], imported.model, imported.image_size) == (
-        'bit_resnet',
-        MODEL,
-        None,
-    )
+    padding = {'pool_padding': 'nothing'} if form is big_vision else {}
+    assert (imported.model, imported.image_size) == (MODEL | padding, None)
     assert_same(imported.params, params)
 
 
@@ -200,9 +198,20 @@ def test_what_is_no_bit(params):
 
 @pytest.mark.parametrize(
     ('form', 'note'),
-    [(hugging_face, "global_padding 'SAME'"), (big_vision, '-inf'), (released, '')],
+    [(hugging_face, "global_padding 'SAME'"), (big_vision, ''), (released, '')],
 )
 def test_what_files_do_not_tell_is_said(params, form, note):
     notes = ' '.join(bit.read(form(params)[0], {}).notes)
     assert note in notes and bool(note) == bool(notes)
     assert 'SAME' not in ' '.join(bit.read(form(params)[0], {'model_type': 'bit'}).notes)
+
+
+def test_the_pooling_of_big_vision_ignores_what_is_beyond_the_border(params, images):
+    root, images = jax.tree.map(jax.numpy.asarray, ({'params': params['root']}, images))
+    found = bit_resnet.Root(64, pool_padding='nothing').apply(root, images)
+    zeros, state = bit_resnet.Root(64).apply(root, images, capture_intermediates=True)
+    (convolved,) = state['intermediates']['conv']['__call__']
+    expected = nn.max_pool(convolved, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found[:, 1:, 1:], zeros[:, 1:, 1:])
+    assert (found[:, 0] < zeros[:, 0]).any()

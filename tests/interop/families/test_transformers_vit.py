@@ -147,6 +147,7 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
     ('fields', 'words'),
     [
         ({'pool': 'gap'}, "no ViT with pool 'gap'"),
+        ({'head_norm': 'batch'}, 'no ViT with a norm before its head'),
         ({'name': 'hybrid'}, 'no ViT with a hybrid'),
         ({'representation_size': 8}, 'both a head and a representation_size'),
         ({}, 'image size does not follow'),

@@ -447,3 +447,10 @@ def test_a_model_that_is_not_known(tmp_path):
     np.savez(tmp_path / 'a.npz', **{'stem/kernel': np.zeros(3), 'a': np.zeros(1)})
     with pytest.raises(UserError, match=r'a.npz: no family .*it holds a, stem/kernel.*asked bit,'):
         interop.read(tmp_path / 'a.npz')
+
+
+@pytest.mark.parametrize('field', [{'pool': 'patches'}, {'head_norm': 'batch'}])
+def test_models_that_its_readers_would_take_for_others(field):
+    ((name, value),) = field.items()
+    with pytest.raises(UserError, match=f'files hold no ViT with {name} {value!r}'):
+        vision_transformer.write({}, {'name': 'vit', **field})

@@ -71,8 +71,8 @@ _NO_CONFIG = (
     "with global_padding 'SAME'"
 )
 _POOL_BORDER = (
-    'the first pooling pads with zeros here, as in the paper, with -inf in big_vision: features '
-    'at the border may differ'
+    'the file does not tell that the first pooling of this model ignores what is beyond the '
+    'border: whoever reads it pads with zeros'
 )
 # phrase for people: the table, and the name of the last norm, by which the form is known
 _FORMS: dict[str, tuple[names.Table, str]] = {
@@ -116,12 +116,12 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedMo
     renamed = names.rename(flat, _FORMS[source][0], source)
     arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
     model = _model(arrays, source)
+    if source == _BIG_VISION_SOURCE:
+        model['pool_padding'] = 'nothing'
     _require_fit(arrays, model, source)
     imported = ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    if source == _BIG_VISION_SOURCE:
-        imported = imported.with_notes(_POOL_BORDER)
     return colours.folded(imported, extra, colours.UNTOLD if source == _HF_SOURCE else '')
 
 
@@ -245,14 +245,19 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: ImportedModel) -> Written:
-    return Written(write_npz(imported.params, imported.model))
+    return Written(write_npz(imported.params, imported.model), notes=_untold(imported))
 
 
 def _transformers(imported: ImportedModel) -> Written:
     arrays, config = write_transformers(imported.params, imported.model, imported.class_names)
     size = imported.image_size or _SIZE
     preprocessor = colours.preprocessor(config['num_channels'], size)
-    return Written(arrays, config, preprocessor=preprocessor)
+    return Written(arrays, config, preprocessor=preprocessor, notes=_untold(imported))
+
+
+def _untold(imported: ImportedModel) -> tuple[str, ...]:
+    """What a file cannot say of the model."""
+    return (_POOL_BORDER,) if imported.model.get('pool_padding') == 'nothing' else ()
 
 
 WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): _transformers}

@@ -25,7 +25,7 @@ _NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
 # What timm fuses, and its parts.
-_FUSED = {r'blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
+_FUSED = {r'(?:decoder_)?blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
 # Layer scales and the layers before them.
 _SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
 _UNSUPPORTED = {
@@ -68,8 +68,9 @@ TABLE: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
-    return 'patch_embed.proj.weight' in flat and 'blocks.0.norm1.weight' in flat
+    """Whether these are the names of such a model, and not also those of a decoder."""
+    known = 'patch_embed.proj.weight' in flat and 'blocks.0.norm1.weight' in flat
+    return known and 'decoder_pred.weight' not in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
@@ -85,7 +86,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """
     source = _SOURCE
     _require_supported(flat, source)
-    parts = _parted(_unscaled(flat, source), source)
+    parts = parted(_unscaled(flat, source), source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
@@ -133,21 +134,21 @@ def _unscaled(flat: Flat, source: str) -> Flat:
     return folded
 
 
-def _parted(flat: Flat, source: str) -> Flat:
-    """Fused projections taken apart."""
-    parted: Flat = {}
+def parted(flat: Flat, source: str) -> Flat:
+    """Arrays by the names in the file, fused projections taken apart."""
+    parts: Flat = {}
     for name, array in flat.items():
         module, _, leaf = name.rpartition('.')
         letters = next((v for k, v in _FUSED.items() if re.fullmatch(k, module)), '')
         if not letters:
-            parted[name] = array
+            parts[name] = array
             continue
         if len(array) % len(letters):
             raise UserError(f'{source}: {name} cannot have shape {array.shape}')
         parent = module.rpartition('.')[0]
         for letter, part in zip(letters, np.split(array, len(letters)), strict=True):
-            parted[f'{parent}.{letter}.{leaf}'] = part
-    return parted
+            parts[f'{parent}.{letter}.{leaf}'] = part
+    return parts
 
 
 def _heads(

@@ -23,6 +23,7 @@ _NORM_EPS = 1e-12
 _GELUS = {'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh', 'gelu_fast': 'tanh'}
 _WRITTEN_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
 _PREFIX = 'vit.'
+_TYPES = ('vit', 'vit_mae')
 _UNUSED = ('embeddings.mask_token',)  # of pretraining
 
 
@@ -64,14 +65,15 @@ TABLE: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Whether these are the names of such a model, and not also those of a decoder."""
     stem = 'embeddings.patch_embeddings.projection.weight'
     token = 'embeddings.cls_token'
-    return any(p + stem in flat and p + token in flat for p in ('', _PREFIX))
+    known = any(p + stem in flat and p + token in flat for p in ('', _PREFIX))
+    return known and 'decoder.decoder_pred.weight' not in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
-    """A ViTModel, whose pooler is our `pre_logits`, or a ViTForImageClassification.
+    """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel.
 
     Args:
       flat: see `files.read_arrays`.
@@ -81,7 +83,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
     source = 'transformers ViT'
-    if extra.get('model_type', 'vit') != 'vit':
+    if extra.get('model_type', 'vit') not in _TYPES:
         raise UserError(f'{source}: config.json is of a {extra["model_type"]!r}, not of a vit')
     used = {name: array for name, array in flat.items() if _is_used(name, flat)}
 
@@ -130,7 +132,7 @@ def write(
     """
     _require_class(model)
     flat = names.flattened(params)
-    size = image_size or _square(flat, model['patch_size'])
+    size = image_size or square(flat, model['patch_size'])
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = _fixed_positions(size, model)
     arrays = torch_layout.write(flat, TABLE)
@@ -192,6 +194,7 @@ def _require_class(model: Mapping[str, Any]) -> None:
     unsupported = {
         f'a {model["name"]}': model['name'] != 'vit',
         f'pool {model["pool"]!r}': model['pool'] != 'cls',
+        'a norm before its head': model.get('head_norm', 'none') != 'none',
         'both a head and a representation_size': model['num_classes']
         and model['representation_size'],
     }
@@ -200,7 +203,12 @@ def _require_class(model: Mapping[str, Any]) -> None:
             raise UserError(f'transformers has no ViT with {what}; write an .npz file instead')
 
 
-def _square(flat: Flat, patch_size: int) -> tuple[int, int]:
+def square(flat: Flat, patch_size: int) -> tuple[int, int]:
+    """The size of square images with as many patches as there are positions.
+
+    Raises:
+      UserError: if they form no square.
+    """
     side = _vit.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
     if side is None:
         raise UserError('the image size does not follow from pos_embed; say which it is')
@@ -219,6 +227,18 @@ def _config(
     config = {
         'model_type': 'vit',
         'architectures': ['ViTForImageClassification' if model['num_classes'] else 'ViTModel'],
+        **shape_config(model, size),
+    }
+    if model['representation_size']:
+        config |= {'pooler_output_size': model['representation_size'], 'pooler_act': 'tanh'}
+    if model['num_classes']:
+        config |= labels.write(class_names, model['num_classes'])
+    return config
+
+
+def shape_config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    """What config.json says of the blocks and of the images' height and width."""
+    return {
         'hidden_size': model['width'],
         'num_hidden_layers': model['depth'],
         'num_attention_heads': model['num_heads'],
@@ -229,17 +249,12 @@ def _config(
         'patch_size': model['patch_size'],
         'qkv_bias': True,
     }
-    if model['representation_size']:
-        config |= {'pooler_output_size': model['representation_size'], 'pooler_act': 'tanh'}
-    if model['num_classes']:
-        config |= labels.write(class_names, model['num_classes'])
-    return config
 
 
 def _transformers(imported: ImportedModel) -> Written:
     size = imported.image_size
     arrays, config = write(imported.params, imported.model, size, imported.class_names)
-    pixels = size or _square(names.flattened(imported.params), imported.model['patch_size'])
+    pixels = size or square(names.flattened(imported.params), imported.model['patch_size'])
     return Written(
         arrays, config, preprocessor=colours.preprocessor(config['num_channels'], pixels)
     )

@@ -1,0 +1,61 @@
+"""Data whose images a trained model does not take are refused in one line, before anything runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.__main__ import main
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.trainer import build
+
+
+@pytest.fixture
+def colours(tmp_path):
+    """A folder of ten classes of images of 8 x 8 in colour."""
+    for label in range(10):
+        folder = tmp_path / 'colours' / str(label)
+        folder.mkdir(parents=True)
+        Image.fromarray(np.full((8, 8, 3), label, np.uint8)).save(folder / '0.png')
+    return f'folder:{tmp_path / "colours"}'
+
+
+def refused(capsys, *words):
+    """The one line of a command that was refused."""
+    assert main([str(word) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1
+    return error
+
+
+@pytest.mark.parametrize('evaluator', [(), ('--evaluator', 'knn(k=3)', '--fit', 'train')])
+def test_other_channels(smoke_run, colours, capsys, evaluator):
+    words = ['--source', colours, '--split', 'train', '--batch-size', 4, *evaluator]
+    error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
+    assert 'patch_embed/kernel of shape (2, 2, 1, 32) would have to be (2, 2, 3, 32)' in error
+    assert 'images of 8 x 8 x 3, trained on 8 x 8 x 1' in error
+
+
+def test_another_kind_of_data(smoke_run, capsys):
+    words = ['--source', 'synthetic:reverse', '--split', 'train']
+    error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
+    assert "its examples have source, target, the model takes 'image'" in error
+
+
+@pytest.mark.parametrize('transforms', ['resize(12)', 'resize((8, 6))'])
+def test_evaluations_of_another_size_are_refused_before_training(repo, transforms, one_device):
+    flags = ['model.posemb=learn', f'evals.test.transforms={transforms}']
+    config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
+    with pytest.raises(
+        UserError, match=r'config.evals.test: digits test .* pos_embed .* 8 x 8 x 1'
+    ):
+        build.build(config)
+
+
+def test_a_model_of_any_size_takes_other_sizes(repo, one_device):
+    config = config_lib.load(
+        f'{repo}/experiments/vit/digits.py:smoke', ['evals.test.transforms=resize(12)']
+    )
+    assert build.build(config).evaluations['test'].data.image_size == (12, 12)

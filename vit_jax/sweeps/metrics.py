@@ -1,0 +1,56 @@
+"""The numbers that the evaluations of a config will give, known before anything runs."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from vit_jax import step as step_lib
+from vit_jax.config import load as config_lib
+from vit_jax.config import objects
+from vit_jax.errors import UserError, nearest
+from vit_jax.profiling.examples import example_spec
+
+
+def check(config: ConfigDict, metric: str) -> None:
+    """Check that an evaluation gives the metric, as far as that is known without running it.
+
+    Args:
+      config: of a trial.
+      metric: as `test/accuracy`.
+
+    Raises:
+      UserError: if there is no such evaluation, or it gives other numbers.
+    """
+    name, _, number = metric.partition('/')
+    if name not in config.evals:
+        mistake = nearest('evaluation', name, config.evals)
+        raise UserError(f'sweep: metric {metric!r}: {mistake}')
+    if not number:
+        raise UserError(
+            f'sweep: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
+        )
+    evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
+    known = _of_task(config_lib.to_json(config)) if evaluator is None else evaluator.names()
+    if known and number not in known:
+        raise UserError(f'sweep: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
+
+
+@functools.cache
+def _of_task(text: str) -> tuple[str, ...]:
+    """The numbers that the task of a config gives; none where the data are not on this machine."""
+    try:
+        config, spec = example_spec(config_lib.from_json(text))
+    except UserError:
+        return ()
+    model, task = objects.model_and_task(config)
+    batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    batch['index'] = jax.ShapeDtypeStruct((1,), jnp.int32)
+    batch['mask'] = jax.ShapeDtypeStruct((1,), jnp.float32)
+    init = functools.partial(step_lib.init_variables, model, task, seed=0)
+    sums = jax.eval_shape(step_lib.make_eval_step(model, task), jax.eval_shape(init, batch), batch)
+    derived = task.derive(dict.fromkeys(sums, 1.0)) if hasattr(task, 'derive') else {}
+    return (*sums, *derived)
