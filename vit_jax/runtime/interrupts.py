@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import signal
 import sys
@@ -28,16 +29,32 @@ def watch() -> None:
 
 def _receive(number: int, frame: FrameType | None) -> None:
     _seen.append(number)
-    raise KeyboardInterrupt
+    if _loads_compiled_module(frame):
+        _interrupt_soon()
+    else:
+        raise KeyboardInterrupt
+
+
+def _loads_compiled_module(frame: FrameType | None) -> bool:
+    """Whether a compiled module is setting itself up: many crash if that is interrupted."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get('self'), importlib.machinery.ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_later(unraisable: Any) -> None:
     """Interrupts again where Python drops it: in a destructor or a callback of the collector."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        main = threading.main_thread().ident
-        threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
+        _interrupt_soon()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _interrupt_soon() -> None:
+    main = threading.main_thread().ident
+    threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 def interrupted(error: BaseException) -> bool:
