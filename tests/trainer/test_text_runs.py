@@ -24,6 +24,7 @@ from vit_jax.inference import load as inference_lib
 from vit_jax.profiling.cost import train_flops
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import build, start, train
+from vit_jax.trainer.describe import describe
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """
@@ -146,7 +147,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     long = int((training.data.source.lengths > 8).sum())
     assert 0 < long < 500
     fresh = start.Beginning(training.program.abstract_state, 0, training.program.hardware)
-    described = train.describe(training, tmp_path, fresh)
+    described = describe(training, tmp_path, fresh)
     assert f'{500 - long} examples, ' in described
     assert f'\n{long} examples are longer than the last bucket: left out\n' in described
 

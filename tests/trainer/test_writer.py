@@ -16,8 +16,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 from vit_jax.storage.run_folder import read_metrics
+from vit_jax.trainer.due import due
 from vit_jax.trainer.meter import Diverged, Meter
-from vit_jax.trainer.train import due
 from vit_jax.trainer.writer import Writer, clock
 
 TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}

@@ -62,9 +62,8 @@ class Evaluator(abc.ABC):
     def start(self) -> None:  # noqa: B027, a default
         """Forgets the pass before."""
 
-    def fit(self, predictions: Arrays, batch: Arrays) -> None:
-        """Takes one batch of the split to learn from; the arguments are those of `update`."""
-        raise NotImplementedError(f'{type(self).__name__} does not learn')
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:  # noqa: B027, a default
+        """Takes one batch of the split to learn from, if it `learns`; arguments as of `update`."""
 
     @abc.abstractmethod
     def update(self, predictions: Arrays, batch: Arrays) -> None:

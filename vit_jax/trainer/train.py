@@ -19,19 +19,19 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import load as config_lib
-from vit_jax.data.dataset import Dataset
-from vit_jax.profiling import benchmark, flops
 from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
-from vit_jax.trainer import alike, extension
+from vit_jax.trainer import alike, broken_records, extension
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer import start as start_lib
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.describe import describe, utilisation
+from vit_jax.trainer.due import due, due_evals, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
 from vit_jax.trainer.meter import Meter
+from vit_jax.trainer.save import save, write_config
 from vit_jax.trainer.writer import Writer
 
 
@@ -162,7 +162,7 @@ def train(
         )
         try:
             writer.say('\n'.join((describe(training, folder, beginning), *notes)))
-            result = loop(training, beginning, surroundings) | broken_records(training)
+            result = loop(training, beginning, surroundings) | broken_records.counts(training)
             if writer.trouble:
                 raise Preempted(f'{writer.trouble}; the state is saved')
             if jax.process_index() == 0:
@@ -202,7 +202,7 @@ def loop(
             logged = meter.log()
             writer.write(step, logged)
             writer.show_train(step, logged)
-            count_broken(training.data)
+            broken_records.share(training.data)
         if due_evals(training, step):
             with meter.paused():
                 results = evaluate_and_tell(training, state, step, surroundings)
@@ -220,17 +220,6 @@ def loop(
     checkpointer.wait()
     assert results is not None
     return results
-
-
-def due(step: int, every: int, total: int) -> bool:
-    """The one predicate for log, evaluate and save: every so often, and at the end."""
-    return step == total or (every > 0 and step % every == 0)
-
-
-def due_evals(training: Training, step: int) -> list[str]:
-    """The entries of `config.evals` that are due after `step`."""
-    timetable = training.timetable
-    return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
 
 
 def evaluate_and_tell(
@@ -266,110 +255,3 @@ def evaluate_and_tell(
     if surroundings.report(step, results) and step < training.timetable.total:
         raise Pruned(f'ended after step {step}/{training.timetable.total}')
     return results
-
-
-def evaluate_due(
-    training: Training, state: step_lib.TrainState, step: int, told: Callable[[], bool]
-) -> dict[str, float]:
-    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}.
-
-    Raises:
-      Interrupted: if `told`, between two batches, says to stop.
-    """
-    results: dict[str, float] = {}
-    for name in due_evals(training, step):
-        found = training.evaluations[name](state.variables, told)
-        count_broken(training.evaluations[name].data)
-        results |= {f'{name}/{k}': v for k, v in found.items()}
-    return results
-
-
-def count_broken(data: Dataset) -> None:
-    """Let every process know which records the others have found broken.
-
-    Raises:
-      UserError: on every process, if all together are too many.
-    """
-    for found in processes.gather(list(data.examples.news().items())):
-        data.examples.note(dict(found))
-
-
-def broken_records(training: Training) -> dict[str, float]:
-    """How many records of the data could not be read, where there are any."""
-    opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
-    counts = {name: len(data.examples.broken) for name, data in opened.items()}
-    return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}
-
-
-def signatures(training: Training, step: int) -> dict[str, str]:
-    """How the numbers of the evaluations after `step` are made, of those that say so."""
-    every = {name: training.evaluations[name].signature for name in due_evals(training, step)}
-    return {f'{name}/signature': signature for name, signature in every.items() if signature}
-
-
-def save(
-    training: Training,
-    checkpointer: Checkpointer,
-    step: int,
-    state: step_lib.TrainState,
-    *,
-    unevaluated: bool = False,
-) -> None:
-    """Starts an asynchronous save of everything that a resumed run needs.
-
-    Args:
-      training: of the run.
-      checkpointer: of its folder.
-      step: of the state.
-      state: to be saved.
-      unevaluated: whether the resumed run has to begin with the evaluations of this step.
-    """
-    program = training.program
-    meta = {
-        'config': training.config.to_dict(),
-        'data': {'step': step},
-        'hardware': program.hardware,
-        'unevaluated': unevaluated,
-        'broken': list(training.data.examples.broken.items()),
-        **training.data.facts(),
-    }
-    checkpointer.save(step, program.layout.to_global(state), meta)
-
-
-def write_config(training: Training, folder: pathlib.Path) -> None:
-    """Puts the config, and what the data need beside it, into the run folder; on process 0."""
-    if jax.process_index() == 0:
-        paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
-        training.data.save(folder)
-
-
-def utilisation(training: Training) -> Callable[[float], float | None]:
-    """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
-    program = training.program
-    mesh = program.layout.mesh
-    kind = mesh.devices.flat[0].device_kind
-    if flops.peak_flops(kind) is None:
-        return lambda rate: None
-    forward = sum(
-        shape.rows * shape.share * benchmark.forward_flops(program.model, program.task, shape.spec)
-        for shape in training.data.shapes
-    )
-    return lambda rate: flops.mfu(flops.TRAIN_TO_FORWARD * forward * rate, 1.0, mesh.size, kind)
-
-
-def describe(training: Training, folder: pathlib.Path, beginning: start_lib.Beginning) -> str:
-    """What runs and where, a few lines."""
-    start, data, hardware = beginning.step, training.data, training.program.hardware
-    count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
-    lines = [
-        f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
-        f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
-        *data.notes,
-        f'{f"resumes after step {start}" if start else "starts"} in {folder}',
-    ]
-    if (before := beginning.hardware) != hardware:
-        lines.append(
-            f'so far on {before}: the examples stay the same, numbers agree up to rounding'
-        )
-    signed = {name: e.signature for name, e in training.evaluations.items()}
-    return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])

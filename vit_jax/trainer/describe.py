@@ -1,0 +1,44 @@
+"""What a run says of itself: its first lines, and how well it uses its chips."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from vit_jax.profiling import benchmark, flops
+from vit_jax.trainer.build import Training
+from vit_jax.trainer.start import Beginning
+
+
+def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> str:
+    """What runs and where, a few lines."""
+    start, data, hardware = beginning.step, training.data, training.program.hardware
+    count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
+    lines = [
+        f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
+        f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
+        *data.notes,
+        f'{f"resumes after step {start}" if start else "starts"} in {folder}',
+    ]
+    if (before := beginning.hardware) != hardware:
+        lines.append(
+            f'so far on {before}: the examples stay the same, numbers agree up to rounding'
+        )
+    signed = {name: e.signature for name, e in training.evaluations.items()}
+    return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])
+
+
+def utilisation(training: Training) -> Callable[[float], float | None]:
+    """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
+    program = training.program
+    mesh = program.layout.mesh
+    kind = mesh.devices.flat[0].device_kind
+    if flops.peak_flops(kind) is None:
+        return lambda rate: None
+    forward = sum(
+        shape.rows * shape.share * benchmark.forward_flops(program.model, program.task, shape.spec)
+        for shape in training.data.shapes
+    )
+    return lambda rate: flops.mfu(flops.TRAIN_TO_FORWARD * forward * rate, 1.0, mesh.size, kind)

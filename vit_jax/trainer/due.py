@@ -1,0 +1,42 @@
+"""When to log, to evaluate and to save, and the evaluations that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vit_jax import step as step_lib
+from vit_jax.trainer import broken_records
+from vit_jax.trainer.build import Training
+
+
+def due(step: int, every: int, total: int) -> bool:
+    """The one predicate for log, evaluate and save: every so often, and at the end."""
+    return step == total or (every > 0 and step % every == 0)
+
+
+def due_evals(training: Training, step: int) -> list[str]:
+    """The entries of `config.evals` that are due after `step`."""
+    timetable = training.timetable
+    return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
+
+
+def evaluate_due(
+    training: Training, state: step_lib.TrainState, step: int, told: Callable[[], bool]
+) -> dict[str, float]:
+    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}.
+
+    Raises:
+      Interrupted: if `told`, between two batches, says to stop.
+    """
+    results: dict[str, float] = {}
+    for name in due_evals(training, step):
+        found = training.evaluations[name](state.variables, told)
+        broken_records.share(training.evaluations[name].data)
+        results |= {f'{name}/{k}': v for k, v in found.items()}
+    return results
+
+
+def signatures(training: Training, step: int) -> dict[str, str]:
+    """How the numbers of the evaluations after `step` are made, of those that say so."""
+    every = {name: training.evaluations[name].signature for name in due_evals(training, step)}
+    return {f'{name}/signature': signature for name, signature in every.items() if signature}

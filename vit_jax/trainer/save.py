@@ -1,0 +1,49 @@
+"""What a run keeps: its config, and at every save all that a resumed run needs."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+
+from vit_jax import step as step_lib
+from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.config import load as config_lib
+from vit_jax.storage import paths, run_folder
+from vit_jax.trainer.build import Training
+
+
+def save(
+    training: Training,
+    checkpointer: Checkpointer,
+    step: int,
+    state: step_lib.TrainState,
+    *,
+    unevaluated: bool = False,
+) -> None:
+    """Starts an asynchronous save of everything that a resumed run needs.
+
+    Args:
+      training: of the run.
+      checkpointer: of its folder.
+      step: of the state.
+      state: to be saved.
+      unevaluated: whether the resumed run has to begin with the evaluations of this step.
+    """
+    program = training.program
+    meta = {
+        'config': training.config.to_dict(),
+        'data': {'step': step},
+        'hardware': program.hardware,
+        'unevaluated': unevaluated,
+        'broken': list(training.data.examples.broken.items()),
+        **training.data.facts(),
+    }
+    checkpointer.save(step, program.layout.to_global(state), meta)
+
+
+def write_config(training: Training, folder: pathlib.Path) -> None:
+    """Puts the config, and what the data need beside it, into the run folder; on process 0."""
+    if jax.process_index() == 0:
+        paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
+        training.data.save(folder)
