@@ -89,25 +89,39 @@ def run_file(spec: str, function: str, flag: str) -> Any:
         it does not take.
     """
     name, _, arg = spec.partition(':')
-    path = pathlib.Path(name)
-    if not path.is_file():
-        raise UserError(f'{flag}: no file {str(path)!r}')
-    found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-    if found is None or found.loader is None:
-        raise UserError(f'{flag}: {str(path)!r} is no Python file; its name has to end in .py')
-    try:
-        compile(path.read_bytes(), path, 'exec')
-    except (SyntaxError, ValueError) as error:  # a ValueError where bytes are no text
-        raise UserError(f'{flag}: {str(path)!r} is no Python: {error}') from error
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = module_of(name, flag)
     if not hasattr(module, function):
-        raise UserError(f'{flag}: {str(path)!r} has no function {function}(arg)')
+        raise UserError(f'{flag}: {name!r} has no function {function}(arg)')
     made = getattr(module, function)
     if not arg and not inspect.signature(made).parameters:
         return made()
     _check_arg(module, made, arg, f'{flag} {spec}')
     return made(arg or None)
+
+
+def module_of(name: str, where: str) -> types.ModuleType:
+    """The module that a file makes when it is executed.
+
+    Args:
+      name: of the file.
+      where: it was named, for the message.
+
+    Raises:
+      UserError: no such file, or one that is no Python.
+    """
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise UserError(f'{where}: no file {str(path)!r}')
+    found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    if found is None or found.loader is None:
+        raise UserError(f'{where}: {str(path)!r} is no Python file; its name has to end in .py')
+    try:
+        compile(path.read_bytes(), path, 'exec')
+    except (SyntaxError, ValueError) as error:  # a ValueError where bytes are no text
+        raise UserError(f'{where}: {str(path)!r} is no Python: {error}') from error
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: str) -> None:

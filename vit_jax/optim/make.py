@@ -141,26 +141,27 @@ def _optimizer(
 
 def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
     """(lr, weight_decay, mask) -> the optimizer, with weight decay in the place it gives it."""
-    factory, takes = _factory(name), set(parameters(_factory(name)))
+    build_one, takes = factory(name), set(parameters(factory(name)))
     options = _options(name, kwargs)
     mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
 
     def build(lr: optax.Schedule, weight_decay: float, mask: Callable) -> Any:
         if mask_name not in takes:
             penalty = optax.add_decayed_weights(weight_decay, mask)
-            return optax.chain(penalty, factory(lr, **options))
+            return optax.chain(penalty, build_one(lr, **options))
         if 'weight_decay_rate' not in takes:
-            return factory(lr, weight_decay=weight_decay, **{mask_name: mask}, **options)
+            return build_one(lr, weight_decay=weight_decay, **{mask_name: mask}, **options)
 
         def rate(count: jax.Array) -> jax.Array:
             return weight_decay * lr(count)  # Adafactor's own rate is not scaled by lr.
 
-        return factory(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
+        return build_one(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
 
     return build
 
 
-def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
+def factory(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The function that makes the optimizer of a name; UserError if there is none."""
     if name not in (known := optimizers()):
         raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
     return OWN.get(name) or getattr(optax, name)
@@ -173,7 +174,7 @@ def options(name: str) -> Parameters:
       UserError: if there is no such optimizer, or it does not work with gradients alone.
     """
     reserved = ('learning_rate', 'weight_decay', 'weight_decay_rate')
-    found = parameters(_factory(name)).items()
+    found = parameters(factory(name)).items()
     return {key: p for key, p in found if key not in reserved and not key.endswith('mask')}
 
 

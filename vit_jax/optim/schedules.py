@@ -62,8 +62,8 @@ def make(
     Raises:
       UserError: for an unknown name or a value outside its range.
     """
-    if name not in _SHAPES:
-        raise UserError(nearest('schedule', name, _SHAPES))
+    if name not in SHAPES:
+        raise UserError(nearest('schedule', name, SHAPES))
     check_choice('cooldown_form', cooldown_form, COOLDOWNS)
     _validate(total_steps, warmup, cooldown, timescale)
     for what, rate in (('lr', peak), ('init', init), ('final', final)):
@@ -73,7 +73,7 @@ def make(
         raise UserError(f'schedule {name!r} reaches final={final} only with a cooldown; set one')
     if name == 'stair':
         _validate_stair(boundaries, factor, warmup, total_steps)
-    shape, cooldown_start = _SHAPES[name], total_steps - cooldown
+    shape, cooldown_start = SHAPES[name], total_steps - cooldown
     steps = tuple(boundary - warmup for boundary in boundaries)
     spec = _Spec(peak, final, max(total_steps - warmup, 1), timescale, steps, factor)
 
@@ -102,28 +102,33 @@ class _Spec:
 
 
 def _constant(elapsed: Any, spec: _Spec) -> Any:
+    """Stay at the peak."""
     return jnp.full_like(elapsed, spec.peak)
 
 
 def _linear(elapsed: Any, spec: _Spec) -> Any:
+    """Fall linearly from the peak to `final` at the end of training."""
     return spec.peak + (spec.final - spec.peak) * elapsed / spec.length
 
 
 def _cosine(elapsed: Any, spec: _Spec) -> Any:
+    """Fall from the peak to `final` along half a cosine."""
     falling = (1 + jnp.cos(jnp.pi * elapsed / spec.length)) / 2
     return spec.final + (spec.peak - spec.final) * falling
 
 
 def _rsqrt(elapsed: Any, spec: _Spec) -> Any:
+    """Fall as the reciprocal square root of the steps since the warm-up, without an end."""
     return spec.peak * jnp.sqrt(spec.timescale / (spec.timescale + elapsed))
 
 
 def _stair(elapsed: Any, spec: _Spec) -> Any:
+    """Multiply the peak by `factor` at each of `boundaries`."""
     passed = sum((elapsed >= boundary).astype(jnp.float32) for boundary in spec.boundaries)
     return spec.peak * jnp.power(spec.factor, passed)
 
 
-_SHAPES = {
+SHAPES = {
     'constant': _constant,
     'linear': _linear,
     'cosine': _cosine,

@@ -32,7 +32,7 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
     Raises:
       ValueError: products inside a `while_loop`, whose trip count is not known.
     """
-    return _count(jax.make_jaxpr(fn)(*abstract_args))
+    return of_jaxpr(jax.make_jaxpr(fn)(*abstract_args))
 
 
 def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
@@ -52,7 +52,8 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
     return count_flops(apply, variables, *inputs)
 
 
-def _count(jaxpr: Any) -> int:
+def of_jaxpr(jaxpr: Any) -> int:
+    """FLOPs of what is traced already; see `count_flops`."""
     return sum(_equation_flops(eqn) for eqn in jaxpr.eqns)
 
 
@@ -60,7 +61,7 @@ def _equation_flops(eqn: Any) -> int:
     name = eqn.primitive.name
     if name in _LEAVES:
         return _LEAVES[name](eqn)
-    inner = [_count(jaxpr) for jaxpr in _sub_jaxprs(eqn.params)]
+    inner = [of_jaxpr(jaxpr) for jaxpr in _sub_jaxprs(eqn.params)]
     if name == 'cond':
         return max(inner)
     if name == 'while' and sum(inner):

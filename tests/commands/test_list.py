@@ -1,0 +1,43 @@
+"""`list`: names and lines of what a config may name."""
+
+import json
+
+import pytest
+
+from vit_jax import __main__ as cli
+from vit_jax.commands import list as command
+
+
+def run(capsys, *words):
+    assert cli.main(['list', *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_kind_is_listed_by_default(capsys):
+    assert json.loads(run(capsys, '--json')).keys() == command.KINDS.keys()
+    assert 'schedules' in run(capsys)
+
+
+@pytest.mark.parametrize('kind', ['models', 'transforms'])
+def test_text_and_json_have_the_same_names(capsys, kind):
+    text, found = run(capsys, kind), json.loads(run(capsys, kind, '--json'))
+    assert found
+    assert all(one['name'] in text and one['line'] in text for one in found)
+
+
+def test_words_choose_names(capsys):
+    names = [one['name'] for one in json.loads(run(capsys, 'models', 'vit', 'swin', '--json'))]
+    assert names == ['swin', 'vit']
+    assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
+
+
+def test_experiments_show_their_arguments(capsys, repo):
+    found = json.loads(run(capsys, 'experiments', '--folder', f'{repo}/experiments/vit', '--json'))
+    (digits,) = (one for one in found if one['name'].endswith('digits.py'))
+    assert digits['arguments'].split()[:2] == ['smoke', 'adamw']
+
+
+def test_variants_are_a_table(capsys):
+    out = run(capsys, 'variants', 'hybrid', '--image-size', '64')
+    assert 'R50+B/16' in out and 'one image of 64 x 64' in out
+    assert cli.main(['list', 'variants', '--image-size', '0']) == 2

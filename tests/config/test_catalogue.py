@@ -1,0 +1,51 @@
+"""What is listed is what a config may name, with a line of its own."""
+
+import pathlib
+
+import pytest
+
+from vit_jax.config import catalogue
+from vit_jax.data.transforms import registry
+from vit_jax.errors import UserError, resolve
+from vit_jax.optim import make, schedules
+
+
+@pytest.mark.parametrize(
+    ('kind', 'attribute'),
+    [('models', 'Model'), ('tasks', 'Task'), ('evaluators', 'Evaluator'), ('sources', 'Source')],
+)
+def test_every_module_that_is_listed_can_be_named(kind, attribute):
+    package = f'vit_jax.{"data.sources" if kind == "sources" else kind}'
+    found = getattr(catalogue, kind)()
+    assert found and all(one.line for one in found)
+    for one in found:
+        assert resolve(package, one.name, attribute)
+
+
+def test_every_function_that_is_listed_can_be_named():
+    for one in catalogue.transforms():
+        assert registry.find(one.name) and one.line and one.arguments.startswith('(')
+    for one in catalogue.optimizers():
+        assert make.factory(one.name) and one.line
+    for one in catalogue.schedules():
+        assert schedules.make(0.1, 10, name=one.name, boundaries=(5,)) and one.line
+
+
+def test_arguments_that_no_text_can_give_are_left_out():
+    (tokenize,) = (one for one in catalogue.transforms() if one.name == 'tokenize')
+    assert tokenize.arguments == '(max_len=None)'
+
+
+def test_experiments_are_those_of_the_folder_with_their_arguments(tmp_path: pathlib.Path):
+    config = "'''First line.\n\nMore.'''\nARGS = ('smoke', ...)\ndef get_config(arg=None): pass\n"
+    (tmp_path / 'sub').mkdir()
+    (tmp_path / 'sub' / 'foo.py').write_text(config)
+    (tmp_path / 'sweep.py').write_text('def get_sweep(arg): pass')
+    (found,) = catalogue.experiments(tmp_path)
+    assert (found.name, found.line) == (str(tmp_path / 'sub' / 'foo.py'), 'First line.')
+    assert found.arguments == 'smoke ...'
+
+
+def test_a_folder_without_experiments_is_told(tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match='no folder'):
+        catalogue.experiments(tmp_path / 'none')

@@ -1,0 +1,113 @@
+"""List what a config may name: models and their sizes, tasks, transforms, optimizers and so on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from vit_jax.commands._parser import Parser, align
+from vit_jax.config import catalogue
+from vit_jax.errors import UserError, modules
+
+KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
+    'models': catalogue.models,
+    'tasks': catalogue.tasks,
+    'sources': catalogue.sources,
+    'transforms': catalogue.transforms,
+    'optimizers': catalogue.optimizers,
+    'schedules': catalogue.schedules,
+    'evaluators': catalogue.evaluators,
+}
+EXPERIMENTS, VARIANTS = 'experiments', 'variants'
+WIDTH, INDENT = 40, 4
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints names and lines, as they are found; with `--json` a list of objects."""
+    parser = Parser('list', __doc__)
+    kinds = [*KINDS, EXPERIMENTS, VARIANTS]
+    parser.add_argument('kind', nargs='?', choices=kinds, help='by default, the names of all')
+    parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain one')
+    parser.add_argument(
+        '--folder',
+        default='experiments',
+        help='of the experiments, which are executed to see their arguments',
+    )
+    parser.add_argument(
+        '--image-size', type=int, default=224, metavar='PIXELS', help='of the variants: 224'
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    if args.image_size < 1:
+        raise UserError(f'--image-size {args.image_size}: must be at least 1')
+    if args.kind is None:
+        return print_kinds(args.json)
+    if args.kind == VARIANTS:
+        return print_variants(args.words, args.image_size, args.json)
+    if args.kind == EXPERIMENTS:
+        found = catalogue.experiments(pathlib.Path(args.folder))
+    else:
+        found = KINDS[args.kind]()
+    found = [named for named in found if chosen(named.name, args.words)]
+    print(to_json(found) if args.json else '\n'.join(lines(found)))
+    return 0
+
+
+def chosen(name: str, words: Sequence[str]) -> bool:
+    """Whether a name contains one of the words, or there are none."""
+    return not words or any(word in name for word in words)
+
+
+def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
+    """A line for each; two where the names and arguments of some are long."""
+    calls = [call(named) for named in found]
+    width = max(map(len, calls), default=0)
+    between = f'\n{"":<{INDENT}}' if width > WIDTH else '  '
+    for text, named in zip(calls, found, strict=True):
+        yield f'{text if width > WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
+
+
+def call(named: catalogue.Named) -> str:
+    """How it is written: `flip()` for a transform, `FILE:arg arg` for an experiment."""
+    if not named.arguments or named.arguments.startswith('('):
+        return named.name + named.arguments
+    return f'{named.name}:  {named.arguments}'
+
+
+def print_kinds(as_json: bool) -> int:
+    """Every kind that needs nothing to be executed or computed, with its names."""
+    names = {kind: [named.name for named in find()] for kind, find in KINDS.items()}
+    if as_json:
+        print(json.dumps(names))
+        return 0
+    print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
+    print(f'{EXPERIMENTS}, {VARIANTS}: name the kind')
+    return 0
+
+
+def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
+    """What the sizes of the models whose names contain a word cost; a row at a time."""
+    from vit_jax.profiling import variants
+
+    models = [name for name in modules(variants.PACKAGE) if chosen(name, words)]
+    found = variants.variants(models, image_size) if models else iter(())
+    if as_json:
+        print(to_json(found))
+        return 0
+    print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GMACs":>10}')
+    for v in found:
+        row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{v.gmacs:>10.4g}'
+        print(row, flush=True)
+    print(
+        f'on one image of {image_size} x {image_size}, or sentences of {variants.TOKENS} tokens; '
+        + ', '.join(f'{key} {size:,}' for key, size in variants.ASSUMED.items())
+    )
+    return 0
+
+
+def to_json(found: Iterable[Any]) -> str:
+    """A list of objects."""
+    return json.dumps([dataclasses.asdict(one) for one in found])

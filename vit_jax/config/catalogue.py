@@ -1,0 +1,117 @@
+"""What a config may name, with the line that each module or function says of itself.
+
+Nothing is registered: names are those of the files and functions that are there, lines are the
+first of their docstrings. Modules that stand above this room are looked up when they are needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.config import load
+from vit_jax.errors import UserError, modules
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Something that a config, or the command line, may name.
+
+    Attributes:
+      name: as it is written there; an experiment's is its file.
+      line: what it is.
+      arguments: that it takes, as text; empty where there are none.
+    """
+
+    name: str
+    line: str
+    arguments: str = ''
+
+
+def modules_of(package: str) -> list[Named]:
+    """The modules of a package; their files are read, not imported."""
+    (folder,) = importlib.import_module(package).__path__
+    files = {name: pathlib.Path(folder) / name for name in modules(package)}
+    return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
+
+
+def models() -> list[Named]:
+    """What `config.model.name` may be."""
+    return modules_of('vit_jax.models')
+
+
+def tasks() -> list[Named]:
+    """What `config.task.name` may be."""
+    return modules_of('vit_jax.tasks')
+
+
+def sources() -> list[Named]:
+    """What `config.data.source` may begin with."""
+    return modules_of('vit_jax.data.sources')
+
+
+def evaluators() -> list[Named]:
+    """What `evaluator` of an entry of `config.evals` may be."""
+    return modules_of('vit_jax.evaluators')
+
+
+def transforms() -> list[Named]:
+    """What `config.data.transforms` may be made of, with their arguments."""
+    found = importlib.import_module('vit_jax.data.transforms.registry').plain()
+    return [Named(name, first_line(f), _signature(f)) for name, f in sorted(found.items())]
+
+
+def optimizers() -> list[Named]:
+    """What `config.optim.name` may be."""
+    make = importlib.import_module('vit_jax.optim.make')
+    return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
+
+
+def schedules() -> list[Named]:
+    """What `config.optim.schedule.name` may be."""
+    shapes = importlib.import_module('vit_jax.optim.schedules').SHAPES
+    return [Named(name, first_line(shape)) for name, shape in shapes.items()]
+
+
+def experiments(folder: pathlib.Path) -> list[Named]:
+    """The config files below a folder and the arguments that they take; each file is executed.
+
+    Raises:
+      UserError: if there is no such folder, or a file that is no Python.
+    """
+    if not folder.is_dir():
+        raise UserError(f'no folder {str(folder)!r}: run it where your experiments/ is')
+    files = [p for p in sorted(folder.rglob('*.py')) if 'def get_config(' in p.read_text()]
+    return [Named(str(path), _line_of_file(path), _arguments(path)) for path in files]
+
+
+def first_line(thing: Any) -> str:
+    """The first line of a docstring; empty without one."""
+    return (inspect.getdoc(thing) or '').partition('\n')[0]
+
+
+def _signature(function: Callable) -> str:
+    """`(size, method='bilinear')`: what the text of a config may give, without annotations."""
+    known = inspect.signature(function).parameters.values()
+    given = [p.replace(annotation=p.empty) for p in known if p.kind is not p.KEYWORD_ONLY]
+    return str(inspect.Signature(given))
+
+
+def _arguments(path: pathlib.Path) -> str:
+    """What an experiment says it takes; `...` where it checks more by itself."""
+    found = getattr(load.module_of(str(path), str(path)), 'ARGS', ())
+    return ' '.join('...' if arg is ... else arg for arg in found)
+
+
+def _line_of_file(path: pathlib.Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
+
+
+def _source_of(path: pathlib.Path) -> pathlib.Path:
+    """The file of a module or of a package."""
+    return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')

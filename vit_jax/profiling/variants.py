@@ -1,0 +1,116 @@
+"""What the named sizes of every model cost, from shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.errors import UserError, check_choice, modules
+from vit_jax.profiling import flops
+from vit_jax.profiling.examples import CLASSES
+from vit_jax.signatures import Parameters, parameters
+
+PACKAGE = 'vit_jax.models'
+TOKENS = 64  # of a sentence
+# Sizes that the data would decide.
+ASSUMED = {'num_classes': CLASSES, 'vocab_size': 32_000}
+PIXELS = {'H', 'W'}
+# Lengths of one example along the dimensions of a model's annotations.
+LENGTHS = {'B': 1, 'C': 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One size of one model.
+
+    Attributes:
+      model: its module.
+      name: what the module's `variant` takes.
+      parameters: how many.
+      gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
+    """
+
+    model: str
+    name: str
+    parameters: int
+    gmacs: float
+
+
+def variants(names: Sequence[str] = (), image_size: int = 224) -> Iterator[Variant]:
+    """Every variant of some models, one after the other.
+
+    Args:
+      names: of the models; all of them if there are none.
+      image_size: side in pixels of square images.
+
+    Raises:
+      UserError: for a model that there is not.
+    """
+    known = modules(PACKAGE)
+    for model in names:
+        check_choice('model', model, known)
+    for model in names or known:
+        module = importlib.import_module(f'{PACKAGE}.{model}')
+        for shape in getattr(module, 'VARIANTS', ()):
+            name, keywords = _complete(module, shape)
+            yield _measure(model, name, module.Model, keywords, image_size)
+
+
+def _complete(module: types.ModuleType, shape: str) -> tuple[str, dict[str, Any]]:
+    """The name and keywords of a shape; with the patch of the model where it names none."""
+    try:
+        return shape, module.variant(shape)
+    except UserError:
+        name = f'{shape}/{module.Model.patch_size}'
+        return name, module.variant(name)
+
+
+def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_size: int) -> Variant:
+    fields = parameters(cls)
+    sizes = {key: ASSUMED[key] for key in schema.LEFT_OPEN if key in fields}
+    quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
+    module = cls(**sizes | quick | keywords)
+    inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
+    params, forward = _trace(module, inputs)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return Variant(model, name, count, forward / 2e9)
+
+
+def _trace(module: Any, inputs: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, int]:
+    """The shapes of a model's parameters and the FLOPs of its forward pass, by tracing it once.
+
+    Drawing parameters multiplies no matrices, so that what it takes does not count.
+    """
+    key = jax.random.key(0)
+
+    def forward(*args: Any) -> Any:
+        return module.init_with_output(key, *args, train=False)
+
+    jaxpr, (_, variables) = jax.make_jaxpr(forward, return_shape=True)(*inputs)
+    return variables['params'], flops.of_jaxpr(jaxpr)
+
+
+def _required(cls: Any) -> Parameters:
+    """The inputs that a model cannot do without."""
+    known = parameters(cls.__call__)
+    return {k: p for k, p in known.items() if k != 'self' and p.default is inspect.Parameter.empty}
+
+
+def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an example that a jaxtyping annotation, as `B H W C`, describes."""
+    names = annotation.dim_str.split()
+    shape = [image_size if n in PIXELS else LENGTHS.get(n, TOKENS) for n in names]
+    kinds = typing.cast(tuple[str, ...], annotation.dtypes)
+    for kind in ('float32', 'int32', 'bool'):
+        if kind in kinds:
+            return jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind))
+    raise TypeError(f'{annotation}: no array of this type can be made')
