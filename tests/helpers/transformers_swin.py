@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from helpers.transformers_models import perturbed
+
 SHAPE = {
     'image_size': 24,
     'patch_size': 2,
@@ -31,16 +33,9 @@ NAMES_4 = [
 
 def reference(cls: str = 'SwinForImageClassification', **fields: Any) -> Any:
     """The model of transformers, with parameters none of which is zero, one or like another."""
-    import torch
     import transformers
 
-    model = getattr(transformers, cls)(transformers.SwinConfig(**{**SHAPE, **fields})).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
-            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
-    return model
+    return perturbed(getattr(transformers, cls)(transformers.SwinConfig(**{**SHAPE, **fields})))
 
 
 def state(model: Any, version: int) -> dict[str, np.ndarray]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
-import numpy as np
 
+from helpers.transformers_models import perturbed
 from vit_jax.interop.imported import ImportedModel
 from vit_jax.models.vit import Model
 
@@ -24,24 +23,9 @@ SHAPE = {
 
 def reference(cls: str = 'ViTForImageClassification', **fields: Any) -> Any:
     """The model of transformers, with parameters none of which is zero, one or like another."""
-    import torch
     import transformers
 
-    model = getattr(transformers, cls)(transformers.ViTConfig(**{**SHAPE, **fields})).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            mean = float(bool(re.search(r'norm\w*\.weight$', name)))
-            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
-    return model
-
-
-def theirs(model: Any, images: Any) -> Any:
-    """What a model of transformers returns for images [B, H, W, C]."""
-    import torch
-
-    with torch.no_grad():
-        return model(torch.from_numpy(np.array(images).transpose(0, 3, 1, 2)))
+    return perturbed(getattr(transformers, cls)(transformers.ViTConfig(**{**SHAPE, **fields})))
 
 
 def apply(model: Any, params: Any, images: Any) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
-import numpy as np
 
+from helpers.transformers_models import perturbed
 from vit_jax.models.mae import Model, fixed_positions
 
 SHAPE = {
@@ -29,26 +28,15 @@ def reference(cls: str = 'ViTMAEForPreTraining', **fields: Any) -> Any:
     import torch
     import transformers
 
-    model = getattr(transformers, cls)(transformers.ViTMAEConfig(**{**SHAPE, **fields})).eval()
-    generator = torch.Generator().manual_seed(0)
+    model = getattr(transformers, cls)(transformers.ViTMAEConfig(**{**SHAPE, **fields}))
     side = model.config.image_size // model.config.patch_size
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith(('position_embeddings', 'pos_embed')):
-                p.copy_(torch.from_numpy(fixed_positions((side, side), p.shape[-1])))
-            else:
-                mean = float(bool(re.search(r'norm\w*\.weight$', name)))
-                p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
-    return model
 
+    def positions(name: str, p: Any) -> Any:
+        if name.endswith(('position_embeddings', 'pos_embed')):
+            return torch.from_numpy(fixed_positions((side, side), p.shape[-1]))
+        return None
 
-def theirs(model: Any, images: Any, noise: Any) -> Any:
-    """What a model of transformers returns for images [B, H, W, C] and noise [B, N]."""
-    import torch
-
-    pixels = torch.from_numpy(np.array(images).transpose(0, 3, 1, 2))
-    with torch.no_grad():
-        return model(pixels, noise=torch.from_numpy(np.array(noise)))
+    return perturbed(model, positions)
 
 
 def ours(imported: Any, images: Any, noise: Any) -> Any:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.transformers_vit import ours, reference, theirs
+from helpers.transformers_models import theirs
+from helpers.transformers_vit import ours, reference
 
 import vit_jax
 from vit_jax import __main__ as cli

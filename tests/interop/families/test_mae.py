@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.vit_mae import ours, reference, theirs
+from helpers.transformers_models import theirs
+from helpers.vit_mae import ours, reference
 
 import vit_jax
 from vit_jax import interop
@@ -77,7 +78,7 @@ def model():
 def require_equal(imported, model, batch):
     """Predictions to 1e-5, the mask exactly, the loss to 1e-6."""
     noise = NOISE[:, : model.config.image_size**2 // 16]
-    found, expected = ours(imported, batch, noise), theirs(model, batch, noise)
+    found, expected = ours(imported, batch, noise), theirs(model, batch, noise=noise)
     np.testing.assert_allclose(found['patches'], expected.logits, atol=1e-5)
     np.testing.assert_array_equal(found['mask'], expected.mask)
     task = Task(**{k: v for k, v in imported.task.items() if k != 'name'})
@@ -141,7 +142,7 @@ def test_the_colours_of_images_and_target(model, tmp_path):
     batch = {'image': jnp.asarray(pixels)}
     found = ours(imported, task.inputs(batch)[0], NOISE[:, :9])
     seen = ((pixels / 255 - mean) / std).astype(np.float32)
-    expected = theirs(model, seen, NOISE[:, :9])
+    expected = theirs(model, seen, noise=NOISE[:, :9])
     np.testing.assert_allclose(found['patches'], expected.logits, atol=2e-5)
     loss = terms.means(task.loss(found, batch))['loss']
     np.testing.assert_allclose(loss, expected.loss, atol=1e-5)
@@ -158,7 +159,7 @@ def test_the_encoder_is_a_vit(whole, model, tmp_path, images):
     assert isinstance(module, vit.Model)
     batch = images(3, 12, 12, 3)
     in_order = np.tile(np.arange(9, dtype=np.float32), (3, 1))
-    expected = theirs(encoder, batch, in_order).last_hidden_state
+    expected = theirs(encoder, batch, noise=in_order).last_hidden_state
     tokens = jax.jit(module.apply)(variables, batch)['tokens']
     np.testing.assert_allclose(tokens, expected, atol=1e-5)
 

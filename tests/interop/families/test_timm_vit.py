@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 from helpers import transformers_vit
-from helpers.transformers_vit import ours, theirs
+from helpers.transformers_models import theirs
+from helpers.transformers_vit import ours
 
 from vit_jax import __main__ as cli
 from vit_jax import interop

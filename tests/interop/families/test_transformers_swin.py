@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from helpers.transformers_models import theirs
 from helpers.transformers_swin import reference, state
-from helpers.transformers_vit import apply, theirs
+from helpers.transformers_vit import apply
 
 from vit_jax import interop
 from vit_jax.errors import UserError

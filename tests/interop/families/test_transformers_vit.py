@@ -5,7 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from helpers.transformers_vit import apply, ours, reference, theirs
+from helpers.transformers_models import theirs
+from helpers.transformers_vit import apply, ours, reference
 
 from vit_jax import interop
 from vit_jax.errors import UserError
