@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, torch_layout
+from vit_jax.interop import names, shapes, torch_layout
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
 from vit_jax.models.swin import Model
@@ -106,17 +107,8 @@ def _square(table: np.ndarray) -> np.ndarray:
 
 def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
     """Keywords of `config.model` that shapes tell."""
-
-    def shape(name: str, ndim: int) -> tuple[int, ...]:
-        if name not in arrays:
-            raise UserError(f'{source}: {label(name)} is not in the file')
-        if arrays[name].ndim != ndim:
-            raise UserError(f'{source}: {label(name)} cannot have shape {arrays[name].shape}')
-        return arrays[name].shape
-
-    rows, columns, _, width = shape('patch_embed/kernel', 4)
-    if rows != columns:
-        raise UserError(f'{source}: patches of {rows}x{columns} pixels; only squares are supported')
+    shape = functools.partial(shapes.shape_of, arrays, source, label)
+    patch_size, width = shapes.patches(arrays, source, label)
     if not heads:
         raise UserError(f'{source}: it has no blocks')
     windows = {(len(array) + 1) // 2 for name, array in arrays.items() if name.endswith(BIAS)}
@@ -125,7 +117,7 @@ def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[s
         raise UserError(f'{source}: it has windows of {sizes} tokens; only one size is supported')
     return {
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in arrays else None,
-        'patch_size': rows,
+        'patch_size': patch_size,
         'width': width,
         'depths': tuple(_blocks(arrays, stage) for stage in range(len(heads))),
         'num_heads': tuple(heads),

@@ -5,6 +5,7 @@ Parameters have our names, blocks unrolled and attention's projections apart (`n
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names
+from vit_jax.interop import names, shapes
 from vit_jax.interop.files import Flat
 from vit_jax.interop.imported import ImportedModel
 from vit_jax.models.vit import VARIANTS
@@ -117,22 +118,13 @@ def _patches(size: Size, stride: int) -> int:
 
 def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
     """Keywords of `config.model` that shapes tell."""
-
-    def shape(name: str, ndim: int) -> tuple[int, ...]:
-        if name not in flat:
-            raise UserError(f'{source}: {label(name)} is not in the file')
-        if flat[name].ndim != ndim:
-            raise UserError(f'{source}: {label(name)} cannot have shape {flat[name].shape}')
-        return flat[name].shape
-
-    rows, columns, _, width = shape('patch_embed/kernel', 4)
-    if rows != columns:
-        raise UserError(f'{source}: patches of {rows}x{columns} pixels; only squares are supported')
+    shape = functools.partial(shapes.shape_of, flat, source, label)
+    patch_size, width = shapes.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
     model: dict[str, Any] = {
         'name': 'vit',
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
-        'patch_size': rows,
+        'patch_size': patch_size,
         'width': width,
         'depth': _count(flat, r'encoder/block_(\d+)/'),
         'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
