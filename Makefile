@@ -21,7 +21,7 @@ PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast lint types check faults soak smoke test-newest bench-cpu clean
+.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -85,6 +85,9 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	.venv-newest/bin/python -c 'import jax, platform; \
 	  print("Python", platform.python_version(), "JAX", jax.__version__)'; \
 	TESTS_XLA=default .venv-newest/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+docs: .venv/.core  ## Write docs/config.md anew, the keys of a config
+	.venv/bin/python -m vit_jax list keys > docs/config.md
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py

@@ -38,6 +38,6 @@ def test_experiments_show_their_arguments(capsys, repo):
 
 
 def test_variants_are_a_table(capsys):
-    out = run(capsys, 'variants', 'hybrid', '--image-size', '64')
-    assert 'R50+B/16' in out and 'one image of 64 x 64' in out
+    out = run(capsys, 'variants', 'vit', '--image-size', '64')
+    assert 'B/16' in out and 'one image of 64 x 64' in out
     assert cli.main(['list', 'variants', '--image-size', '0']) == 2

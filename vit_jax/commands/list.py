@@ -21,14 +21,14 @@ KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
     'schedules': catalogue.schedules,
     'evaluators': catalogue.evaluators,
 }
-EXPERIMENTS, VARIANTS = 'experiments', 'variants'
+EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints names and lines, as they are found; with `--json` a list of objects."""
     parser = Parser('list', __doc__)
-    kinds = [*KINDS, EXPERIMENTS, VARIANTS]
+    kinds = [*KINDS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument('kind', nargs='?', choices=kinds, help='by default, the names of all')
     parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain one')
     parser.add_argument(
@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         return print_kinds(args.json)
     if args.kind == VARIANTS:
         return print_variants(args.words, args.image_size, args.json)
+    if args.kind == KEYS:
+        return print_keys(args.words, args.json)
     if args.kind == EXPERIMENTS:
         found = catalogue.experiments(pathlib.Path(args.folder))
     else:
@@ -84,7 +86,19 @@ def print_kinds(as_json: bool) -> int:
         print(json.dumps(names))
         return 0
     print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
-    print(f'{EXPERIMENTS}, {VARIANTS}: name the kind')
+    print(f'{EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
+    return 0
+
+
+def print_keys(words: Sequence[str], as_json: bool) -> int:
+    """The keys of a config, as a page in Markdown; of the sections whose headings have a word."""
+    from vit_jax.config import reference
+
+    found = {k: v for k, v in reference.of_package().items() if chosen(k, words)}
+    if as_json:
+        print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
+    else:
+        print(reference.markdown(found), end='')
     return 0
 
 

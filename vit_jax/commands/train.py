@@ -13,11 +13,15 @@ from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.storage import paths, run_folder
 
 STEP_TIMEOUT = 1800.0
+HELP_CONFIG = '--help-config'
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
     args, config = parse(argv)
+    if args.help_config:
+        print_keys(config)
+        return 0
     initialize(args)
     from vit_jax.runtime import output, processes
     from vit_jax.trainer import train
@@ -50,7 +54,16 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     """
     parser = Parser('train', __doc__)
     parser.add_argument(
-        '--workdir', required=True, type=run_folder_name, help='the run folder; made if missing'
+        '--workdir',
+        required=HELP_CONFIG not in argv,
+        type=run_folder_name,
+        help='the run folder; made if missing',
+    )
+    parser.add_argument(
+        HELP_CONFIG,
+        action='store_true',
+        help='train nothing: print every key of the config with its value, type, default and '
+        'meaning',
     )
     parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
     parser.add_argument(
@@ -75,6 +88,25 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     return args, config
+
+
+def print_keys(config: ConfigDict) -> None:
+    """A table of the keys of every section; those that the config does not set are dim."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from vit_jax.config import reference
+
+    console = Console(highlight=False, markup=False)
+    for section, keys in reference.of_config(config).items():
+        table = Table('key', 'value', 'type', 'default', 'meaning', box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        table.title, table.title_justify = section, 'left'
+        for key in keys:
+            style = 'dim' if key.value == key.default else None
+            table.add_row(key.name, key.value, key.type, key.default, key.line, style=style)
+        console.print(table)
+        console.print()
 
 
 def run_folder_name(text: str) -> str:

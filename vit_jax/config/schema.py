@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import keyword
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,8 +36,17 @@ class Config:
       seed: of everything random.
       total: length of the run.
       batch_size: examples of a global batch; tokens if the data are sequences in buckets.
+      model: what is trained, and its sizes.
+      task: what it is trained for, and its loss.
+      data: to train on.
       evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator.
-      init, branch: see `vit_jax.config.origin`.
+      optim: the optimizer, what it does to which parameters, and its schedule.
+      step: what one update is made of.
+      every: how often something is done.
+      checkpoint: which checkpoints stay.
+      parallel: how arrays lie on the devices.
+      init: what the parameters start from, instead of random numbers.
+      branch: the run whose state is continued.
     """
 
     seed: int
@@ -58,6 +66,17 @@ class Config:
 
 
 @dataclasses.dataclass(kw_only=True)
+class Named:
+    """What `config.model` and `config.task` have beside the keywords of what they name.
+
+    Attributes:
+      name: a module of the package, or a dotted one of your own.
+    """
+
+    name: str
+
+
+@dataclasses.dataclass(kw_only=True)
 class Entry:
     """What an entry of `config.evals` has beside its data.
 
@@ -74,7 +93,8 @@ class Entry:
     batch_size: int | None = None
 
 
-_CONSTRUCTORS = {
+# What reads the sections of the trainer itself; the first is the config.
+SECTIONS = {
     '': 'vit_jax.config.schema.Config',
     'data': 'vit_jax.data.dataset.open_dataset',
     'optim': 'vit_jax.optim.make.make',
@@ -94,7 +114,7 @@ LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 
 def constructor(section: str) -> Callable:
     """What reads one of the trainer's own sections, as 'optim.schedule'."""
-    module, _, name = _CONSTRUCTORS[section].rpartition('.')
+    module, _, name = SECTIONS[section].rpartition('.')
     return getattr(importlib.import_module(module), name)
 
 
@@ -134,17 +154,31 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
     """
     if section in ('model', 'task'):
         cls = model_class(config) if section == 'model' else task_class(config)
-        name = inspect.Parameter('name', inspect.Parameter.KEYWORD_ONLY, annotation=str)
-        return {'name': name} | keys_of(cls)
+        return keyword_only(Named) | keys_of(cls)
     if section.startswith('evals.'):
         return entry_parameters(config.evals[section.removeprefix('evals.')])
-    if section not in _CONSTRUCTORS:
+    if section not in SECTIONS:
         return {}
-    found = {_key(name): p for name, p in keyword_only(constructor(section)).items()}
+    found = {key_of(name): p for name, p in keyword_only(constructor(section)).items()}
     if section == 'optim':
-        options = importlib.import_module('vit_jax.optim.make').options
-        found = options(_name(config, 'optim')) | found
+        options = importlib.import_module('vit_jax.optim.make').options(_name(config, 'optim'))
+        found |= {name: p for name, p in options.items() if name not in found}
     return found
+
+
+def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
+    """The constructors whose docstrings say what the keys of a section are; see `parameters`."""
+    if section in ('model', 'task'):
+        return (Named, model_class(config) if section == 'model' else task_class(config))
+    if section.startswith('evals.'):
+        name = config.evals[section.removeprefix('evals.')].get('evaluator')
+        return constructor('data'), Entry, *((evaluator_class(name),) if name else ())
+    if section not in SECTIONS:
+        return ()
+    if section != 'optim':
+        return (constructor(section),)
+    optimizer = importlib.import_module('vit_jax.optim.make').factory(_name(config, 'optim'))
+    return optimizer, constructor('optim')
 
 
 def entry_parameters(section: Mapping[str, Any]) -> Parameters:
@@ -161,12 +195,13 @@ def entry_parameters(section: Mapping[str, Any]) -> Parameters:
 def keys_of(cls: Callable) -> Parameters:
     """The keys of a model, a task or an evaluator; `parent` and `name` are Flax's own."""
     found = all_parameters(cls).items()
-    return {_key(name): p for name, p in found if name not in ('parent', 'name')}
+    return {key_of(name): p for name, p in found if name not in ('parent', 'name')}
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """The key of a parameter: `from_` -> `from`."""
-    return name[:-1] if keyword.iskeyword(name.removesuffix('_')) else name
+    bare = name.removesuffix('_')
+    return bare if keyword.iskeyword(bare) else name
 
 
 def _name(config: ConfigDict, section: str) -> str:

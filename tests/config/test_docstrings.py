@@ -1,0 +1,57 @@
+"""What docstrings say of parameters is found."""
+
+from vit_jax.config import docstrings
+
+
+class Base:
+    """A base.
+
+    Attributes:
+      width: of a token.
+      depth: number
+        of blocks: all of them.
+    """
+
+
+class Derived(Base):
+    """One that says less.
+
+    Args:
+      depth, height: other things; 'a', or
+        'b'. Two sentences.
+
+    Raises:
+      UserError: never.
+    """
+
+
+def google(learning_rate, b1):
+    """In another style.
+
+    Args:
+        learning_rate (float): the rate.
+        **b1: `decay`.
+
+    Returns:
+        x: nothing.
+    """
+
+
+def test_entries_go_on_below_and_several_names_share_one():
+    assert docstrings.of_parameters(Base) == {
+        'width': 'of a token.',
+        'depth': 'number of blocks: all of them.',
+    }
+    text = "other things; 'a', or 'b'. Two sentences."
+    expected = {'width': 'of a token.', 'depth': text, 'height': text}
+    assert docstrings.of_parameters(Derived) == expected
+
+
+def test_other_sections_and_styles():
+    assert docstrings.of_parameters(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
+    assert docstrings.of_parameters(lambda: None) == {}
+
+
+def test_first_sentence():
+    assert docstrings.sentence("at 0.5 or more, as 'a.b'. Then more.") == "at 0.5 or more, as 'a.b'"
+    assert docstrings.sentence('of a token.') == 'of a token'
