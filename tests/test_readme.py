@@ -85,7 +85,8 @@ def test_make_targets_and_links_exist(document):
 
 
 def test_exit_codes_are_those_of_the_code():
-    table = dict(re.findall(r'^\| (\d+) \| (.*) \|$', README, re.MULTILINE))
+    text = (ROOT / 'docs' / 'training.md').read_text()
+    table = dict(re.findall(r'^\| (\d+) \| (.*) \|$', text, re.MULTILINE))
     failed = (processes.EXIT_FAILED, 2, meter.Diverged.exit_code, EXIT_PREEMPTED, EXIT_INTERRUPTED)
     codes = (0, *failed)
     assert set(table) == set(map(str, codes))
@@ -114,3 +115,23 @@ def test_code_in_the_readme_runs(code, released):
 
 def test_the_readme_has_code():
     assert len(CODE) == 2
+
+
+PAGES = sorted((ROOT / 'docs').glob('*.md'))
+
+
+def anchor(heading: str) -> str:
+    """The fragment that GitHub gives a heading."""
+    return re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda path: path.name)
+def test_a_page_begins_with_its_contents(page):
+    headings = re.findall(r'^## (.*)$', page.read_text(), re.MULTILINE)
+    listed = re.findall(r'^- \[(.*)\]\(#(.*)\)$', page.read_text(), re.MULTILINE)
+    assert listed == [(heading, anchor(heading)) for heading in headings]
+
+
+def test_the_readme_lists_every_page():
+    linked = set(re.findall(r'\]\(docs/([a-z]+\.md)\)', README))
+    assert linked == {page.name for page in PAGES}

@@ -2,7 +2,7 @@
 
     python -m vit_jax train --config experiments/vit/cifar10.py --workdir runs/cifar10
 
-TFDS has to have prepared `cifar10` as ArrayRecord (see the README). Expected: test
+TFDS has to have prepared `cifar10` as ArrayRecord (see docs/data.md). Expected: test
 accuracy >= 0.62 in under 45 minutes on 2 CPU cores. Measured: 0.652 after 27 minutes.
 With `:gpu`, a larger ViT and 200 epochs of RandAugment, mixup and cutmix; expected >= 0.90 on
 one GPU, not measured yet.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -113,6 +114,7 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
 def markdown(sections: Mapping[str, list[Key]]) -> str:
     """A page that lists the keys of sections, such as those of `of_package`."""
     lines = [HEAD]
+    lines += [*(f'- [{heading}](#{_anchor(heading)})' for heading in sections), '']
     for heading, listed in sections.items():
         lines += [f'## {heading}', '', '| key | type | default | meaning |', '|---|---|---|---|']
         for key in listed:
@@ -121,6 +123,11 @@ def markdown(sections: Mapping[str, list[Key]]) -> str:
             lines.append(f'| {" | ".join(cell.replace("|", "&#124;") for cell in cells)} |')
         lines.append('')
     return '\n'.join(lines)
+
+
+def _anchor(heading: str) -> str:
+    """The fragment that GitHub gives a heading."""
+    return re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
 
 
 def _default(parameter: inspect.Parameter) -> str:
