@@ -1,5 +1,6 @@
 """Evaluators in a run: what they are given, under every layout, and what a config says of them."""
 
+import dataclasses
 import json
 import sys
 
@@ -17,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import classify
-from vit_jax.trainer import evaluate, train
+from vit_jax.trainer import evaluate, evaluations, train
 
 DIGITS = 'experiments/vit/digits.py'
 MODEL = vit.Model(
@@ -90,14 +91,15 @@ def make_layout(name):
 
 
 def run(entries, layout, variables, **data):
-    """What `config.evals` with these entries gives, {name: {metric: value}}."""
+    """What `config.evals` with these entries gives, {name/metric: value}."""
     evals = {name: {**DATA, 'fit': FIT, **entry, **data} for name, entry in entries.items()}
     config = ConfigDict(
         {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
     )
-    opened = evaluate.open_evals(config, layout, evaluate.compile_steps(MODEL, TASK, layout))
+    steps = evaluate.compile_steps(MODEL, TASK, layout)
+    opened = evaluations.open_evals(config, layout, steps)
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
-    return {name: evaluation(placed) for name, evaluation in opened.items()}
+    return evaluations.run(steps, opened, placed)
 
 
 def joined(batches, key):
@@ -108,7 +110,7 @@ def joined(batches, key):
 def test_an_evaluator_sees_every_example_once_in_order_without_padding(layout, recorder, variables):
     """61 examples in batches of 24, and 100 in those."""
     entry = {'evaluator': 'my_lab.recorder', 'weight': 2.0, 'fit': 'train[:100]'}
-    assert run({'mine': entry}, make_layout(layout), variables) == {'mine': {'examples': 122.0}}
+    assert run({'mine': entry}, make_layout(layout), variables) == {'mine/examples': 122.0}
     used = recorder.made[-1]
     for split, seen in (('train[:100]', used.fitted), ('test[:61]', used.seen)):
         predictions, batches = zip(*seen, strict=True)
@@ -131,17 +133,39 @@ def expected(variables):
 @pytest.mark.parametrize('layout', ['jit', 'pmap'])
 def test_results_do_not_depend_on_the_layout(layout, variables, expected):
     results = run(ENTRIES, make_layout(layout), variables)
-    assert results.keys() == expected.keys()
-    for name, metrics in expected.items():
-        # Features agree up to rounding, which may turn one answer in 61.
-        assert results[name] == pytest.approx(metrics, abs=1 / 61 + 1e-9), name
+    # Features agree up to rounding, which may turn one answer in 61.
+    assert results == pytest.approx(expected, abs=1 / 61 + 1e-9)
 
 
 def test_digits_are_told_apart_by_features_that_have_learnt_nothing(expected):
-    assert list(expected['few']) == ['1_shot', '5_shot', '25_shot']
-    assert 0.2 < expected['few']['1_shot'] < expected['few']['25_shot']
-    assert expected['knn'].keys() == {'knn_accuracy'}
-    assert min(expected['knn']['knn_accuracy'], expected['probe']['linear_probe_accuracy']) > 0.5
+    shots = ['few/1_shot', 'few/5_shot', 'few/25_shot']
+    assert list(expected)[:4] == [*shots, 'knn/knn_accuracy']
+    assert 0.2 < expected['few/1_shot'] < expected['few/25_shot']
+    assert min(expected['knn/knn_accuracy'], expected['probe/linear_probe_accuracy']) > 0.5
+
+
+def test_evaluators_of_the_same_data_share_its_passes(recorder, variables):
+    """Two learn from the same examples, the third from others; all are told the same."""
+    layout = make_layout('one')
+    entry = {**DATA, 'evaluator': 'my_lab.recorder'}
+    fits = {'a': FIT, 'b': FIT, 'c': 'train[:10]'}
+    evals = {name: {**entry, 'fit': fit} for name, fit in fits.items()}
+    config = ConfigDict(
+        {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
+    )
+    steps, calls = evaluate.compile_steps(MODEL, TASK, layout), []
+    counted = dataclasses.replace(
+        steps, predict=lambda *args: calls.append(args) or steps.predict(*args)
+    )
+    opened = evaluations.open_evals(config, layout, counted)
+    results = evaluations.run(counted, opened, variables)
+    assert results == {'a/examples': 61.0, 'b/examples': 61.0, 'c/examples': 61.0}
+    passes = {'a and b learn': -(-300 // 24), 'c learns': 1, 'all are measured': -(-61 // 24)}
+    assert len(calls) == sum(passes.values())
+    a, b, c = recorder.made[-3:]
+    assert [len(one.fitted) for one in (a, b, c)] == [13, 13, 1]
+    for (x, _), (y, _) in zip(a.seen, c.seen, strict=True):
+        np.testing.assert_array_equal(x['features'], y['features'])
 
 
 def test_classes_hold_for_both_splits(recorder, variables):
@@ -159,8 +183,9 @@ def test_every_evaluation_starts_anew(variables):
         {'batch_size': 32, 'data': {}, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}}
     )
     steps = evaluate.compile_steps(MODEL, TASK, layout)
-    evaluation = evaluate.open_evals(config, layout, steps)['k']
-    assert evaluation(variables) == evaluation(variables)
+    opened = evaluations.open_evals(config, layout, steps)
+    first, second = (evaluations.run(steps, opened, variables) for _ in range(2))
+    assert first == second
 
 
 def test_too_few_examples_are_seen_before_anything_is_computed(variables):
@@ -183,7 +208,7 @@ def test_a_task_without_predictions():
     layout = make_layout('one')
     steps = evaluate.compile_steps(MODEL, Silent(), layout)
     with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
-        evaluate.open_evals(config, layout, steps)
+        evaluations.open_evals(config, layout, steps)
 
 
 @pytest.mark.parametrize(

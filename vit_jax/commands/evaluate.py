@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     entries = evaluator_entries(args.evaluator, args.fit)
     from vit_jax.inference.load import crop
     from vit_jax.runtime import sharding
-    from vit_jax.trainer import evaluate
+    from vit_jax.trainer import evaluate, evaluations
 
     sharding.use_compilation_cache()
     run = open_model(parser, args)
@@ -52,19 +52,16 @@ def main(argv: Sequence[str]) -> int:
     titles = {} if entries else titles_by_split(run, args.split)
     layout = sharding.make_layout()
     steps = evaluate.compile_steps(run.model, run.task, layout, run.config.get('seed', 0))
-    evals = evaluate.open_evals(run.config, layout, steps, trained(run))
+    evals = evaluations.open_evals(run.config, layout, steps, trained(run))
     variables = layout.create(lambda loaded: loaded, run.variables)
-    results = {
-        f'{titles.get(name, name)}/{k}': v
-        for name, one in evals.items()
-        for k, v in one(variables).items()
-    }
+    titled = {titles.get(name, name): one for name, one in evals.items()}
+    results = evaluations.run(steps, titled, variables)
     if args.json:
         print(json.dumps({'step': run.step, **results}))
     else:
-        for name, one in evals.items():
+        for title, one in titled.items():
             if one.signature:
-                print(f'{titles.get(name, name)}: {one.signature}')
+                print(f'{title}: {one.signature}')
         step = '' if run.step is None else f'step {run.step}  '
         print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
     return 0

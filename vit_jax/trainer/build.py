@@ -23,7 +23,7 @@ from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
-from vit_jax.trainer import evaluate
+from vit_jax.trainer import evaluate, evaluations
 from vit_jax.trainer.suits import Trained
 
 
@@ -97,7 +97,7 @@ class Training:
     data: Dataset
     program: Program
     timetable: Timetable
-    evaluations: Mapping[str, evaluate.Evaluation]
+    evaluations: Mapping[str, evaluations.Evaluation]
     retention: Mapping[str, int]
 
 
@@ -130,7 +130,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             },
             lr=lr,
         ),
-        evaluations=evaluate.open_evals(config, layout, program.eval_steps, trained),
+        evaluations=evaluations.open_evals(config, layout, program.eval_steps, trained),
         retention=in_steps(Checkpointer, keep, times.steps),
     )
 

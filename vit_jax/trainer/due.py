@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vit_jax import step as step_lib
-from vit_jax.trainer import broken_records
+from vit_jax.trainer import broken_records, evaluations
 from vit_jax.trainer.build import Training
 
 
@@ -28,11 +28,10 @@ def evaluate_due(
     Raises:
       Interrupted: if `told`, between two batches, says to stop.
     """
-    results: dict[str, float] = {}
-    for name in due_evals(training, step):
-        found = training.evaluations[name](state.variables, told)
-        broken_records.share(training.evaluations[name].data)
-        results |= {f'{name}/{k}': v for k, v in found.items()}
+    now = {name: training.evaluations[name] for name in due_evals(training, step)}
+    results = evaluations.run(training.program.eval_steps, now, state.variables, told)
+    for one in now.values():
+        broken_records.share(one.data)
     return results
 
 

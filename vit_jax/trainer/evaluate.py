@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,12 +18,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.config import defaults, objects
+from vit_jax.config import defaults
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, open_dataset
-from vit_jax.errors import UserError
 from vit_jax.runtime import sharding
-from vit_jax.trainer.suits import Trained
 
 PyTree = Any
 Stopping = Callable[[], bool]
@@ -75,25 +72,6 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0)
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An entry of `config.evals`, ready to run: a function from variables to {metric: value}.
-
-    Attributes:
-      data: that is evaluated.
-      run: that function; its second argument says, between two batches, whether to stop.
-      signature: how its numbers were made, where there is a standard for saying so.
-    """
-
-    data: Dataset
-    run: Callable[[PyTree, Stopping], dict[str, float]]
-    signature: str = ''
-
-    def __call__(self, variables: PyTree, stopping: Stopping = never) -> dict[str, float]:
-        """Evaluate; raise `Interrupted` if `stopping`, asked after every batch, says so."""
-        return self.run(variables, stopping)
-
-
 def open_data(
     section: ConfigDict, batch_size: int, layout: sharding.Layout, seed: int = 0, **changes: Any
 ) -> Dataset:
@@ -109,91 +87,19 @@ def open_data(
     Raises:
       UserError: as `open_dataset`.
     """
-    known = inspect.signature(open_dataset).parameters
-    keywords = {k: v for k, v in defaults.keywords(section).items() if k in known}
     return open_dataset(
-        **{'batch_size': batch_size} | keywords | changes,
+        **data_keywords(section, batch_size, **changes),
         seed=seed,
         multiple=layout.num_shards,
         process=Process(jax.process_index(), jax.process_count()),
     )
 
 
-def open_evals(
-    config: ConfigDict,
-    layout: sharding.Layout,
-    steps: EvalSteps,
-    trained: Trained | None = None,
-) -> dict[str, Evaluation]:
-    """The evaluation of every entry of `config.evals`.
-
-    Args:
-      config: of the run.
-      layout: of the devices.
-      steps: compiled for it.
-      trained: the model that the data are to suit; None to leave that unchecked.
-
-    Raises:
-      UserError: for data that are not there, do not suit the evaluator or the model, or have other
-        classes.
-    """
-    return {name: _open_eval(name, config, layout, steps, trained) for name in config.evals}
-
-
-def _open_eval(
-    name: str,
-    config: ConfigDict,
-    layout: sharding.Layout,
-    steps: EvalSteps,
-    trained: Trained | None,
-) -> Evaluation:
-    section, where = config.evals[name], f'config.evals.{name}'
-    # Text is read by the vocabulary of training unless the entry names another.
-    vocab = section.get('vocab', config.data.get('vocab'))
-    data = open_data(section, config.batch_size, layout, vocab=vocab)
-    evaluator = objects.make_evaluator(section, where)
-    if trained is not None:
-        if config.model.get('num_classes') and not (evaluator and evaluator.learns):
-            trained.require_classes(where, data)
-        trained.require_shapes(where, data)
-        _check_ids(where, data, config.model.get('vocab_size'))
-    if evaluator is None:
-        return Evaluation(data, partial(_evaluate_task, steps, data))
-    if steps.predict is None:
-        raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
-    fit = None
-    if evaluator.learns:
-        fit = open_data(section, config.batch_size, layout, vocab=vocab, split=section.fit)
-    try:
-        evaluator.open(data, fit)
-    except UserError as e:
-        title = f', {fit.source.title}' if fit else ''
-        raise UserError(f'{where}{title}: {e}') from e
-
-    def run(variables: PyTree, stopping: Stopping) -> dict[str, float]:
-        evaluator.start()
-        for take, read in [*([(evaluator.fit, fit)] if fit else []), (evaluator.update, data)]:
-            for predictions, batch in predict(steps, variables, read.eval_batches(), stopping):
-                take(predictions, batch)
-        return evaluator.result()
-
-    return Evaluation(data, run, evaluator.signature)
-
-
-def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
-    """Raises UserError if the data have ids for which the model has no embedding."""
-    if vocab_size and data.info.vocab_size > vocab_size:
-        raise UserError(
-            f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
-            f'{vocab_size} of them: evaluate it on data of its own vocabulary'
-        )
-
-
-def _evaluate_task(
-    steps: EvalSteps, data: Dataset, variables: PyTree, stopping: Stopping
-) -> dict[str, float]:
-    means = evaluate(steps, variables, data.eval_batches(), stopping)
-    return means | steps.derive(means)
+def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
+    """What a section says of its data, as keywords of `open_dataset`; see `open_data`."""
+    known = inspect.signature(open_dataset).parameters
+    given = {k: v for k, v in defaults.keywords(section).items() if k in known}
+    return {'batch_size': batch_size} | given | changes
 
 
 def evaluate(

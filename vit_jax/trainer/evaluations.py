@@ -1,0 +1,165 @@
+"""The entries of `config.evals`, opened and run; those that read the same data share its passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import objects
+from vit_jax.data.batches import Batch
+from vit_jax.data.dataset import Dataset
+from vit_jax.errors import UserError
+from vit_jax.evaluators.base import Evaluator
+from vit_jax.runtime import sharding
+from vit_jax.trainer.evaluate import (
+    EvalSteps,
+    PyTree,
+    Stopping,
+    data_keywords,
+    evaluate,
+    never,
+    open_data,
+    predict,
+)
+from vit_jax.trainer.suits import Trained
+
+Take = Callable[[Batch, Batch], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An entry of `config.evals`, ready to run.
+
+    Attributes:
+      data: that is evaluated.
+      evaluator: that measures; None for what the task itself measures.
+      fit: what the evaluator learns from, if it learns.
+    """
+
+    data: Dataset
+    evaluator: Evaluator | None = None
+    fit: Dataset | None = None
+
+    @property
+    def signature(self) -> str:
+        """How its numbers were made, where there is a standard for saying so."""
+        return self.evaluator.signature if self.evaluator else ''
+
+
+def run(
+    steps: EvalSteps,
+    evaluations: Mapping[str, Evaluation],
+    variables: PyTree,
+    stopping: Stopping = never,
+) -> dict[str, float]:
+    """The results of evaluations, {'NAME/METRIC': value}.
+
+    Evaluators of the same data are given the same predictions, which are computed once.
+
+    Args:
+      steps: compiled for the data.
+      evaluations: by their names.
+      variables: of the model.
+      stopping: asked between two batches.
+
+    Raises:
+      Interrupted: if it says to stop.
+    """
+    fits, updates = [], []
+    for one in evaluations.values():
+        if one.evaluator:
+            one.evaluator.start()
+            fits += [(one.fit, one.evaluator.fit)] if one.fit else []
+            updates.append((one.data, one.evaluator.update))
+    for data, takes in [*_shared(fits), *_shared(updates)]:
+        for predictions, batch in predict(steps, variables, data.eval_batches(), stopping):
+            for take in takes:
+                take(predictions, batch)
+    results: dict[str, float] = {}
+    for name, one in evaluations.items():
+        if one.evaluator:
+            found = one.evaluator.result()
+        else:
+            found = evaluate(steps, variables, one.data.eval_batches(), stopping)
+            found |= steps.derive(found)
+        results |= {f'{name}/{metric}': value for metric, value in found.items()}
+    return results
+
+
+def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, list[Take]]]:
+    """Every data set once, with all that read it."""
+    takes: dict[int, tuple[Dataset, list[Take]]] = {}
+    for data, take in readers:
+        takes.setdefault(id(data), (data, []))[1].append(take)
+    yield from takes.values()
+
+
+def open_evals(
+    config: ConfigDict,
+    layout: sharding.Layout,
+    steps: EvalSteps,
+    trained: Trained | None = None,
+) -> dict[str, Evaluation]:
+    """The evaluation of every entry of `config.evals`; entries of the same data share them.
+
+    Args:
+      config: of the run.
+      layout: of the devices.
+      steps: compiled for it.
+      trained: the model that the data are to suit; None to leave that unchecked.
+
+    Raises:
+      UserError: for data that are not there, do not suit the evaluator or the model, or have other
+        classes.
+    """
+    opened: dict[str, Dataset] = {}
+
+    def open_once(section: ConfigDict, **changes: Any) -> Dataset:
+        # Text is read by the vocabulary of training unless the entry names another.
+        changes['vocab'] = section.get('vocab', config.data.get('vocab'))
+        key = repr(sorted(data_keywords(section, config.batch_size, **changes).items()))
+        if key not in opened:
+            opened[key] = open_data(section, config.batch_size, layout, **changes)
+        return opened[key]
+
+    return {name: _open_eval(name, config, open_once, steps, trained) for name in config.evals}
+
+
+def _open_eval(
+    name: str,
+    config: ConfigDict,
+    open_once: Callable[..., Dataset],
+    steps: EvalSteps,
+    trained: Trained | None,
+) -> Evaluation:
+    section, where = config.evals[name], f'config.evals.{name}'
+    data = open_once(section)
+    evaluator = objects.make_evaluator(section, where)
+    if trained is not None:
+        if config.model.get('num_classes') and not (evaluator and evaluator.learns):
+            trained.require_classes(where, data)
+        trained.require_shapes(where, data)
+        _check_ids(where, data, config.model.get('vocab_size'))
+    if evaluator is None:
+        return Evaluation(data)
+    if steps.predict is None:
+        raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
+    fit = open_once(section, split=section.fit) if evaluator.learns else None
+    try:
+        evaluator.open(data, fit)
+    except UserError as e:
+        title = f', {fit.source.title}' if fit else ''
+        raise UserError(f'{where}{title}: {e}') from e
+    return Evaluation(data, evaluator, fit)
+
+
+def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
+    """Raises UserError if the data have ids for which the model has no embedding."""
+    if vocab_size and data.info.vocab_size > vocab_size:
+        raise UserError(
+            f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
+            f'{vocab_size} of them: evaluate it on data of its own vocabulary'
+        )
