@@ -11,6 +11,7 @@ import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
+from vit_jax import __version__
 from vit_jax.errors import UserError, nearest
 from vit_jax.runtime import interrupts, memory
 
@@ -28,7 +29,10 @@ def commands() -> dict[str, str]:
 def usage() -> str:
     """The list of commands."""
     lines = [f'  {name:<12}{line}' for name, line in commands().items()]
-    return '\n'.join(['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines])
+    shells = '--version, and --completion bash|zsh, which prints a script for the shell to read'
+    return '\n'.join(
+        ['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines, '', f'also {shells}']
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     name, *rest = words
+    if name == '--version':
+        print(f'vit_jax {__version__}')
+        return 0
     try:
+        if name == '--completion':
+            from vit_jax.commands import _completion
+
+            print(_completion.script(' '.join(rest), commands()), end='')
+            return 0
         if argv is None:
             interrupts.watch()
         if name not in commands():

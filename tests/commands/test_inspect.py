@@ -127,3 +127,14 @@ def test_natural_order():
         'b/block_10/x',
         'b/norm',
     ]
+
+
+def test_alike_blocks_are_one_line_unless_unfolded(config, capsys):
+    words = ['inspect', '--config', f'{config}:mu/16', '--config.model.depth=3']
+    words += ['--image-size', '32']
+    assert cli.main(words) == 0
+    folded = capsys.readouterr().out
+    assert cli.main([*words, '--unfold']) == 0
+    unfolded = capsys.readouterr().out
+    assert 'block_{0..2}/mlp/fc1/bias' in folded and 'x3' in folded and 'block_1' not in folded
+    assert 'block_1/mlp/fc1/bias' in unfolded and '..' not in unfolded

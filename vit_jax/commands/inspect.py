@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
         metavar='WORKDIR',
         help='compare all saved steps of a run with their digests instead; exit 1 if one differs',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument('--unfold', action='store_true', help='show alike blocks one by one')
+    parser.add_argument('--json', action='store_true', help='print JSON only; nothing is folded')
     add_allow_flag(parser)
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         subject = from_foreign(args.checkpoint, args.image_size)
     result = report(subject)
-    print(json.dumps(result)) if args.json else print_tables(result)
+    print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
 
 
@@ -197,21 +198,25 @@ def natural_order(path: str) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r'(\D+)(\d*)', path)]
 
 
-def print_tables(result: Mapping[str, Any]) -> None:
-    """The parameters, other collections, and the sums."""
+def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
+    """The parameters, other collections, and the sums; alike blocks are one unless `unfold`."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from vit_jax.profiling import repeats
+
+    console = Console(highlight=False, markup=False)
     for name, entries in {'parameter': result['parameters'], **result['collections']}.items():
         table = Table(box=None, pad_edge=False)
         table.add_column(name, no_wrap=True)
-        table.add_column('shape')
+        table.add_column('shape', no_wrap=True)
         table.add_column('dtype')
+        table.add_column('', justify='right')
         table.add_column('count', justify='right')
-        for row in entries:
+        for row in entries if unfold else repeats.fold(entries):
             shape = ' x '.join(map(str, row['shape'])) or 'scalar'
-            table.add_row(row['path'], shape, row['dtype'], f'{row["count"]:,}')
+            times = f'x{row["times"]}' if row.get('times', 1) > 1 else ''
+            table.add_row(row['path'], shape, row['dtype'], times, f'{row["count"]:,}')
         console.print(table)
         console.print()
     console.print(f'{result["model"]}: {result["total"]:,} parameters')

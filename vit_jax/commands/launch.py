@@ -23,19 +23,19 @@ def main(argv: Sequence[str]) -> int:
         flags, command = words[:cut], words[cut + 1 :]
     if not flags or flags[0] in ('-h', '--help'):
         usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
-        overview('launch', __doc__, usage, map(parser, LAUNCHERS)).parse_args(flags)
-        raise UserError(f'launch: say where: {", ".join(LAUNCHERS)} (see vit_jax launch --help)')
-    if flags[0] not in LAUNCHERS:
-        raise UserError('launch: ' + nearest('launcher', flags[0], LAUNCHERS))
+        overview('launch', __doc__, usage, map(parser, ACTIONS)).parse_args(flags)
+        raise UserError(f'launch: say where: {", ".join(ACTIONS)} (see vit_jax launch --help)')
+    if flags[0] not in ACTIONS:
+        raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
     args = parser(flags[0]).parse_args(flags[1:])
     check(command)
-    print(LAUNCHERS[flags[0]](args, command), end='')
+    print(ACTIONS[flags[0]](args, command), end='')
     return 0
 
 
 def parser(launcher: str) -> Parser:
     """The flags of one launcher."""
-    made = Parser(f'launch {launcher}', LAUNCHERS[launcher].__doc__)
+    made = Parser(f'launch {launcher}', ACTIONS[launcher].__doc__)
     made.epilog = 'What follows -- is a command of vit_jax with its flags: -- train --config ...'
     made.add_argument('--job-name', metavar='NAME', help='vit-jax-COMMAND by default')
     made.add_argument(
@@ -191,7 +191,7 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
     return submit.sky(name, task)
 
 
-LAUNCHERS: dict[str, Callable[[argparse.Namespace, Sequence[str]], str]] = {
+ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str]], str]] = {
     'slurm': slurm,
     'sky': sky,
 }

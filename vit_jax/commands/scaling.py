@@ -25,14 +25,14 @@ def main(argv: Sequence[str]) -> int:
         print(usage())
         return 0
     name, *rest = argv
-    if name not in SUBCOMMANDS:
-        raise UserError(nearest('subcommand', name, SUBCOMMANDS))
-    return SUBCOMMANDS[name](rest)
+    if name not in ACTIONS:
+        raise UserError(nearest('subcommand', name, ACTIONS))
+    return ACTIONS[name](rest)
 
 
 def usage() -> str:
     """The list of subcommands."""
-    lines = [f'  {name:<10}{act.__doc__}' for name, act in SUBCOMMANDS.items()]
+    lines = [f'  {name:<10}{act.__doc__}' for name, act in ACTIONS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
 
 
@@ -135,7 +135,7 @@ def report(argv: Sequence[str]) -> int:
     return 0
 
 
-SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'plan': plan,
     'collect': collect,
     'fit': fit,
