@@ -173,3 +173,13 @@ def test_different_sizes_ask_for_a_resize(flowers):
         list(loading.eval_batches(source, parse_transforms(''), batch_size=40))
     batches = loading.eval_batches(source, parse_transforms('resize(8)'), batch_size=40)
     assert next(batches)['image'].shape == (40, 8, 8, 3)
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
+    """As those of ImageNet-v2."""
+    for number in range(12):
+        write(tmp_path / str(number), 'a.png', number)
+    source = open_source(f'folder:{tmp_path}', 'train')
+    assert source.info.class_names == tuple(map(str, range(12)))
+    assert not source.info.has_names
+    np.testing.assert_array_equal(source.labels(), values(source))

@@ -207,3 +207,30 @@ def test_cifar10(cifar10, monkeypatch):
     assert len(np.unique(batch['label'])) == 10
     few = open_source('tfds:cifar10', 'test[:2 per class]')
     np.testing.assert_array_equal(np.bincount(few.labels()), [2] * 10)
+
+
+def test_labels_that_images_were_given_anew(data_dir):
+    classes = tfds.features.ClassLabel(names=['cat', 'dog', 'emu'])
+    features = {
+        'image': tfds.features.Image(shape=(4, 6, 3)),
+        'original_label': classes,
+        'real_label': tfds.features.Sequence(classes),
+        'file_name': tfds.features.Text(),
+    }
+    given = [[], [2], [0, 1]]
+    write(
+        data_dir,
+        'imagenet2012_real',
+        features=features,
+        example=lambda i: {
+            'image': png(i, (4, 6, 3)),
+            'original_label': i % 3,
+            'real_label': given[i % 3],
+            'file_name': f'{i}.JPEG',
+        },
+    )
+    source = open_source('tfds:imagenet2012_real', 'train')
+    np.testing.assert_array_equal(source.labels(), np.arange(12) % 3)
+    for i in range(3):
+        assert source[i]['label'] == i
+        np.testing.assert_array_equal(np.flatnonzero(source[i]['real_label']), given[i])

@@ -1,6 +1,7 @@
 """A model is evaluated on the classes that it has learnt, by their number and their names."""
 
 import itertools
+import pathlib
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
+from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.trainer import build
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -74,3 +76,12 @@ def test_classes_that_have_only_numbers_may_have_names_elsewhere(repo, folder):
     flags = [*sources, 'evals.test.split=train', 'batch_size=16']
     training = build.build(config_lib.load(str(repo / DIGITS), flags), jax.devices()[:1])
     assert training.evaluations['test'].data.info.class_names == ('cat', 'dog')
+
+
+def test_a_run_does_not_go_on_with_other_classes(tmp_path, folder, repo, capsys):
+    images = folder('cat', 'dog')
+    words = training(repo, tmp_path / 'run', images, images)
+    assert main([*map(str, words), '--stop-at', '1']) == EXIT_PREEMPTED
+    root = pathlib.Path(images.removeprefix('folder:'))
+    (root / 'dog').rename(root / 'emu')
+    assert "class 1 is 'emu', and was 'dog' when the run was saved" in refused(capsys, *words)

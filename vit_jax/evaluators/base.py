@@ -16,6 +16,7 @@ class Dataset(Protocol):
     Attributes:
       source: the examples of the split, with `len`, `source[i]` and a `title` for messages.
       info: `num_classes` and `class_names`.
+      spec: the arrays of an example by name.
       vocab: decodes token ids; None where the data are not text.
     """
 
@@ -24,6 +25,9 @@ class Dataset(Protocol):
 
     @property
     def info(self) -> Any: ...
+
+    @property
+    def spec(self) -> Any: ...
 
     @property
     def vocab(self) -> Any: ...

@@ -26,6 +26,7 @@ from vit_jax.inference import load as inference_lib
 from vit_jax.interop import load as interop_lib
 from vit_jax.runtime import processes
 from vit_jax.storage import lock, paths, run_folder
+from vit_jax.trainer import suits
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.meter import Diverged
 
@@ -318,6 +319,7 @@ def restore(
     found = checkpointer.restore_latest(program.target, strict=strict)
     if found is not None:
         step, saved, meta = found
+        suits.require_same_classes(meta.get('class_names', ()), training.data.info)
         return Beginning(
             program.layout.from_global(saved),
             step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -109,6 +110,20 @@ class Trained:
                     f'{where}: class {label} of {title} is {theirs!r}, that of the model '
                     f'{ours!r}; {advice}'
                 )
+
+
+def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
+    """Check that a run's data have the classes that they had when it was saved.
+
+    Raises:
+      UserError: for a class with another name.
+    """
+    for label, (before, now) in enumerate(zip(saved, info.class_names, strict=False)):
+        if before != now:
+            raise UserError(
+                f'config.data: class {label} is {now!r}, and was {before!r} when the run was '
+                'saved; bring the data back as they were, or train them in another --workdir'
+            )
 
 
 def _pixels(image: ArraySpec) -> str:

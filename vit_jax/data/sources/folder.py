@@ -3,8 +3,9 @@
     PATH/SPLIT/CLASS/*.jpg    splits are the folders
     PATH/CLASS/*.jpg          one split, `train`, that holds everything
 
-Files may lie in further folders below their class. The files of a split come in a fixed
-shuffled order, so that `train[:90%]` and `train[90%:]` both have all classes.
+Classes are sorted by name, or by number where all are numbers, as those of ImageNet-v2 are. Files
+may lie in further folders below their class. The files of a split come in a fixed shuffled order,
+so that `train[:90%]` and `train[90%:]` both have all classes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Source:
         splits = _find_splits(self._root)
         if split not in splits:
             raise UserError(f'source folder:{path}: ' + nearest('split', split, splits))
-        names = sorted({name for folder in splits.values() for name in _folders(folder)})
+        names = _sorted({name for folder in splits.values() for name in _folders(folder)})
         self.info = SourceInfo(len(names), tuple(names))
         self._folder = splits[split]
         files, labels = self._list(names)
@@ -77,6 +78,12 @@ class Source:
                 f'source folder:{self._root}: no image ({", ".join(SUFFIXES)}) below {self._folder}'
             )
         return files, labels
+
+
+def _sorted(names: set[str]) -> list[str]:
+    if all(map(str.isdecimal, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
 
 
 def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:

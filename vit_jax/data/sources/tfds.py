@@ -26,7 +26,9 @@ class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
     The former has the features `image` and `label`: images are grey, [H, W, 1], where the data
-    set declares one channel, and RGB elsewhere; other features are not read. The latter has
+    set declares one channel, and RGB elsewhere; other features are not read. In place of `label`
+    `imagenet2012_real` has `original_label`, and `real_label`, bool [C]: the classes that the
+    image was given anew (Beyer et al., 2020, arXiv:2006.07159). The latter has
     one text a language and nothing else: the first of the pair that the data set declares for
     supervised training, or of its features, is `source`, the other `target`.
     """
@@ -40,7 +42,7 @@ class Source:
         splits = builder.info.splits
         if split not in splits:
             raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
-        self._split = split
+        self._split, self._label = split, 'label'
         self._pair = _languages(tfds, builder.info)
         decoders: dict[str, Any] = {}
         if self._pair:
@@ -58,7 +60,9 @@ class Source:
             ) from error
 
     def _read_features(self, tfds: Any, features: Any) -> SourceInfo:
-        kinds = {'image': tfds.features.Image, 'label': tfds.features.ClassLabel}
+        if 'label' not in features and 'original_label' in features:
+            self._label = 'original_label'
+        kinds = {'image': tfds.features.Image, self._label: tfds.features.ClassLabel}
         for key, kind in kinds.items():
             if key not in features or not isinstance(features[key], kind):
                 raise UserError(
@@ -66,7 +70,8 @@ class Source:
                     f'are {", ".join(features)}'
                 )
         self._channels = 1 if features['image'].shape[-1] == 1 else 3
-        return SourceInfo(features['label'].num_classes, tuple(features['label'].names))
+        self._has_real = 'real_label' in features
+        return SourceInfo(features[self._label].num_classes, tuple(features[self._label].names))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -77,7 +82,11 @@ class Source:
         if self._pair:
             return _sentences(record, self._pair, name)
         image = images.decode_image(record['image'], name=name, channels=self._channels)
-        return {'image': image, 'label': int(record['label'])}
+        more = {'real_label': self._real(record)} if self._has_real else {}
+        return {'image': image, 'label': int(record[self._label]), **more}
+
+    def _real(self, record: dict[str, Any]) -> np.ndarray:
+        return np.isin(np.arange(self.info.num_classes), record['real_label'])
 
     def labels(self) -> np.ndarray:
         if self._pair:
@@ -88,7 +97,7 @@ class Source:
     def _labels(self) -> np.ndarray:
         chunks = [range(i, min(i + CHUNK, len(self))) for i in range(0, len(self), CHUNK)]
         records = (record for chunk in chunks for record in self._records.__getitems__(chunk))
-        return np.fromiter((record['label'] for record in records), np.int64, len(self))
+        return np.fromiter((record[self._label] for record in records), np.int64, len(self))
 
     def record_name(self, index: int, /) -> str:
         return f'{self._title} {self._split} record {index}'
