@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from absl import flags
+from helpers import forked
 from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
 from helpers.xla import use_one_device, xla_flags
 from jaxtyping import install_import_hook
@@ -113,6 +114,26 @@ def signals_of_the_process() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope='session', autouse=True)
+def undrawn_curves() -> Iterator[Callable | None]:
+    """Leaves curves.png out of runs in this process: it takes as long as they do."""
+    if (writer := sys.modules.get('vit_jax.trainer.writer')) is None:
+        yield None
+        return
+    draw = writer.Writer.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer.Writer, 'draw', lambda self: None)
+        yield draw
+
+
+@pytest.fixture
+def drawn_curves(undrawn_curves: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their curves.png after all."""
+    from vit_jax.trainer.writer import Writer
+
+    monkeypatch.setattr(Writer, 'draw', undrawn_curves)
+
+
 @pytest.fixture
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with one device."""
@@ -128,21 +149,14 @@ def run_cli() -> RunCli:
 def _run_cli(
     *args: object, devices: int = 1, env: dict[str, str] | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, '-m', 'vit_jax', *map(str, args)],
-        cwd=REPO,
-        env={
-            **os.environ,
-            'XLA_FLAGS': xla_flags(devices),
-            'COLUMNS': '100',
-            **(env or {}),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    pipes = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+    env = {**os.environ, 'XLA_FLAGS': xla_flags(devices), 'COLUMNS': '100', **(env or {})}
+    with forked.start(args, env, cwd=REPO, text=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.fixture(scope='session')

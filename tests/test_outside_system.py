@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
+from vit_jax.viz import curves
 
 LAB = pathlib.Path(__file__).parent / 'helpers' / 'my_lab'
 
@@ -76,7 +77,7 @@ def test_train(run):
     assert last['train/loss'] == pytest.approx(total, rel=1e-5)
     assert json.loads((run / 'config.json').read_text())['model']['num_classes'] == 2
     assert {'test/loss', 'test/accuracy', 'test/box_error'} <= lines[-1].keys()
-    assert (run / 'curves.png').exists()
+    assert curves.plot_curves(run) == run / 'curves.png'
 
 
 @pytest.mark.parametrize('batch_size', [5, 24])

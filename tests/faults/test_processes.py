@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import forked
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import EXIT_PREEMPTED
@@ -44,8 +45,7 @@ ENDLESS = '1000000'
 def command(folder, total, *flags):
     config = folder.with_suffix('.py')
     config.write_text(CONFIG)
-    start = [sys.executable, '-m', 'vit_jax', 'train', '--workdir', str(folder)]
-    return [*start, '--config', f'{config}:{total}', *flags]
+    return ['train', '--workdir', folder, '--config', f'{config}:{total}', *flags]
 
 
 def environment():
@@ -67,10 +67,10 @@ def two_processes(repo, folder, total, *flags, heartbeat=20, second=()):
     meeting = ['--coordinator', free_address(), '--num-processes', '2']
     words = command(folder, total, *flags, *meeting, '--heartbeat', str(heartbeat))
     processes = [
-        subprocess.Popen(
-            [*words, '--process-id', str(rank), *(second if rank else ())],
+        forked.start(
+            [*words, '--process-id', rank, *(second if rank else ())],
+            environment(),
             cwd=repo,
-            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -108,10 +108,11 @@ def wait_for_steps(folder, processes, steps=3, timeout=120):
 
 
 @pytest.fixture(scope='module')
-def alone(repo, tmp_path_factory):
+def alone(run_cli, tmp_path_factory):
     """Six steps by one process."""
     folder = tmp_path_factory.mktemp('alone') / 'run'
-    subprocess.run(command(folder, 6), cwd=repo, env=environment(), check=True, timeout=240)
+    done = run_cli(*command(folder, 6))
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -145,7 +146,7 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
 
 
 @pytest.mark.fault(4)
-def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path):
+def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path, run_cli):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, ENDLESS) as processes:
         wait_for_steps(folder, processes)
@@ -158,15 +159,7 @@ def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path):
     assert metrics(folder)[-1]['step'] == saved
     assert all(np.isfinite(x).all() for x in param_paths(variables).values())
 
-    resumed = subprocess.run(
-        command(folder, ENDLESS, f'--stop-at={saved + 2}'),
-        cwd=repo,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    resumed = run_cli(*command(folder, ENDLESS, f'--stop-at={saved + 2}'))
     assert resumed.returncode == EXIT_PREEMPTED, resumed.stderr
     assert f'resumes after step {saved}' in resumed.stdout
     assert metrics(folder)[-1]['step'] == saved + 2

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from helpers import forked
 from helpers.digests import tree_digest
 from helpers.xla import xla_flags
 from vit_jax.storage import run_folder
@@ -26,9 +26,8 @@ steps = run_folder.steps
 def started(repo: pathlib.Path, *words: str, devices: int = 1) -> Iterator[subprocess.Popen[str]]:
     """A command in the background, killed in the end."""
     environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices)}
-    command = [sys.executable, '-m', 'vit_jax', *words]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
-    with subprocess.Popen(command, cwd=repo, env=environment, **pipes) as process:
+    with forked.start(words, environment, cwd=repo, **pipes) as process:
         try:
             yield process
         finally:

@@ -112,6 +112,7 @@ def kill_at_step(step: int, folder) -> None:
 
 @pytest.mark.fault(49)
 @pytest.mark.process
+@pytest.mark.usefixtures('drawn_curves')
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = paths.path(f'{bucket}/killed')
     kill_at_step(14, folder)

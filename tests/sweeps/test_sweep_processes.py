@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip('optuna')
 
+from helpers import forked
 from optuna.trial import TrialState
 
 from vit_jax.checkpoints.checkpointer import load_variables
@@ -33,10 +33,10 @@ def work_together(repo, folder, port):
     meeting = ['--coordinator', f'127.0.0.1:{port}', '--num-processes', '2', '--process-id']
     flags = re.sub(r'\S*host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
     processes = [
-        subprocess.Popen(
-            [sys.executable, '-m', 'vit_jax', *words, *meeting, str(rank)],
+        forked.start(
+            [*words, *meeting, rank],
+            {**os.environ, 'XLA_FLAGS': flags},
             cwd=repo,
-            env={**os.environ, 'XLA_FLAGS': flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -52,7 +52,7 @@ def work_together(repo, folder, port):
             process.wait()
 
 
-def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port):
+def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port, run_cli):
     """Of three points one cannot be split between two devices, and one is pruned after step 2."""
     monkeypatch.chdir(repo)
     common = {'batch_size': 16, 'seed': 0}
@@ -88,7 +88,7 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port)
     alone = study.create(
         Sweep(sweep.config, METRIC, points=points[:1], overrides=SMALL), 'one', folder=tmp_path
     )
-    words = ['sweep', 'work', 'one', '--workdir', str(tmp_path)]
-    subprocess.run([sys.executable, '-m', 'vit_jax', *words], cwd=repo, check=True, timeout=300)
+    done = run_cli('sweep', 'work', 'one', '--workdir', tmp_path)
+    assert done.returncode == 0, done.stderr
     (trial,) = alone.trials()
     assert trial.value == pytest.approx(first.value, rel=1e-4)

@@ -1,11 +1,9 @@
 """Real workers: the example trains, and a killed worker's trial ends as if nothing had happened."""
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip('optuna')
 
 from helpers.digests import tree_digest
-from helpers.xla import xla_flags
+from helpers.runs import started
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
@@ -53,13 +51,8 @@ def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     sweep = Sweep(CONFIG, 'test/accuracy', points=grid({'optim.lr': [0.002]}), overrides=FLAGS)
     made = study.create(sweep, 'killed', folder=folder)
     words = ['sweep', 'work', 'killed', '--workdir', str(folder)]
-    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
-    command = [sys.executable, '-m', 'vit_jax', *words]
-    with subprocess.Popen(command, cwd=repo, env=environment, stdout=subprocess.DEVNULL) as process:
-        try:
-            kill_after_a_checkpoint(process, made.run_folder(0))
-        finally:
-            process.kill()
+    with started(repo, *words) as process:
+        kill_after_a_checkpoint(process, made.run_folder(0))
     assert [trial.state for trial in made.trials()] == [TrialState.RUNNING]
 
     done = run_cli(*words)
