@@ -12,6 +12,7 @@ import pytest
 
 from vit_jax.config import load as config_lib
 from vit_jax.data import sources, vocabulary
+from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 from vit_jax.trainer import build as build_lib
 
@@ -90,6 +91,7 @@ def any_source(monkeypatch, vocab):
             return sources.select(name, split, lambda base: stand_in())
 
     monkeypatch.setattr(vocabulary, 'load', lambda path: vocab)
+    monkeypatch.setitem(synthetic.SIZES, 'train', 5000)  # every one of which is read
     monkeypatch.setattr(sources, 'open_source', open_or_stand_in)
     # An ordinary name that is misspelt is a mistake in the config, not a missing data set.
     with pytest.raises(UserError, match='did you mean'):
@@ -126,12 +128,12 @@ SPECS = specs()
 
 
 def systems():
-    """Every config as it is, and its arguments that bring another model, task or optimizer."""
+    """A config for every model with its task, optimizer and strategy."""
     found = {}
     for spec in SPECS:
         config = load(spec)
         names = config.model.name, config.task.name, config.optim.name, config.parallel.strategy
-        found.setdefault((spec.partition(':')[0], *names), spec)
+        found.setdefault(names, spec)
     return list(found.values())
 
 

@@ -26,7 +26,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.task = dict(name='translate', label_smoothing=0.0, search='greedy')
 
     data = dict(source=f'synthetic:{"copy" if arg == "copy" else "reverse"}', buckets=(8, 13))
-    config.data = dict(split='train', cache=True, **data)
+    config.data = dict(split='train[:2000]' if smoke else 'train', cache=True, **data)
     config.evals = dict(test=dict(split='test', batch_size=4096, **data))
 
     config.optim = dict(name='adam', lr=3e-3, b2=0.98, clip_norm=1.0)

@@ -5,6 +5,7 @@ Paths are those of `paths`, patterns and what goes by them are in `param_groups`
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -187,6 +188,7 @@ def optimizers() -> list[str]:
     return sorted([*OWN, *(name for name in dir(optax) if _is_optimizer(name))])
 
 
+@functools.cache
 def _is_optimizer(name: str) -> bool:
     if name in _UNSUPPORTED or name.startswith(('_', 'scale_by_')):
         return False
