@@ -127,11 +127,10 @@ def undrawn_curves() -> Iterator[Callable | None]:
 
 
 @pytest.fixture
-def drawn_curves(undrawn_curves: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_curves(undrawn_curves: Callable | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw their curves.png after all."""
-    from vit_jax.trainer.writer import Writer
-
-    monkeypatch.setattr(Writer, 'draw', undrawn_curves)
+    if undrawn_curves:
+        monkeypatch.setattr('vit_jax.trainer.writer.Writer.draw', undrawn_curves)
 
 
 @pytest.fixture
