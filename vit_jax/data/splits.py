@@ -87,6 +87,11 @@ class Subset:
             return {}
         return {'size': record.pop('image').shape[:2], **record}
 
+    @property
+    def has_annotations(self) -> bool:
+        """Whether `annotations` reads no images."""
+        return all(hasattr(source, 'annotations') for source, _ in self._parts)
+
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
 

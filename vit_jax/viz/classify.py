@@ -77,6 +77,18 @@ def draw(
     return figure
 
 
+def caption(example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
+    """The class of an example of the data; both and their shares where two are mixed."""
+    if 'label' not in example:
+        return ''
+    context = Context(tuple(class_names), argparse.Namespace())
+    first = context.class_name(int(example['label']))
+    if (share := float(example.get('label_weight', 1.0))) == 1:
+        return _short(first)
+    second = context.class_name(int(example['label_other']))
+    return f'{_short(first, 12)} {share:.2f}  {_short(second, 12)} {1 - share:.2f}'
+
+
 def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> None:
     """A line a class, its name over its bar; the most probable stands highest."""
     places = range(len(classes))

@@ -111,6 +111,27 @@ def draw(
     return figure
 
 
+def caption(example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
+    """How many objects an example of the data has."""
+    count = int(np.sum(example.get('object_mask', 0)))
+    return f'{count} object' + 's' * (count != 1)
+
+
+def mark(axes: Axes, example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> None:
+    """A frame around each object of an example, and its class beside it."""
+    real = np.asarray(example.get('object_mask', ()), bool)
+    context = Context(tuple(class_names), argparse.Namespace())
+    scale = abs(np.subtract(*axes.get_ylim())) / example['image'].shape[0]
+    for i in np.flatnonzero(real):
+        left, top, right, bottom = example['boxes'][i] * scale
+        frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': colour(int(i))}
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
+        name = context.class_name(int(example['labels'][i]))
+        style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
+        ground = {'facecolor': colour(int(i)), 'edgecolor': 'none', 'pad': 0.8}
+        axes.text(left, top, name, parse_math=False, bbox=ground, **style)
+
+
 def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[str, Any]]) -> None:
     """Frames with white borders, so that they stand out from any ground, and labels, none of which
     lies on another where there is room elsewhere.

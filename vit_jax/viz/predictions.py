@@ -15,7 +15,8 @@ and may have
     COLUMNS                                 the keys that the table shows; by default every one
     BAR                                     a key of values in [0, 1], of which it draws bars
 
-where a prediction is {name: array} of one image, as the task's `predict` names them.
+What the command `data` shows of examples is added by further functions, see `batch`. A prediction
+is {name: array} of one image, as the task's `predict` names them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+"""`data`: what is in the data, how fast it is read, and what a batch looks like."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax.data import sources
+
+
+def run(capsys, *words):
+    assert cli.main(['data', *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of images, one of which is broken."""
+    for name, count in (('cat', 9), ('dog', 21)):
+        (tmp_path / 'train' / name).mkdir(parents=True)
+        for i in range(count):
+            image = np.full((8, 8, 3), 10 * i, np.uint8)
+            Image.fromarray(image).save(tmp_path / 'train' / name / f'{i}.png')
+    (tmp_path / 'train' / 'dog' / '7.png').write_bytes(b'no picture')
+    return tmp_path
+
+
+def test_counts_and_rates_of_images(repo, capsys, tmp_path):
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    out = tmp_path / 'batch.png'
+    found = json.loads(run(capsys, '--config', config, '--batches', 3, '--json', '--out', out))
+    labels = sources.open_source('digits', 'train').labels()
+    assert list(found['classes'].values()) == np.bincount(labels).tolist()
+    assert found['images_per_sec'] > 0 and found['broken'] == []
+    width, height = Image.open(out).size
+    assert width > height  # 32 examples in rows of eight
+
+
+def test_broken_files_are_named(repo, folder, capsys):
+    words = ['--config', f'{repo}/experiments/vit/digits.py:smoke', '--batches', 1, '--read-all']
+    words += [f'--config.data.source=folder:{folder}', '--config.batch_size=4']
+    out = run(capsys, *words, '--config.data.transforms=resize(8)')
+    assert '1 broken:' in out and 'dog/7.png' in out
+    assert 'cat   9' in out and 'dog  21' in out
+
+
+def test_objects_are_drawn_and_counted_if_they_are_read(repo, capsys, tmp_path):
+    words = ['--config', f'{repo}/experiments/detr/scenes.py:smoke', '--batches', 1, '--json']
+    words += ['--config.data.split=train[:40]', '--out', tmp_path / 'scenes.png']
+    assert json.loads(run(capsys, *words))['classes'] == {}
+    found = json.loads(run(capsys, *words, '--read-all'))
+    assert sum(found['classes'].values()) > 40
+    assert (tmp_path / 'scenes.png').stat().st_size > 0
+
+
+def test_sentences_are_shown_as_text(repo, capsys, tmp_path):
+    config = f'{repo}/experiments/translate/synthetic.py:smoke'
+    out = tmp_path / 'text.svg'
+    assert 'tokens/s' in run(capsys, '--config', config, '--batches', 2, '--out', out)
+    assert out.stat().st_size > 0
+
+
+def test_mistakes_are_told(repo, capsys):
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    for words in ([], ['--config', config, '--batches', '0'], ['--config', config, '--out', 'a.x']):
+        assert cli.main(['data', *words]) == 2
+    assert capsys.readouterr().err.count('error: ') == 3

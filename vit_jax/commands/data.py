@@ -1,0 +1,127 @@
+"""Show a batch as the model gets it, count what is in the data, and time their pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._pictures import save_figure
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+
+SHOWN = 32  # examples of the picture
+LISTED = 20  # classes and broken files in the text
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints counts and rates, and writes a picture if asked to."""
+    parser = Parser('data', __doc__)
+    parser.add_argument('--out', metavar='FILE', help='a picture of the first batch of training')
+    parser.add_argument('--batches', type=int, default=50, metavar='N', help='to time: 50')
+    parser.add_argument(
+        '--read-all',
+        action='store_true',
+        help='read every example once, to find all broken files and count all objects',
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    args, config = config_lib.parse_config_args(parser, argv)
+    if config is None:
+        raise UserError('data needs --config FILE[:ARG]')
+    if args.batches < 1:
+        raise UserError(f'--batches {args.batches}: must be at least 1')
+    from vit_jax.data import census
+    from vit_jax.profiling import pipeline
+    from vit_jax.runtime import sharding
+    from vit_jax.trainer.evaluate import open_data
+    from vit_jax.viz import figures
+
+    if args.out is not None:
+        figures.check_format(args.out, '--out')
+    data = open_data(config.data, config.batch_size, sharding.make_layout(), seed=config.seed)
+    with progress(args.batches, args.json) as seen:
+        pace = pipeline.measure(data, args.batches, seen)
+    found = census.count(data, args.read_all)
+    rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
+    result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}
+    path = None
+    if args.out is not None:
+        path = save_figure(picture(config, data, pace.first), args.out, '--out')
+    print(json.dumps(result) if args.json else text(result, pace.per_sec, len(found.broken)))
+    if path is not None and not args.json:
+        print(path)
+    return 0
+
+
+@contextlib.contextmanager
+def progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of the batches that were read, where there is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn('batches'), MofNCompleteColumn(), BarColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task('', total=total)
+        yield lambda number: bar.update(task, completed=number)
+
+
+def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
+    """The figure of a batch.
+
+    Raises:
+      UserError: if it has neither images nor text.
+    """
+    from vit_jax.config import objects
+    from vit_jax.config.defaults import complete
+    from vit_jax.inference import batches
+    from vit_jax.viz import batch as viz
+    from vit_jax.viz import predictions
+
+    _, task = objects.model_and_task(complete(config, data.info))
+    if 'image' not in batch:
+        return viz.draw_texts(sentences(config, data, batch))
+    batch = batches.augmented(task, batch)
+    examples = [{k: v[i] if v.ndim else v for k, v in batch.items()} for i in range(rows(batch))]
+    images = batches.images(task, batch)
+    assert images is not None
+    shown = images[: len(examples)]
+    return viz.draw(shown, examples, data.info.class_names, predictions.find(config.task.name))
+
+
+def rows(batch: dict[str, Any]) -> int:
+    """How many examples of a batch are drawn."""
+    return min(SHOWN, len(next(iter(batch.values()))))
+
+
+def sentences(config: Any, data: Any, batch: dict[str, Any]) -> list[dict[str, str]]:
+    """What the ids of a batch stand for.
+
+    Raises:
+      UserError: if nothing tells.
+    """
+    from vit_jax.data import sources
+
+    vocab = data.vocab or sources.own_vocab(config.data.source)
+    sides = {k: v for k, v in batch.items() if v.ndim == 2 and v.dtype.kind == 'i'}
+    if vocab is None or not sides:
+        raise UserError(f'--out: the batch has {", ".join(batch)}: neither images nor text')
+    return [{k: vocab.decode(v[i]) for k, v in sides.items()} for i in range(rows(batch))]
+
+
+def text(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:
+    """The lines for people."""
+    lines = [f'{result["title"]}: {result["examples"]:,} examples']
+    classes = [[name, f'{count:,}'] for name, count in result['classes'].items()]
+    if classes:
+        lines.append(align(classes[:LISTED], left=1))
+    if len(classes) > LISTED:
+        lines.append(f'and {len(classes) - LISTED} more classes; --json has all')
+    lines.append(f'first batch after {result["first_batch_sec"]:.2f} s')
+    lines += [f'{rate:,.0f} {name}/s, nothing else running' for name, rate in rates.items()]
+    lines.append(f'{broken} broken' + ':' * bool(broken))
+    lines += [f'  {name}' for name in result['broken'][:LISTED]]
+    return '\n'.join(lines)

@@ -1,0 +1,48 @@
+"""What a model gets of a batch, made visible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+Batch = dict[str, np.ndarray]
+
+
+def augmented(task: Any, batch: Batch, seed: int = 0) -> Batch:
+    """A batch of training after what the task does to it on the device, such as mixup.
+
+    Args:
+      task: of the config.
+      batch: on the host.
+      seed: of what is drawn at random.
+    """
+    if not hasattr(task, 'augment'):
+        return batch
+    return jax.device_get(jax.jit(task.augment)(jax.random.key(seed), batch))
+
+
+def images(task: Any, batch: Batch) -> np.ndarray | None:
+    """The images that the model gets of a batch, uint8 [B H W C]; None if it gets none.
+
+    The task's normalisation is taken back: black and white tell what it does to each channel.
+    """
+    if 'image' not in batch:
+        return None
+    pixels, first = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])
+    got, low, high = (
+        np.asarray(first({**batch, 'image': image}), np.float64)
+        for image in (pixels, *(np.full(pixels.shape, byte, np.uint8) for byte in (0, 255)))
+    )
+    if got.shape != pixels.shape:  # the model takes no pixels
+        return _bytes(pixels)
+    scale = np.where(high == low, 1, high - low)
+    return np.round(np.clip((got - low) / scale, 0, 1) * 255).astype(np.uint8)
+
+
+def _bytes(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype == np.uint8:
+        return pixels
+    low, high = float(pixels.min()), float(pixels.max())
+    return np.round((pixels - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
