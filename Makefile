@@ -21,7 +21,7 @@ PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs bench-cpu clean
+.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs preflight bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -88,6 +88,10 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 
 docs: .venv/.core  ## Write docs/config.md anew, the keys of a config
 	.venv/bin/python -m vit_jax list keys > docs/config.md
+
+preflight: .venv/.core  ## Compile the published recipes for TPUs: docs/tpu.md
+	.venv/bin/python -m pip install -q -c constraints.txt -e '.[preflight]'
+	JAX_PLATFORMS=cpu .venv/bin/python tests/bench/tpu.py
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py

@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from vit_jax.commands import sweep, train
+from vit_jax.commands import preflight, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
@@ -77,6 +77,9 @@ def _sky_flags(made: Parser) -> None:
     made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
     made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
     made.add_argument('--region', default='')
+    made.add_argument(
+        '--preflight', action='store_true', help='first compile for the slice: does training fit?'
+    )
     made.add_argument('--zone', default='')
     for flag, metavar, what in (
         ('--env', 'NAME=VALUE', 'a variable of the command; may be repeated'),
@@ -168,6 +171,8 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
     """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
     from vit_jax.launch import sky, submit
 
+    if args.preflight:
+        _preflight(args.tpu, command)
     name = args.job_name or f'vit-jax-{command[0]}'
     task = sky.text(
         sky.SkyJob(
@@ -189,6 +194,19 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
             'launch sky copies the current folder: run it in the root of the repository'
         )
     return submit.sky(name, task)
+
+
+def _preflight(tpu: str, command: Sequence[str]) -> None:
+    """Compile what is to be trained for the slice.
+
+    Raises:
+      UserError: if it does not fit there, or nothing is trained.
+    """
+    if command[0] != 'train':
+        raise UserError('launch sky: --preflight is of `train`')
+    _, config = train.parse(command[1:])
+    if preflight.check(config, tpu):
+        raise UserError(f'launch sky: it does not fit on {tpu}; nothing was submitted')
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str]], str]] = {

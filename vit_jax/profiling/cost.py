@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,27 +48,66 @@ def price(
       UserError: if the data are neither known nor here, or they are text and `examples` or
         `image_size` is given.
     """
-    data = _open_text(config, examples, image_size) if config.data.get('buckets') else None
-    if data is not None:
-        config = defaults.complete(config, data.info)
-        kinds, epoch, each = data.shapes, data.num_examples, data.examples_per_step
-    else:
-        config, spec = _image_spec(config, image_size)
-        kinds = (Shape(config.batch_size, 1, spec),)
-        epoch, each = _epoch_size(config, examples), config.batch_size
+    facts = data_facts(config, examples, image_size)
+    config, each = facts.config, facts.each
     model, task = objects.model_and_task(config)
-    measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in kinds]
-    spent = sum(k.rows * k.share * one for k, (_, one) in zip(kinds, measured, strict=True))
-    begun = defaults.arguments(config, 'branch')['step']
+    measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
+    spent = sum(k.rows * k.share * one for k, (_, one) in zip(facts.kinds, measured, strict=True))
     return PlannedRun(
         point=point or {},
         parameters=measured[0][0],
-        steps=durations.of_run(config, each, epoch).total_steps - begun,
+        steps=facts.steps,
         batch_size=each,
         forward=spent / each,
         count=count,
-        tokens=0 if data is None else data.tokens_per_step,
+        tokens=facts.tokens,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """What costs depend on of the data.
+
+    Attributes:
+      config: with the sizes that the data decide.
+      kinds: of training batches, the largest examples last.
+      epoch: examples of one.
+      each: examples of a step, an average where there are buckets.
+      tokens: of the target in a step, on average and without padding; 0 where there is no text.
+    """
+
+    config: ConfigDict
+    kinds: tuple[Shape, ...]
+    epoch: int
+    each: float
+    tokens: float = 0
+
+    @property
+    def times(self) -> durations.Durations:
+        """Of a run by the config."""
+        return durations.of_run(self.config, self.each, self.epoch)
+
+    @property
+    def steps(self) -> int:
+        """That a run makes itself; those of a run that it continues are not its own."""
+        return self.times.total_steps - defaults.arguments(self.config, 'branch')['step']
+
+
+def data_facts(
+    config: ConfigDict, examples: float | None = None, image_size: int | None = None
+) -> DataFacts:
+    """What a config's data are like; they are opened only if nothing else tells.
+
+    Args, Raises: as `price`.
+    """
+    if config.data.get('buckets'):
+        data = _open_text(config, examples, image_size)
+        config = defaults.complete(config, data.info)
+        each = data.examples_per_step
+        return DataFacts(config, data.shapes, data.num_examples, each, data.tokens_per_step)
+    config, spec = _image_spec(config, image_size)
+    kinds = (Shape(config.batch_size, 1, spec),)
+    return DataFacts(config, kinds, _epoch_size(config, examples), config.batch_size)
 
 
 def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:

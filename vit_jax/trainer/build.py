@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects
+from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
 from vit_jax.interop import adapt
 from vit_jax.optim import make as optim
@@ -111,7 +112,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
     config = defaults.complete(config, data.info)
     times = durations.of_run(config, data.examples_per_step, data.num_examples)
-    program, lr = make_program(config, data, layout, times)
+    program, lr = make_program(config, data.shapes, layout, times)
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
     params = program.abstract_state.params
@@ -136,16 +137,25 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
 
 
 def make_program(
-    config: ConfigDict, data: Dataset, layout: sharding.Layout, times: durations.Durations
+    config: ConfigDict,
+    shapes: Sequence[Shape],
+    layout: sharding.Layout,
+    times: durations.Durations,
 ) -> tuple[Program, optax.Schedule]:
     """What a run computes, and its learning rate.
+
+    Args:
+      config: with the sizes that the data decide.
+      shapes: the kinds of training batches, the largest examples last.
+      layout: of the devices.
+      times: of the run.
 
     Raises:
       UserError: if model, task, optimizer or devices do not take what the config or the data say.
     """
     model, task = objects.model_and_task(config)
     step = defaults.arguments(config, 'step')
-    for shape in data.shapes:
+    for shape in shapes:
         sharding.check_batch(
             layout,
             config.batch_size,
@@ -154,7 +164,7 @@ def make_program(
             multiple=getattr(task, 'multiple', 1),
             reason=getattr(task, 'multiple_reason', ''),
         )
-    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in data.shapes[-1].spec.items()}
+    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
     def init_variables() -> dict[str, Any]:
         return step_lib.init_variables(model, task, example, config.seed)

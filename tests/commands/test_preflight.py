@@ -1,0 +1,138 @@
+"""Steps compiled for TPUs that are not here."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax import __main__
+from vit_jax.commands import launch
+from vit_jax.commands import preflight as command
+from vit_jax.config import load as config_lib
+from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.profiling import compile_for, preflight, topology
+
+DIGITS = 'experiments/vit/digits.py:smoke'
+with_compiler = pytest.mark.skipif(
+    importlib.util.find_spec('libtpu') is None,
+    reason="libtpu, the compiler of TPUs, is not installed: pip install 'vit_jax[preflight]'",
+)
+
+
+def run(*words):
+    return __main__.main(['preflight', *words])
+
+
+@pytest.fixture
+def fake_compiler(monkeypatch):
+    """In place of the compiler: batches of more than 64 rows do not fit."""
+    asked = []
+
+    def compile_step(request, *, cycles=False):
+        asked.append(request)
+        rows = request['config']['batch_size']
+        facts = {
+            'parameters': 10,
+            'steps': 3600,
+            'state': {'params': 40, 'opt_state': 80, 'ema': 0, 'collections': 0},
+            'mesh': {'data': 4, 'fsdp': 1, 'tensor': 1},
+            'kinds': [
+                {'rows': rows, 'share': 1, 'shapes': {}, 'flops': {'train': 300, 'eval': 100}}
+            ],
+        }
+        if rows > 64:
+            return compile_for.Compiled(facts, '', '', 1.0, (rows * 2.0**28, 2.0**34))
+        text = (
+            'HloModule m\n\nENTRY %main (x: f32[8,128]) -> f32[8,128] {\n'
+            '  %x = f32[8,128]{1,0:T(8,128)} parameter(0)\n'
+            '  ROOT %y = f32[8,128]{1,0:T(8,128)} negate(%x)\n}\n'
+        )
+        return compile_for.Compiled(facts, text, 'allocation 0: size 4096, parameter 0:\n', 1.0)
+
+    monkeypatch.setattr(preflight, 'compile_step', compile_step)
+    monkeypatch.setattr(topology, 'require_compiler', lambda: None)
+    return asked
+
+
+def test_numbers_of_a_run_are_those_of_its_step(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--price', '2', '--json')
+    assert run(*words) == 0
+    record = json.loads(capsys.readouterr().out)
+    (step,) = record['steps']
+    assert step['bytes'] == 2 * 4096
+    assert step['bound'] == pytest.approx(2 * 4096 / 819e9)
+    assert step['mfu_bound'] == pytest.approx(300 / (4 * 197e12 * step['bound']))
+    assert record['run']['hours'] == pytest.approx(step['bound'])
+    assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
+
+
+def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
+    assert run(*words) == EXIT_FAILED
+    printed = capsys.readouterr().out
+    assert 'does not fit: 32.00 of 16.00 GiB' in printed
+    tried = ('model.remat=True', 'parallel.fsdp=4', 'step.accum_steps=2', 'batch_size=64')
+    assert len(fake_compiler) == 1 + len(tried)
+    for override in tried:
+        assert f'--config.{override} ' in printed
+    assert fake_compiler[2]['config']['parallel']['fsdp'] == 4
+
+
+def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):
+    assert run('--config', DIGITS, '--topology', 'v5e:2x2', '--batch-size', 'fit') == 0
+    assert 'batch 64 on' in capsys.readouterr().out
+
+
+def test_a_picture_of_it(fake_compiler, tmp_path, capsys):
+    out = tmp_path / 'costs.png'
+    assert run('--config', DIGITS, '--topology', 'v5e:2x2', '--out', str(out)) == 0
+    assert out.read_bytes().startswith(b'\x89PNG')
+
+
+def test_nothing_is_rented_for_what_does_not_fit(fake_compiler):
+    words = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
+    config = ['gs://bucket/run', '--config', DIGITS, '--config.batch_size=128']
+    with pytest.raises(UserError, match='does not fit on v5litepod-4'):
+        launch.main([*words, *config])
+
+
+def test_a_mistake_is_told_in_one_line(fake_compiler):
+    with pytest.raises(UserError, match='one of --config'):
+        command.main(['--topology', 'v5e:2x2'])
+
+
+@with_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('slice_', 'override'), [('v5e:2x2', 'batch_size=64'), ('v4:2x2x1', 'parallel.fsdp=4')]
+)
+def test_a_step_is_compiled_for_tpus(slice_, override):
+    config = config_lib.load(DIGITS, [override, 'parallel.min_split_size=64'])
+    (report,), planned = preflight.preflight(config, topology.parse(slice_))
+    assert report.fits
+    assert planned.steps == 20
+    # First layers have no gradient of their inputs, and XLA leaves out what is not used.
+    assert 0.7 < report.flops * report.chips / report.model_flops < 1.1
+    assert report.memory['optimizer'] >= 1.5 * report.memory['parameters']
+    kinds = {(row.kind, row.axis) for row in report.exchanges}
+    if override.startswith('parallel'):
+        assert ('all-gather', 'fsdp') in kinds
+        assert report.memory['parameters'] < 17418 * 4 * 4  # tiles of small arrays are padding
+    else:
+        assert kinds == {('all-reduce', 'data')}
+
+
+@with_compiler
+@pytest.mark.slow
+def test_what_is_wrong_in_the_other_process_is_told_here():
+    config = config_lib.load(DIGITS, ['parallel.fsdp=3'])
+    with pytest.raises(UserError, match='must divide the 4 devices'):
+        preflight.preflight(config, topology.parse('v5e:2x2'))
+
+
+def test_the_compiler_is_loaded_by_nobody_else():
+    code = 'import sys, vit_jax.commands.preflight, vit_jax.profiling.preflight; '
+    code += 'assert "libtpu" not in sys.modules'
+    subprocess.run([sys.executable, '-c', code], check=True)

@@ -1,0 +1,142 @@
+"""FLOPs, bytes, memory and collectives of a program as the compiler of TPUs schedules it."""
+
+import pathlib
+
+import pytest
+
+from vit_jax.profiling import (
+    collectives,
+    hlo_flops,
+    memory_report,
+    roofline,
+    scheduled_hlo,
+    topology,
+)
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'scheduled_hlo.txt'
+V5E = topology.CHIPS['v5e']
+
+
+@pytest.fixture(scope='module')
+def module():
+    return scheduled_hlo.parse(GOLDEN.read_text())
+
+
+@pytest.fixture(scope='module')
+def found(module):
+    return {(op.path, op.kind): op for op in roofline.operations(module)}
+
+
+@pytest.mark.parametrize(
+    ('shape', 'size', 'space'),
+    [
+        ('f32[12,64]{1,0:T(8,128)S(1)}', 16 * 128 * 4, 1),
+        ('f32[12,64]{0,1:T(8,128)}', 64 * 128 * 4, 0),
+        ('bf16[3,9,100]{2,1,0:T(8,128)(2,1)}', 3 * 16 * 128 * 2, 0),
+        ('f32[10]{0:T(128)}', 512, 0),
+        ('pred[]{:T(512)}', 512, 0),
+        ('s32[7]{0}', 28, 0),
+    ],
+)
+def test_arrays_have_the_padding_of_their_tiles(shape, size, space):
+    (array,) = scheduled_hlo.arrays(shape)
+    assert (array.size, array.space) == (size, space)
+
+
+def test_text_that_was_not_written_to_its_end_is_refused():
+    text = GOLDEN.read_text()
+    with pytest.raises(ValueError, match='end is missing'):
+        scheduled_hlo.parse(text[: text.rindex('}')])
+
+
+def test_products_count_two_flops_a_multiplication(found):
+    assert found['encoder/block_*/mlp/fc1, forward', 'fusion'].flops == 2 * 16 * 100 * 64
+    # A batch of products: every output meets one input along the dilated dimension.
+    batched = found['encoder/block_*/attention, backward', 'convolution']
+    assert batched.flops == 2 * 4 * 30 * 50 * 12
+
+
+def test_a_convolution_does_not_count_its_padding():
+    assert hlo_flops._meetings(4, 4, size=3, low=1, stride=1, lhs_dilate=1, rhs_dilate=1) == 10
+    assert hlo_flops._meetings(4, 2, size=3, low=1, stride=2, lhs_dilate=1, rhs_dilate=1) == 5
+    assert hlo_flops._meetings(4, 2, size=2, low=0, stride=1, lhs_dilate=1, rhs_dilate=2) == 4
+
+
+def test_bytes_are_those_of_hbm_alone(found):
+    # The weight is in VMEM when the product reads it; bringing it there is a copy of its own.
+    product = found['encoder/block_*/mlp/fc1, forward', 'fusion']
+    assert product.bytes == 16 * 128 * 2 + 16 * 128 * 2
+    copy = found['copy-start', 'copy-start']
+    assert (copy.bytes, copy.asynchronous) == (104 * 128 * 2, True)
+
+
+def test_a_loop_counts_the_slices_that_it_reads_and_writes_as_often_as_it_runs(found):
+    read, write = found['fusion', 'fusion'], found['update', 'fusion']
+    assert read.count == write.count == 10
+    assert read.bytes == write.bytes == 8 * 128 * 4
+
+
+def test_collectives_know_their_axis(found):
+    op = found['update', 'all-reduce-start']
+    assert op.asynchronous
+    assert op.collective.groups == ((0, 2), (1, 3))
+    assert op.collective.axis({'data': 2, 'fsdp': 2, 'tensor': 1}) == 'data'
+    assert op.collective.sent == 8 * 128 * 4  # there and back, each half of it
+
+
+@pytest.mark.parametrize(
+    ('text', 'groups'),
+    [
+        ('replica_groups={{0,1},{2,3}}', ((0, 1), (2, 3))),
+        ('replica_groups=[2,2]<=[4]', ((0, 1), (2, 3))),
+        ('replica_groups=[2,2]<=[2,2]T(1,0)', ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=4] {'a':(1)2}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['a'=4,'b'=1] {'a','b'}", ((0, 1, 2, 3),)),
+        ('source_target_pairs={{0,1},{1,0}}', ((0, 1), (1, 0))),
+    ],
+)
+def test_groups_in_every_notation(text, groups):
+    assert collectives._groups(text) == groups
+
+
+def test_the_bound_is_that_of_operations_one_after_the_other(found):
+    ops = list(found.values())
+    alone = sum(op.seconds(V5E) for op in ops if not op.asynchronous)
+    assert roofline.bound(ops, V5E) == max(alone, sum(op.count * op.bytes for op in ops) / 819e9)
+    assert sum(op.cycles or 0 for op in ops) == 1500
+
+
+def test_memory_by_what_it_holds(module):
+    buffers = '\n'.join([
+        'BufferAssignment:',
+        'allocation 0: size 4096, parameter 0, shape |bf16[16,100]|, maybe-live-out:',
+        ' value: <1 state @0> (size=4096,offset=0): bf16[16,100]',
+        'allocation 1: size 26624, parameter 1, shape |bf16[100,64]| at ShapeIndex {}:',
+        'allocation 2: size 16384, parameter 2, shape |bf16[4,12,30]| at ShapeIndex {}:',
+        'allocation 3: size 100000, preallocated-temp:',
+        'allocation 4: size 700, color 1, preallocated-temp:',
+        'allocation 5: size 900, thread-local:',
+        'allocation 6: size 512, output shape is |(bf16[16,64])|, maybe-live-out:',
+    ])  # fmt: skip
+    assert memory_report.memory(buffers, module) == {
+        'parameters': 4096,
+        'optimizer': 26624,
+        'batch': 16384,
+        memory_report.TEMPORARIES: 100000,
+        memory_report.OTHER: 512,
+    }
+
+
+@pytest.mark.parametrize(
+    ('op_name', 'path'),
+    [
+        ('jit(train_step)/jvp(Model)/encoder/norm/mul', 'encoder/norm, forward'),
+        ('jit(train_step)/transpose(jvp(Model))/reduce_sum', 'model, backward'),
+        ('jit(train_step)/add', 'update'),
+        ('', ''),
+    ],
+)
+def test_operations_belong_to_modules(op_name, path):
+    assert roofline.module_path(op_name) == path

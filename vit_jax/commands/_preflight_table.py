@@ -1,0 +1,151 @@
+"""What `preflight` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GIB = 2**30
+COSTLIEST = 12
+
+
+def status(text: str) -> Any:
+    """Shows what goes on while it does, if standard error is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+def describe(report: Any) -> str:
+    """Which step, of which batch, on what."""
+    shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
+    return f'{report.step} step, {shapes}, batch {report.rows:,} on {report.topology}'
+
+
+def rates(report: Any) -> dict[str, Any]:
+    """What follows from the numbers of a report; empty where it does not fit."""
+    if not report.fits:
+        return {}
+    found = {'mfu_bound': report.mfu(report.bound)}
+    if report.estimate:
+        found['mfu_estimate'] = report.mfu(report.estimate)
+    return found
+
+
+def print_report(report: Any) -> None:
+    """Memory, time, collectives, the costliest parts."""
+    console = _console()
+    console.print(f'{describe(report)}: {report.parameters:,} parameters')
+    verdict = 'fits' if report.fits else '[bold]does not fit[/bold]'
+    of = f'{report.needed / GIB:.2f} of {report.usable / GIB:.2f} GiB a chip'
+    console.print(f'{verdict}: {of}\n')
+    _print_memory(console, report)
+    if not report.fits:
+        return
+    _print_times(console, report)
+    if report.exchanges:
+        _print_exchanges(console, report)
+    _print_costs(console, report)
+
+
+def _print_memory(console: Any, report: Any) -> None:
+    table = _table('memory of a chip', 'GiB', 'of all')
+    for part, size in report.memory.items():
+        table.add_row(part, f'{size / GIB:.3f}', f'{size / report.usable:.1%}')
+    console.print(table, '')
+
+
+def _print_times(console: Any, report: Any) -> None:
+    table = _table('time of a step', 'ms', 'MFU')
+    table.add_row('at least', f'{1e3 * report.bound:,.2f}', f'{report.mfu(report.bound):.1%}')
+    if report.estimate:
+        estimate = f'{1e3 * report.estimate:,.2f}', f'{report.mfu(report.estimate):.1%}'
+        table.add_row("the compiler's estimate", *estimate)
+    console.print(table)
+    console.print(
+        f'{report.flops / 1e12:,.4g} TFLOP and {report.bytes / 1e9:,.4g} GB from and to memory a '
+        f'chip; exchanges take at least {1e3 * report.link:,.3g} ms of the links; compiled in '
+        f'{report.compile_seconds:.0f} s'
+    )
+    if report.estimate:
+        console.print(
+            'the estimate takes what is bound by memory for 2.5 to 4 times slower than its bytes: '
+            'compare two programs by it, and expect no such time'
+        )
+    console.print()
+
+
+def _print_exchanges(console: Any, report: Any) -> None:
+    table = _table('collectives', 'axis', 'asynchronous', 'a step', 'MB')
+    for row in report.exchanges:
+        how = 'yes' if row.asynchronous else 'no'
+        table.add_row(row.kind, row.axis, how, f'{row.count:,}', f'{row.bytes / 1e6:,.1f}')
+    console.print(table, '')
+
+
+def _print_costs(console: Any, report: Any) -> None:
+    table = _table('costliest', 'at least ms', 'GFLOP', 'MB')
+    for cost in report.costs[:COSTLIEST]:
+        numbers = (
+            f'{1e3 * cost.seconds:,.3f}',
+            f'{cost.flops / 1e9:,.1f}',
+            f'{cost.bytes / 1e6:,.1f}',
+        )
+        table.add_row(cost.path, *numbers)
+    console.print(table, '')
+
+
+def print_run(run: Any, price: float | None) -> None:
+    """Time and cost of the whole run, at its bound."""
+    money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} a chip-hour'
+    _console().print(
+        f'the run: {run.steps:,} steps, at least {run.hours:,.4g} hours on {run.chips} chips, '
+        f'{run.chip_hours:,.4g} chip-hours{money}; evaluations are not in it'
+    )
+
+
+def print_remedies(tried: Mapping[str, Any]) -> None:
+    """What would make it fit, each compiled."""
+    table = _table('with', 'GiB a chip', 'fits', 'at least ms', 'MFU')
+    for override, report in tried.items():
+        found = ['-', '-']
+        if report.fits:
+            found = [f'{1e3 * report.bound:,.2f}', f'{report.mfu(report.bound):.1%}']
+        fits = 'yes' if report.fits else 'no'
+        table.add_row(f'--config.{override}', f'{report.needed / GIB:.2f}', fits, *found)
+    _console().print(table)
+
+
+def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | None) -> None:
+    """A line for every point of a sweep, and the sum."""
+    money = [] if price is None else ['cost']
+    table = _table('run', 'fits', 'GiB a chip', 'at least ms', 'MFU', 'steps', 'chip-hours', *money)
+    total = 0.0
+    for words, reports, run in rows:
+        first, fits = reports[0], all(r.fits for r in reports)
+        cells = [f'{first.needed / GIB:.2f}', '-', '-', f'{run.steps:,}', '-', *money]
+        if fits:
+            total += run.chip_hours
+            cells = [cells[0], f'{1e3 * run.seconds:,.2f}', f'{first.mfu(first.bound):.1%}']
+            cells += [f'{run.steps:,}', f'{run.chip_hours:,.4g}']
+            cells += [] if price is None else [f'{price * run.chip_hours:,.2f}']
+        table.add_row(words, 'yes' if fits else 'no', *cells)
+    cost = [] if price is None else [f'{price * total:,.2f}']
+    table.add_row('sum of those that fit', *[''] * 5, f'{total:,.4g}', *cost)
+    _console().print(table)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _table(first: str, *headings: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify='right', no_wrap=True)
+    return table

@@ -1,0 +1,157 @@
+"""Compile a config's step for a slice of TPUs that is not here: does it fit, what will it take?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.commands import _preflight_table as table
+from vit_jax.commands._parser import Parser
+from vit_jax.config import load as config_lib
+from vit_jax.errors import EXIT_FAILED, UserError
+
+if TYPE_CHECKING:
+    from vit_jax.profiling.topology import Topology
+
+FIT = 'fit'
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints tables or JSON; 1 if the step does not fit into memory."""
+    args, config = config_lib.parse_config_args(make_parser(), argv)
+    if (config is None) == (args.sweep is None):
+        raise UserError('preflight needs one of --config FILE[:ARG] and --sweep FILE[:ARG]')
+    if args.price is not None and args.price < 0:
+        raise UserError(f'--price {args.price:g}: must be 0 or more')
+    if args.out:
+        from vit_jax.viz.figures import check_format
+
+        check_format(args.out, '--out')
+    return _run(args, config)
+
+
+def check(config: ConfigDict, slice_: str) -> int:
+    """Whether training by a config fits on a slice: what the command prints and returns."""
+    return _run(make_parser().parse_args(['--topology', slice_]), config)
+
+
+def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
+    from vit_jax.profiling import topology
+
+    topology.require_compiler()
+    slice_ = topology.parse(args.topology)
+    return _sweep(args, slice_) if config is None else _config(args, config, slice_)
+
+
+def make_parser() -> Parser:
+    """The flags beside those of the config."""
+    parser = Parser('preflight', __doc__)
+    add = parser.add_argument
+    add('--topology', required=True, metavar='SLICE', help='as v5e:4x4, v4:2x2x2, v5litepod-16')
+    add('--eval', action='store_true', help='the evaluation instead of the training step')
+    add('--cycles', action='store_true', help="wait minutes for the compiler's own estimate")
+    add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
+    add('--batch-size', choices=[FIT], help='find the largest batch that fits')
+    add('--sweep', metavar='FILE[:ARG]', help='every run of a sweep; it is executed')
+    add('--out', metavar='PATH', help='a picture of where memory and time go')
+    add('--json', action='store_true', help='print all numbers as JSON instead of tables')
+    add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
+    add('--image-size', type=int, metavar='PIXELS', help='square images, likewise')
+    return parser
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        'step': 'eval' if args.eval else 'train',
+        'examples': args.examples,
+        'image_size': args.image_size,
+    }
+
+
+def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
+    from vit_jax.profiling import preflight
+
+    options = _options(args)
+    if args.batch_size == FIT:
+        with table.status('looking for the largest batch'):
+            config = preflight.largest_batch(config, slice_, **options)
+    with table.status(f'compiling for {slice_.name}'):
+        reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **options)
+    fits = all(report.fits for report in reports)
+    tried = {} if fits else _remedies(config, slice_, options)
+    if args.json:
+        print(json.dumps(_record(reports, run, tried, args.price), indent=2))
+    else:
+        for report in reports:
+            table.print_report(report)
+        if fits and not args.eval:
+            table.print_run(run, args.price)
+        if tried:
+            table.print_remedies(tried)
+    if args.out and fits:
+        _draw(reports[0], args.out)
+    return 0 if fits else EXIT_FAILED
+
+
+def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
+    """The reports of what makes a step smaller, by what is changed."""
+    from vit_jax.profiling import preflight
+
+    found = {}
+    for override in preflight.remedies(config, slice_.chips):
+        with table.status(f'it does not fit: trying {override}'):
+            try:
+                changed = preflight.apply(config, override)
+                found[override] = preflight.preflight(changed, slice_, **options)[0][0]
+            except UserError:
+                continue  # not with this task or model
+    return found
+
+
+def _record(reports: Sequence[Any], run: Any, tried: dict[str, Any], price: float | None) -> Any:
+    whole = dataclasses.asdict(run) | {'hours': run.hours, 'chip_hours': run.chip_hours}
+    if price is not None:
+        whole['cost'] = price * run.chip_hours
+    return {
+        'steps': [dataclasses.asdict(r) | table.rates(r) for r in reports],
+        'run': whole,
+        'remedies': {name: dataclasses.asdict(r) | table.rates(r) for name, r in tried.items()},
+    }
+
+
+def _draw(report: Any, path: str) -> None:
+    from vit_jax.viz import chip_costs, figures
+
+    seconds = {cost.path: cost.seconds for cost in report.costs}
+    title = f'{table.describe(report)}, at least {1e3 * report.bound:.3g} ms'
+    figure = chip_costs.draw(title, report.memory, report.usable, seconds)
+    try:
+        figures.save(figure, path)
+    except OSError as e:
+        raise UserError(f'--out {path!r} cannot be written: {e.strerror}') from e
+
+
+def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
+    from vit_jax.profiling import preflight
+    from vit_jax.sweeps import price, space
+
+    sweep = space.load(args.sweep, 'preflight')
+    rows = []
+    for point in sweep.points:
+        words = ', '.join(f'{k}={v}' for k, v in point.items())
+        with table.status(f'compiling {words}'):
+            config = price.config_of(sweep, point)
+            reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
+        rows.append((words, reports, run))
+    if not rows:
+        raise UserError(f'--sweep {args.sweep}: it has no points of its own, a search chooses them')
+    if args.json:
+        print(json.dumps([{'point': w} | _record(r, u, {}, args.price) for w, r, u in rows]))
+    else:
+        table.print_sweep(rows, args.price)
+    return 0 if all(r.fits for _, reports, _ in rows for r in reports) else EXIT_FAILED

@@ -1,0 +1,125 @@
+"""Programs compiled for TPUs in a process of their own, which ends as soon as they are scheduled.
+
+The schedule tells FLOPs, bytes, memory and collectives. The compiler then spends minutes on
+machine code, which only its own estimate of cycles is worth waiting for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.profiling import topology
+
+FACTS, RESULT, ERROR = 'facts.json', 'result.json', 'error.json'
+SCHEDULED = '*.after_optimizations_after_buffer_assignment.txt'
+BUFFERS = '*.after_optimizations-buffer-assignment.txt'
+FINAL = '*.after_codegen.txt'
+FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval)_step'
+OVERFLOW = re.compile(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm')
+POLL_SECONDS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler makes of a step.
+
+    Attributes:
+      facts: of `trainer.ahead.describe`.
+      module: the scheduled HLO, of one chip; that before it was given up where it does not fit.
+      buffers: the assignment of its buffers; empty where it does not fit.
+      seconds: that tracing and compiling took.
+      overflow: bytes of a chip's memory that are needed, and that there are, where it does not fit.
+    """
+
+    facts: Mapping[str, Any]
+    module: str
+    buffers: str
+    seconds: float
+    overflow: tuple[float, float] | None = None
+
+
+def compile_step(request: Mapping[str, Any], *, cycles: bool = False) -> Compiled:
+    """Compile a step in a process of its own.
+
+    Args:
+      request: of `trainer.ahead.main`.
+      cycles: wait for machine code, with which the compiler's estimates of cycles come.
+
+    Raises:
+      UserError: without libtpu, or for a mistake in the request.
+      RuntimeError: if the compiler fails.
+    """
+    topology.require_compiler()
+    with tempfile.TemporaryDirectory(prefix='vit_jax-preflight-') as name:
+        folder, began = pathlib.Path(name), time.perf_counter()
+        environment = topology.environment() | {'XLA_FLAGS': FLAGS.format(folder)}
+        with (folder / 'stderr').open('w+') as stderr:
+            process = subprocess.Popen(
+                [sys.executable, '-m', 'vit_jax.trainer.ahead', name],
+                stdin=subprocess.PIPE,
+                stdout=stderr,
+                stderr=stderr,
+                text=True,
+                env=environment,
+            )
+            try:
+                assert process.stdin
+                process.stdin.write(json.dumps(request))
+                process.stdin.close()
+                _wait(process, folder, FINAL if cycles else SCHEDULED)
+            finally:
+                process.kill()
+                process.wait()
+        return _read(folder, cycles, time.perf_counter() - began)
+
+
+def _wait(process: subprocess.Popen, folder: pathlib.Path, awaited: str) -> None:
+    while process.poll() is None and not _complete(folder, awaited):
+        time.sleep(POLL_SECONDS)
+
+
+def _complete(folder: pathlib.Path, pattern: str) -> bool:
+    """Whether the compiler has written a module to its end, the brace that closes its entry."""
+    for path in folder.glob(pattern):
+        with path.open('rb') as file:
+            file.seek(max(path.stat().st_size - 16, 0))
+            if file.read().rstrip().endswith(b'\n}'):
+                return '\nENTRY ' in path.read_text()
+    return False
+
+
+def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
+    facts = json.loads(_text(folder, FACTS) or '{}')
+    if error := _text(folder, ERROR):
+        told = json.loads(error)
+        if told['kind'] == 'user':
+            raise UserError(told['message'])
+        if match := OVERFLOW.search(told['message']):
+            needed, there = (
+                float(n) * 1024 ** ' KMGT'.index(unit or ' ')
+                for n, unit in (match.group(1, 2), match.group(3, 4))
+            )
+            module = _text(folder, '*oom_intermediate_module.txt')
+            return Compiled(facts, module, '', seconds, (needed, there))
+        raise RuntimeError(f'the compiler fails: {told["message"]}')
+    module = _text(folder, FINAL if cycles else SCHEDULED)
+    if not module:
+        last = (folder / 'stderr').read_text().strip()[-2000:]
+        raise RuntimeError(f'the compiler ended without a schedule: {last}')
+    return Compiled(facts, module, _text(folder, BUFFERS), seconds)
+
+
+def _text(folder: pathlib.Path, pattern: str) -> str:
+    """Of the file, the largest if there are several, or nothing."""
+    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_size)
+    return paths[-1].read_text() if paths else ''

@@ -1,0 +1,75 @@
+"""FLOPs of matrix products and convolutions in a scheduled HLO module, exactly.
+
+A product of matrices is a convolution here, its batch a spatial dimension that is dilated so that
+every output meets one input: what counts is which pairs of positions meet.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+
+LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
+CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
+
+
+def flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Of an instruction and of all that it calls, each once."""
+    if instruction.opcode == 'convolution':
+        return _convolution(computation, instruction)
+    if instruction.opcode == 'dot':
+        match = CONTRACTED.search(instruction.attributes)
+        lhs = computation[instruction.operands[0]].arrays[0].shape
+        terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
+        return 2 * math.prod(instruction.arrays[0].shape) * terms
+    return sum(
+        flops(module, called, inner)
+        for called in map(module.computations.__getitem__, instruction.called)
+        for inner in called
+    )
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> int:
+    labels = LABELS.search(instruction.attributes)
+    if labels is None:
+        raise ValueError(f'{instruction.name}: a convolution without dim_labels')
+    left, right, out = labels.groups()
+    lhs, rhs = (computation[name].arrays[0].shape for name in instruction.operands[:2])
+    result = instruction.arrays[0].shape
+    window = _window(instruction.attributes)
+    terms = rhs[right.index('i')]
+    for axis in (c for c in out if c.isdigit()):
+        steps = {key: values[int(axis)] for key, values in window.items()}
+        terms *= _meetings(lhs[left.index(axis)], result[out.index(axis)], **steps)
+    groups = re.search(r'batch_group_count=(\d+)', instruction.attributes)
+    batch = result[out.index('b')] * result[out.index('f')]
+    return 2 * batch * terms // (int(groups[1]) if groups else 1)
+
+
+def _window(attributes: str) -> dict[str, list[int]]:
+    """What a window says of every spatial dimension, defaults filled in."""
+    match = re.search(r'window=\{([^}]*)\}', attributes)
+    given = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
+    size = [int(n) for n in given['size'].split('x')] if given else []
+    pads = given.get('pad', 'x'.join(['0_0'] * len(size)))
+    found = {'size': size, 'low': [int(pad.split('_')[0]) for pad in pads.split('x') if pad]}
+    for key in ('stride', 'lhs_dilate', 'rhs_dilate'):
+        text = given.get(key)
+        found[key] = [int(n) for n in text.split('x')] if text else [1] * len(size)
+    return found
+
+
+@functools.cache
+def _meetings(
+    length: int, outputs: int, size: int, low: int, stride: int, lhs_dilate: int, rhs_dilate: int
+) -> int:
+    """Pairs of an output and a place of the window at which there is an input, not padding."""
+    last = (length - 1) * lhs_dilate
+    return sum(
+        0 <= (at := out * stride + place * rhs_dilate - low) <= last and at % lhs_dilate == 0
+        for out in range(outputs)
+        for place in range(size)
+    )

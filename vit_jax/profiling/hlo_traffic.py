@@ -1,0 +1,81 @@
+"""Bytes that an instruction of a scheduled HLO module moves from and to HBM.
+
+What lies in VMEM already, or stays there, is not counted; of what is sliced only the slice is.
+"""
+
+from __future__ import annotations
+
+from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+
+SLICES = ('slice', 'dynamic-slice', 'gather')
+THROUGH = ('bitcast', 'reshape')
+UPDATE = 'dynamic-update-slice'
+
+
+def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Read and written by an instruction once."""
+    operands = [computation[name] for name in instruction.operands]
+    opcode = instruction.opcode
+    if opcode in ('fusion', 'async-start') and instruction.called:
+        return _of_fusion(module.computations[instruction.called[0]], operands, instruction)
+    if opcode == UPDATE:
+        return _hbm(operands[1]) + _hbm(operands[1], of=instruction)
+    written = instruction.arrays[:1] if opcode.endswith('-start') else instruction.arrays
+    out = sum(array.hbm for array in written)
+    if opcode in SLICES:
+        return out + _hbm(instruction, of=operands[0])
+    return out + sum(_hbm(operand) for operand in operands)
+
+
+def _of_fusion(inside: Computation, operands: list[Instruction], outside: Instruction) -> int:
+    reads = sum(
+        _hbm(operand) if (part := _part_read(inside, parameter)) is None
+        else part * (operand.arrays[0].space == 0)
+        for parameter, operand in zip(inside.parameters, operands, strict=False)
+        if operand.arrays
+    )  # fmt: skip
+    return reads + _written(inside, outside)
+
+
+def _part_read(inside: Computation, parameter: Instruction) -> int | None:
+    """Bytes of a parameter that a fusion reads, None for all of them."""
+    total = 0
+    for user in inside.users[parameter.name]:
+        if user.opcode in THROUGH:
+            part = _part_read(inside, user)
+            if part is None:
+                return None
+            total += part
+        elif user.opcode in SLICES and user.operands[0] == parameter.name:
+            total += user.arrays[0].size
+        elif user.opcode != UPDATE or user.operands[0] != parameter.name:
+            return None
+    return total
+
+
+def _written(inside: Computation, outside: Instruction) -> int:
+    """Bytes that a fusion writes; in place of an array that it updates, the update."""
+    root = inside.root
+    results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+    if outside.opcode == 'async-start':  # (what is read), what is written, context
+        return sum(array.hbm for array in outside.arrays[len(outside.operands) :][: len(results)])
+    if len(results) != len(outside.arrays):
+        return sum(array.hbm for array in outside.arrays)
+    return sum(
+        _size_written(inside, result) * (array.space == 0)
+        for result, array in zip(results, outside.arrays, strict=True)
+    )
+
+
+def _size_written(inside: Computation, result: Instruction) -> int:
+    while result.opcode in THROUGH:
+        result = inside[result.operands[0]]
+    written = inside[result.operands[1]] if result.opcode == UPDATE else result
+    return written.arrays[0].size
+
+
+def _hbm(instruction: Instruction, of: Instruction | None = None) -> int:
+    """Bytes of a result, if it, or that which it is a part of, lies in HBM."""
+    if of is not None:
+        return instruction.arrays[0].size if of.arrays[0].space == 0 else 0
+    return sum(array.hbm for array in instruction.arrays)

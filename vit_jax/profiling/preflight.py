@@ -1,0 +1,272 @@
+"""What a run will need and take on a slice of TPUs, from the step that its compiler makes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import defaults, schema
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.profiling import memory_report, roofline, scheduled_hlo
+from vit_jax.profiling.compile_for import Compiled, compile_step
+from vit_jax.profiling.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """All collectives of one kind along one axis of the mesh, in a step."""
+
+    kind: str
+    axis: str
+    asynchronous: bool
+    count: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Operations of one part of the model, in a step."""
+
+    path: str
+    flops: int
+    bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A step on one chip of a slice; all but the numbers of memory are empty where it does not fit.
+
+    Attributes:
+      topology: of the slice, as `v5e:4x4`.
+      chips: of the slice.
+      step: `train` or `eval`.
+      rows: of a global batch.
+      shapes: of one example, {name: shape}.
+      parameters: of the model.
+      memory: bytes by what they hold.
+      needed, usable: bytes of memory; usable is what the compiler leaves where it does not fit.
+      model_flops: of the whole batch, as published numbers count them.
+      flops, bytes: of the program, on a chip; bytes are those of its memory.
+      bound: the least seconds of a step, see `roofline.bound`.
+      link: the least seconds that exchanges take.
+      peak: FLOP/s of a chip.
+      estimate: the compiler's own, in seconds, where it was waited for.
+      exchanges: by kind and axis.
+      costs: by part of the model, the costliest first.
+      compile_seconds: until the schedule, or the machine code if it was waited for.
+      fits: whether the compiler takes it.
+    """
+
+    topology: str
+    chips: int
+    step: str
+    rows: int
+    shapes: Mapping[str, Sequence[int]]
+    parameters: int
+    memory: Mapping[str, int]
+    needed: float
+    usable: float
+    model_flops: int
+    peak: float
+    compile_seconds: float
+    fits: bool = True
+    flops: int = 0
+    bytes: int = 0
+    bound: float = 0
+    link: float = 0
+    estimate: float | None = None
+    exchanges: Sequence[Exchange] = ()
+    costs: Sequence[Cost] = ()
+
+    def mfu(self, seconds: float) -> float:
+        """Model FLOPs utilisation of a step of so many seconds."""
+        return self.model_flops / (self.chips * self.peak * seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A whole run.
+
+    Attributes:
+      steps: that it makes.
+      seconds: of a step at its bound, an average where batches have several shapes.
+      chips: of the slice.
+    """
+
+    steps: int
+    seconds: float
+    chips: int
+
+    @property
+    def hours(self) -> float:
+        return self.steps * self.seconds / 3600
+
+    @property
+    def chip_hours(self) -> float:
+        return self.chips * self.hours
+
+
+def preflight(
+    config: ConfigDict,
+    topology: Topology,
+    *,
+    step: str = 'train',
+    examples: float | None = None,
+    image_size: int | None = None,
+    cycles: bool = False,
+) -> tuple[list[Report], Run]:
+    """Compile every kind of batch of a run, the largest first, and say what the run will take.
+
+    Args:
+      config: left as it is.
+      topology: to run on.
+      step: `train` or `eval`.
+      examples, image_size: as `cost.price` takes them.
+      cycles: wait for the compiler's estimates, minutes.
+
+    Returns:
+      The report of every kind of batch, the first alone where that does not fit; and the run at
+      their bounds.
+
+    Raises:
+      UserError: as `compile_for.compile_step`.
+    """
+    request = {
+        'config': config.to_dict(),
+        'topology': topology.name,
+        'step': step,
+        'examples': examples,
+        'image_size': image_size,
+    }
+    reports, shares = [], []
+    while not reports or (reports[-1].fits and len(reports) < len(kinds)):
+        kind = -1 - len(reports)
+        compiled = compile_step(request | {'kind': kind}, cycles=cycles)
+        kinds = compiled.facts['kinds']
+        shares.append(kinds[kind]['share'])
+        reports.append(report(compiled, topology, step, kind))
+    seconds = sum(share * r.bound for share, r in zip(shares, reports, strict=True))
+    return reports, Run(compiled.facts['steps'], seconds, topology.chips)
+
+
+def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
+    """What a compiled step says."""
+    facts, chip = compiled.facts, topology.chip
+    batch = facts['kinds'][kind]
+    common: dict[str, Any] = {
+        'topology': topology.name,
+        'chips': topology.chips,
+        'step': step,
+        'rows': batch['rows'],
+        'shapes': batch['shapes'],
+        'parameters': facts['parameters'],
+        'model_flops': batch['flops'][step],
+        'peak': chip.peak,
+        'compile_seconds': compiled.seconds,
+    }
+    if compiled.overflow:
+        needed, usable = compiled.overflow
+        memory = memory_report.estimated(facts['state'], needed)
+        return Report(memory=memory, needed=needed, usable=usable, fits=False, **common)
+    module = scheduled_hlo.parse(compiled.module)
+    memory = memory_report.memory(compiled.buffers, module)
+    found = roofline.operations(module)
+    cycles = [op.cycles * op.count for op in found if op.cycles is not None]
+    return Report(
+        memory=memory,
+        needed=sum(memory.values()),
+        usable=chip.hbm,
+        flops=sum(op.count * op.flops for op in found),
+        bytes=sum(op.count * op.bytes for op in found),
+        bound=roofline.bound(found, chip),
+        link=roofline.link_seconds(found, chip),
+        estimate=sum(cycles) / chip.clock if cycles else None,
+        exchanges=_exchanges(found, facts['mesh']),
+        costs=_costs(found, topology),
+        **common,
+    )
+
+
+def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> list[Exchange]:
+    counts: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for op in found:
+        if op.collective and op.collective.sent:
+            key = (op.collective.kind, op.collective.axis(mesh), op.asynchronous)
+            counts[key][0] += op.count
+            counts[key][1] += op.count * op.collective.size
+    rows = [Exchange(*key, *values) for key, values in counts.items()]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _costs(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
+    sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
+    for op in found:
+        path = 'copies meanwhile' if op.asynchronous and not op.collective else op.path
+        seconds = op.seconds(topology.chip)
+        sums[path] = [a + b for a, b in zip(
+            sums[path], (op.count * op.flops, op.count * op.bytes, seconds), strict=True
+        )]  # fmt: skip
+    rows = [Cost(path, int(flops), int(size), time) for path, (flops, size, time) in sums.items()]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+def remedies(config: ConfigDict, chips: int) -> list[str]:
+    """Overrides that make a step smaller, each by itself, as `model.remat=True`.
+
+    Args:
+      config: of the step that does not fit.
+      chips: of the slice.
+    """
+    found = []
+    remat = schema.parameters(config, 'model').get('remat')
+    if remat is not None and not config.model.get('remat', remat.default):
+        found.append('model.remat=True')
+    layout = defaults.arguments(config, 'parallel')
+    if layout['fsdp'] * layout['tensor'] == 1 < chips:
+        found.append(f'parallel.fsdp={chips}')
+    accum = defaults.arguments(config, 'step')['accum_steps']
+    shards = chips // layout['tensor']
+    if not config.data.get('buckets') and config.batch_size % (2 * accum * shards) == 0:
+        found += [f'step.accum_steps={2 * accum}', f'batch_size={config.batch_size // 2}']
+    return found
+
+
+def apply(config: ConfigDict, override: str) -> ConfigDict:
+    """A copy of a config with one override."""
+    return config_lib.override(config_lib.from_dict(config.to_dict()), [override])
+
+
+def largest_batch(config: ConfigDict, topology: Topology, **options: Any) -> ConfigDict:
+    """The config with the largest batch that fits, to an eighth; options as of `preflight`.
+
+    Raises:
+      UserError: if not even one example a chip and microbatch fits.
+    """
+    if config.data.get('buckets'):
+        raise UserError('--batch-size fit is of examples, and this config counts tokens')
+    tensor = defaults.arguments(config, 'parallel')['tensor']
+    unit = topology.chips // tensor * defaults.arguments(config, 'step')['accum_steps']
+
+    def fits(units: int) -> bool:
+        tried = apply(config, f'batch_size={units * unit}')
+        return preflight(tried, topology, **options)[0][0].fits
+
+    units = max(config.batch_size // unit, 1)
+    low, high = 0, 0
+    while not (low and high):
+        if fits(units):
+            low, units = units, units * 2
+        else:
+            high, units = units, units // 2
+        if not units:
+            raise UserError(f'--batch-size fit: not even {unit} examples fit')
+    while high - low > max(low // 8, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return apply(config, f'batch_size={low * unit}')

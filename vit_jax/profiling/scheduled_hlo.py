@@ -1,0 +1,216 @@
+"""The text of a scheduled HLO module, as XLA dumps it, parsed into computations of instructions.
+
+On TPUs a layout says how an array is tiled and which memory it lies in: one of
+`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, which is space 1.
+HBM is space 0, which is not written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$')
+ARRAY = re.compile(r'([a-z]\w*)\[([\d,<= ]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?')
+COMMENT = re.compile(r'/\*.*?\*/')
+REFERENCE = re.compile(r'%([\w.\-]+)')
+CALLED = re.compile(r'\b(?:calls|to_apply|body)=%([\w.\-]+)')
+BRANCHES = re.compile(r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))')
+OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a chip.
+
+    Attributes:
+      dtype: as HLO names it, `bf16`.
+      shape: without padding.
+      size: bytes, with the padding of its tiles.
+      space: of memory; 0 is HBM.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    space: int = 0
+
+    @property
+    def hbm(self) -> int:
+        """Bytes if it lies in HBM."""
+        return 0 if self.space else self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+      name: without the percent sign.
+      opcode: `fusion`, `copy-start`, ...
+      arrays: of the result, those of a tuple one after the other.
+      operands: names.
+      text: of the operands in parentheses.
+      attributes: what follows them.
+      root: whether it is the result of its computation.
+    """
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    text: str
+    attributes: str
+    root: bool
+
+    @property
+    def called(self) -> list[str]:
+        """Computations that it calls; of a conditional its branches."""
+        found = CALLED.findall(self.attributes)
+        for several, one in BRANCHES.findall(self.attributes):
+            found += REFERENCE.findall(several or one)
+        return found
+
+    @property
+    def op_name(self) -> str:
+        """Where it comes from, as JAX says; empty for what the compiler adds."""
+        match = OP_NAME.search(self.attributes)
+        return match[1].replace("\\'", "'") if match else ''
+
+    @property
+    def trips(self) -> int:
+        """How often a loop runs, 1 where the compiler does not know."""
+        match = TRIPS.search(self.attributes)
+        return int(match[1]) if match else 1
+
+    @property
+    def cycles(self) -> int | None:
+        """The compiler's estimate, which stands in the text after code generation alone."""
+        match = CYCLES.search(self.attributes)
+        return int(match[1]) if match else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they run."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self.instructions[name]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        return next(i for i in self if i.root)
+
+    @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        """In the order of the operands that a caller gives."""
+        return sorted((i for i in self if i.opcode == 'parameter'), key=lambda i: int(i.text))
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, list[Instruction]]:
+        """Who reads an instruction's result."""
+        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self:
+            for name in dict.fromkeys(instruction.operands):
+                found[name].append(instruction)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A program of one chip."""
+
+    computations: Mapping[str, Computation]
+    entry: Computation
+
+
+def parse(text: str) -> Module:
+    """A module of its text.
+
+    Raises:
+      ValueError: if it has no entry, or its end is missing.
+    """
+    computations, entry = {}, None
+    name, is_entry, lines = '', False, {}
+    for line in text.splitlines():
+        if match := HEADER.match(line):
+            name, is_entry, lines = match[2], bool(match[1]), {}
+        elif line.startswith('}') and name:
+            computations[name] = Computation(name, lines)
+            entry = computations[name] if is_entry else entry
+            name = ''
+        elif name and ' = ' in line:
+            instruction = _instruction(line)
+            lines[instruction.name] = instruction
+    if entry is None:
+        raise ValueError('the module has no entry, or its end is missing')
+    return Module(computations, entry)
+
+
+def arrays(shape: str) -> tuple[Array, ...]:
+    """The arrays of a shape, of a tuple all of them."""
+    return tuple(_array(*match) for match in ARRAY.findall(shape))
+
+
+def _instruction(line: str) -> Instruction:
+    left, _, right = COMMENT.sub('', line).strip().partition(' = ')
+    end = _close(right) + 1 if right.startswith('(') else right.index(' ')
+    shape, rest = right[:end], right[end:].lstrip()
+    opcode, _, _ = rest.partition('(')
+    close = _close(rest, len(opcode))
+    text = rest[len(opcode) + 1 : close]
+    return Instruction(
+        name=left.removeprefix('ROOT ').lstrip('%'),
+        opcode=opcode,
+        arrays=arrays(shape),
+        operands=() if opcode in ('parameter', 'constant') else tuple(REFERENCE.findall(text)),
+        text=text,
+        attributes=rest[close + 1 :],
+        root=left.startswith('ROOT '),
+    )
+
+
+def _close(text: str, start: int = 0) -> int:
+    """Where the parenthesis that opens at `start` closes."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == '(') - (text[i] == ')')
+        if not depth:
+            return i
+    raise ValueError(f'a parenthesis is not closed: {text[:80]}')
+
+
+@functools.cache
+def _array(dtype: str, dims: str, order: str, layout: str) -> Array:
+    shape = tuple(int(re.sub(r'\D', '', n)) for n in dims.split(',') if n)
+    minor_to_major = [int(n) for n in order.split(',') if n]
+    lengths = [shape[i] for i in reversed(minor_to_major)] if minor_to_major else list(shape)
+    tile = re.search(r'T\(([\d,]+)\)', layout)
+    sizes = [int(n) for n in tile[1].split(',')] if tile else []
+    for i, size in enumerate(reversed(sizes), 1):
+        if i <= len(lengths):
+            lengths[-i] = -(-lengths[-i] // size) * size
+        else:
+            lengths.insert(0, size)
+    space = re.search(r'S\((\d+)\)', layout)
+    size = math.ceil(math.prod(lengths) * _bits(dtype) / 8)
+    return Array(dtype, shape, size, int(space[1]) if space else 0)
+
+
+def _bits(dtype: str) -> int:
+    """Of an element; 0 for what is no data."""
+    if dtype == 'pred':
+        return 8
+    match = re.match(r'(?:bf|f|s|u|c)(\d+)', dtype)
+    return int(match[1]) if match else 0

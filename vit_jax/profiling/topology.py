@@ -1,0 +1,172 @@
+"""Slices of Cloud TPUs: their chips, their names, and their devices for a compiler without them.
+
+libtpu knows the topologies of all generations, and compiles for them on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from typing import Any
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.profiling import flops
+
+INSTALL = "preflight needs libtpu, the compiler: pip install 'vit_jax[preflight]'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip of a generation, as cloud.google.com/tpu/docs/system-architecture has it.
+
+    Attributes:
+      generation: as topologies are named, `v5e`.
+      kind: as JAX names its device.
+      bandwidth: of its memory, bytes a second.
+      hbm: bytes of its memory.
+      link: bytes a second between it and its neighbours, all links together.
+      clock: cycles a second, at which its matrix units come to the peak.
+      dims: along which slices extend.
+      counted: what a slice's name counts, its chips (1) or their cores (2).
+      options: of libtpu, so that a chip is one device of JAX.
+    """
+
+    generation: str
+    kind: str
+    bandwidth: float
+    hbm: int
+    link: float
+    clock: float
+    dims: int
+    counted: int = 1
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s in bfloat16."""
+        peak = flops.peak_flops(self.kind)
+        assert peak
+        return peak
+
+
+GIB = 2**30
+_MEGACORE = (('chip_config_name', 'megacore'),)
+CHIPS = {
+    'v4': Chip('v4', 'TPU v4', 1228e9, 32 * GIB, 300e9, 1.05e9, 3, 2, _MEGACORE),
+    'v5e': Chip('v5e', 'TPU v5e', 819e9, 16 * GIB, 200e9, 1.5e9, 2),
+    'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2),
+    'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
+}
+SAME = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice.
+
+    Attributes:
+      chip: of its generation.
+      shape: chips along each dimension.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """As libtpu takes it, `v5e:4x4`."""
+        return f'{self.chip.generation}:{"x".join(map(str, self.shape))}'
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+
+def parse(text: str) -> Topology:
+    """The slice of a name: `v5e:4x4`, or as clouds name types, `v5litepod-16`, `tpu-v4-32`.
+
+    What follows the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
+
+    Raises:
+      UserError: if it is no such name.
+    """
+    match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
+    if match is None:
+        raise UserError(f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32')
+    name = SAME.get(match[1], match[1])
+    if name not in CHIPS:
+        raise UserError('--topology: ' + nearest('TPU generation', name, CHIPS))
+    chip = CHIPS[name]
+    if match[3]:
+        return Topology(chip, _shape(text, chip, int(match[3])))
+    shape = tuple(int(n or 0) for n in match[2].split('x'))
+    if len(shape) != chip.dims or not all(shape):
+        example = 'x'.join('442'[: chip.dims])
+        raise UserError(f'--topology {text!r}: {name} has {chip.dims} dimensions, as {example}')
+    return Topology(chip, shape)
+
+
+def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
+    """The most cubic shape of so many chips, the shorter sides first; a whole machine is 2 x 2."""
+    chips, rest = divmod(size, chip.counted)
+    sides = _sides(chips, chip.dims) if not rest else []
+    if chips > 1:
+        sides = [s for s in sides if s[0] % 2 == 0 or (chip.dims == 3 and s[1] % 2 == 0)]
+    if not sides:
+        what = 'cores, two a chip' if chip.counted == 2 else 'chips'
+        raise UserError(f'--topology {text!r}: no slice of {chip.generation} has {size} {what}')
+    best = min(sides, key=lambda s: (max(s) / min(s), s))
+    return best if chip.dims == 2 or chips > 4 else tuple(sorted(best, reverse=True))
+
+
+def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
+    if dims == 1:
+        return [(count,)]
+    firsts = [n for n in range(1, count + 1) if count % n == 0]
+    found = [(n, *rest) for n in firsts for rest in _sides(count // n, dims - 1)]
+    return [s for s in found if list(s) == sorted(s)]
+
+
+def require_compiler() -> None:
+    """Raise UserError where libtpu is not installed."""
+    if importlib.util.find_spec('libtpu') is None:
+        raise UserError(INSTALL)
+
+
+def environment() -> dict[str, str]:
+    """Variables of a process that compiles and touches no TPU, nor waits for who holds them."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
+    return kept | {
+        'JAX_PLATFORMS': 'cpu',
+        'JAX_ENABLE_COMPILATION_CACHE': 'false',
+        'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+        # What libtpu would ask a metadata server for, and complain about where there is none.
+        'TPU_SKIP_MDS_QUERY': '1',
+        'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
+        'TPU_WORKER_HOSTNAMES': 'localhost',
+        'TPU_WORKER_ID': '0',
+        'TPU_STDERR_LOG_LEVEL': '3',
+        'TF_CPP_MIN_LOG_LEVEL': '3',
+    }
+
+
+def devices(topology: Topology) -> list[Any]:
+    """Its devices, one a chip; in a process with the variables of `environment`.
+
+    Raises:
+      UserError: if libtpu knows no such slice.
+    """
+    import jax
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = dict(topology.chip.options)
+    if topology.chips < 4:  # less than the machine that libtpu takes for granted
+        options['chips_per_host_bounds'] = [*topology.shape, 1][:3]
+    try:
+        described = topologies.get_topology_desc(topology.name, 'tpu', **options)
+    except jax.errors.JaxRuntimeError as e:
+        raise UserError(f'--topology {topology.name}: {str(e).splitlines()[0]}') from e
+    return list(described.devices)

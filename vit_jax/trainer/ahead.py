@@ -1,0 +1,127 @@
+"""A run's programs, compiled for chips that are not here.
+
+`python -m vit_jax.trainer.ahead` is the process that `profiling.compile_for` starts: libtpu is
+loaded in it alone, and it may be ended as soon as what it compiles is scheduled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.config import defaults
+from vit_jax.config import load as config_lib
+from vit_jax.data.batches import Shape
+from vit_jax.errors import UserError
+from vit_jax.profiling import benchmark, flops, topology
+from vit_jax.profiling.compile_for import ERROR, FACTS, RESULT
+from vit_jax.profiling.cost import DataFacts, data_facts
+from vit_jax.runtime import sharding
+from vit_jax.trainer.build import Program, make_program
+
+STEPS = ('train', 'eval')
+
+
+def program(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]) -> Program:
+    """What `train` would run on these devices.
+
+    Raises:
+      UserError: as `trainer.build.build`, or for a layout that is not `jit`.
+    """
+    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
+    if not isinstance(layout, sharding.Jit):
+        raise UserError('config.parallel.strategy=pmap cannot be compiled ahead; use jit')
+    return make_program(facts.config, facts.kinds, layout, facts.times)[0]
+
+
+def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
+    """The lowered step of one kind of batches, every argument placed as in a run.
+
+    Args:
+      made: by `program`.
+      kind: of batches.
+      step: of STEPS; an evaluation has as many rows as training, and knows which of them are real.
+    """
+    batch = _batch(made.layout, kind)
+    if step == 'train':
+        return made.train_step.lower(made.target, batch)
+    rows = {k: (x.shape, x.dtype) for k, x in benchmark.real_rows(1).items()}
+    extra = {k: jax.ShapeDtypeStruct((kind.rows, *s[1:]), t) for k, (s, t) in rows.items()}
+    placed = {k: _place(made.layout, x) for k, x in extra.items()}
+    return made.eval_steps.evaluate.lower(made.target.variables, {**batch, **placed})
+
+
+def _batch(layout: sharding.Layout, kind: Shape) -> dict[str, Any]:
+    arrays = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
+    return {k: _place(layout, x) for k, x in arrays.items()}
+
+
+def _place(layout: sharding.Layout, array: Any) -> Any:
+    where = jax.sharding.NamedSharding(layout.mesh, sharding.BATCH)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)
+
+
+def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
+    """What does not depend on the compiler, as JSON holds it."""
+    forward = [benchmark.forward_flops(made.model, made.task, dict(k.spec)) for k in facts.kinds]
+    params = jax.tree.leaves(made.abstract_state.params)
+    return {
+        'parameters': sum(leaf.size for leaf in params),
+        'steps': facts.steps,
+        'batch_size': facts.config.batch_size,
+        'kinds': [
+            {
+                'rows': kind.rows,
+                'share': kind.share,
+                'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
+                'flops': {'train': flops.TRAIN_TO_FORWARD * n * kind.rows, 'eval': n * kind.rows},
+            }
+            for kind, n in zip(facts.kinds, forward, strict=True)
+        ],
+        'state': {
+            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
+            for name in ('params', 'opt_state', 'ema', 'collections')
+        },
+        'mesh': dict(made.layout.mesh.shape),
+        'devices': made.hardware,
+    }
+
+
+def _bytes_on_a_chip(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
+    """Compile what is asked for, and write what is known before and after into a folder.
+
+    Args:
+      request: `config`, `topology`, `step`, `kind` (which of the batches, from the end), and
+        `examples` and `image_size` as `cost.price` takes them.
+      folder: where the compiler writes what it has scheduled.
+    """
+    config = config_lib.from_dict(request['config'])
+    facts = data_facts(config, request['examples'], request['image_size'])
+    made = program(config, facts, topology.devices(topology.parse(request['topology'])))
+    (folder / FACTS).write_text(json.dumps(describe(made, facts)))
+    lowered = lower(made, facts.kinds[request['kind']], request['step'])
+    memory = lowered.compile().memory_analysis()
+    fields = ('argument', 'output', 'alias', 'temp', 'generated_code')
+    sizes = {name: getattr(memory, f'{name}_size_in_bytes') for name in fields}
+    (folder / RESULT).write_text(json.dumps(sizes))
+
+
+if __name__ == '__main__':
+    target = pathlib.Path(sys.argv[1])
+    try:
+        main(json.loads(sys.stdin.read()), target)
+    except (UserError, jax.errors.JaxRuntimeError) as e:
+        kind = 'user' if isinstance(e, UserError) else 'compiler'
+        (target / ERROR).write_text(json.dumps({'kind': kind, 'message': str(e)}))
+        sys.exit(2)

@@ -1,0 +1,47 @@
+"""Where the memory and the time of a chip go, as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vit_jax.viz import figures
+
+GIB = 2**30
+PARTS = 14  # of the time; the others are one bar
+
+
+def draw(
+    title: str, memory: Mapping[str, float], usable: float, seconds: Mapping[str, float]
+) -> Figure:
+    """Two panels of bars.
+
+    Args:
+      title: of the picture.
+      memory: bytes by what they hold.
+      usable: bytes that a chip has.
+      seconds: by part of the model, the longest first.
+    """
+    figure = Figure(figsize=(11, 4.8), layout='constrained')
+    figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    _bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLOURS[0], '{:.2f}')
+    used = sum(memory.values())
+    figures.style(left, f'memory of a chip: {used / GIB:.2f} of {usable / GIB:.2f} GiB')
+    items = list(seconds.items())
+    shown = dict(items[:PARTS])
+    if rest := sum(value for _, value in items[PARTS:]):
+        shown['all others'] = rest
+    _bars(right, {k: 1e3 * v for k, v in shown.items()}, figures.COLOURS[2], '{:.3g}')
+    figures.style(right, 'least milliseconds of a step')
+    return figure
+
+
+def _bars(axes: Axes, values: Mapping[str, float], colour: str, form: str) -> None:
+    names = list(values)
+    bars = axes.barh(names, [values[name] for name in names], color=colour, height=0.7)
+    axes.bar_label(bars, [form.format(values[name]) for name in names], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
