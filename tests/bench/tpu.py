@@ -30,9 +30,9 @@ RECIPES = (
     ('detr/coco.py', 'v5e:4x4'),
 )
 HEADINGS = (
-    ('recipe', 'slice', 'batch', 'fits', 'GiB a chip', 'ms at least', 'MFU at most')
-    + ('exchanges ms', 'steps', 'chip-hours at least')
-)  # fmt: skip
+    *('recipe', 'slice', 'batch', 'fits', 'GiB a chip', 'ms at least', 'MFU at most'),
+    *('exchanges ms', 'steps', 'chip-hours at least'),
+)
 
 
 def row(recipe: str, slice_: str) -> list[str]:
