@@ -38,7 +38,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Exit codes: 0 done, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ('-h', '--help'):

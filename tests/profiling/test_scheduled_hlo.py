@@ -76,6 +76,10 @@ def test_a_loop_counts_the_slices_that_it_reads_and_writes_as_often_as_it_runs(f
     assert read.bytes == write.bytes == 8 * 128 * 4
 
 
+def test_a_loop_without_a_known_count_runs_until_its_counter_is_at_the_limit(found):
+    assert found['encoder/norm, forward', 'sqrt'].count == 8  # 0, 2, ... 14
+
+
 def test_collectives_know_their_axis(found):
     op = found['update', 'all-reduce-start']
     assert op.asynchronous

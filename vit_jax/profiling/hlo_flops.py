@@ -44,9 +44,7 @@ def _convolution(computation: Computation, instruction: Instruction) -> int:
     for axis in (c for c in out if c.isdigit()):
         steps = {key: values[int(axis)] for key, values in window.items()}
         terms *= _meetings(lhs[left.index(axis)], result[out.index(axis)], **steps)
-    groups = re.search(r'batch_group_count=(\d+)', instruction.attributes)
-    batch = result[out.index('b')] * result[out.index('f')]
-    return 2 * batch * terms // (int(groups[1]) if groups else 1)
+    return 2 * result[out.index('b')] * result[out.index('f')] * terms
 
 
 def _window(attributes: str) -> dict[str, list[int]]:

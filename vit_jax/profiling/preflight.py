@@ -144,11 +144,14 @@ def preflight(
         'examples': examples,
         'image_size': image_size,
     }
-    reports, shares = [], []
-    while not reports or (reports[-1].fits and len(reports) < len(kinds)):
+    reports: list[Report] = []
+    shares: list[float] = []
+    count = 1
+    while len(reports) < count and all(r.fits for r in reports):
         kind = -1 - len(reports)
         compiled = compile_step(request | {'kind': kind}, cycles=cycles)
         kinds = compiled.facts['kinds']
+        count = len(kinds)
         shares.append(kinds[kind]['share'])
         reports.append(report(compiled, topology, step, kind))
     seconds = sum(share * r.bound for share, r in zip(shares, reports, strict=True))

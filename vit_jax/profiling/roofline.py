@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from vit_jax.profiling import hlo_traffic
 from vit_jax.profiling.collectives import Collective, collective
 from vit_jax.profiling.hlo_flops import flops
+from vit_jax.profiling.hlo_loops import trips
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
 from vit_jax.profiling.topology import Chip
 
@@ -82,7 +83,8 @@ def _walk(
             continue
         called = [module.computations[name] for name in instruction.called]
         if opcode == 'while':
-            yield from _walk(module, called[0], count * instruction.trips)
+            repeated = count * trips(module, computation, instruction)
+            yield from _walk(module, called[0], repeated)
         elif opcode == 'conditional':
             branches = [list(_walk(module, branch, count)) for branch in called]
             yield from max(branches, key=lambda ops: sum(op.flops + op.bytes for op in ops))

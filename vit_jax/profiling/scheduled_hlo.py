@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 
 HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$')
 ARRAY = re.compile(r'([a-z]\w*)\[([\d,<= ]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?')
+PARENTHESIS = re.compile(r'[()]')
 COMMENT = re.compile(r'/\*.*?\*/')
 REFERENCE = re.compile(r'%([\w.\-]+)')
 CALLED = re.compile(r'\b(?:calls|to_apply|body)=%([\w.\-]+)')
 BRANCHES = re.compile(r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))')
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -83,12 +83,6 @@ class Instruction:
         return match[1].replace("\\'", "'") if match else ''
 
     @property
-    def trips(self) -> int:
-        """How often a loop runs, 1 where the compiler does not know."""
-        match = TRIPS.search(self.attributes)
-        return int(match[1]) if match else 1
-
-    @property
     def cycles(self) -> int | None:
         """The compiler's estimate, which stands in the text after code generation alone."""
         match = CYCLES.search(self.attributes)
@@ -141,8 +135,9 @@ def parse(text: str) -> Module:
     Raises:
       ValueError: if it has no entry, or its end is missing.
     """
-    computations, entry = {}, None
-    name, is_entry, lines = '', False, {}
+    computations: dict[str, Computation] = {}
+    lines: dict[str, Instruction] = {}
+    name, is_entry, entry = '', False, None
     for line in text.splitlines():
         if match := HEADER.match(line):
             name, is_entry, lines = match[2], bool(match[1]), {}
@@ -184,10 +179,10 @@ def _instruction(line: str) -> Instruction:
 def _close(text: str, start: int = 0) -> int:
     """Where the parenthesis that opens at `start` closes."""
     depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == '(') - (text[i] == ')')
+    for match in PARENTHESIS.finditer(text, start):
+        depth += 1 if match[0] == '(' else -1
         if not depth:
-            return i
+            return match.start()
     raise ValueError(f'a parenthesis is not closed: {text[:80]}')
 
 

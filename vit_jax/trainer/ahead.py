@@ -50,12 +50,13 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
       step: of STEPS; an evaluation has as many rows as training, and knows which of them are real.
     """
     batch = _batch(made.layout, kind)
+    compiled: Any = made.train_step if step == 'train' else made.eval_steps.evaluate
     if step == 'train':
-        return made.train_step.lower(made.target, batch)
+        return compiled.lower(made.target, batch)
     rows = {k: (x.shape, x.dtype) for k, x in benchmark.real_rows(1).items()}
     extra = {k: jax.ShapeDtypeStruct((kind.rows, *s[1:]), t) for k, (s, t) in rows.items()}
     placed = {k: _place(made.layout, x) for k, x in extra.items()}
-    return made.eval_steps.evaluate.lower(made.target.variables, {**batch, **placed})
+    return compiled.lower(made.target.variables, {**batch, **placed})
 
 
 def _batch(layout: sharding.Layout, kind: Shape) -> dict[str, Any]:
