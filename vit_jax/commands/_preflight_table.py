@@ -32,12 +32,17 @@ def rates(report: Any) -> dict[str, Any]:
     return found
 
 
+def number(value: float) -> str:
+    """With three significant digits, or as a whole number."""
+    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
+
+
 def print_report(report: Any) -> None:
     """Memory, time, collectives, the costliest parts."""
     console = _console()
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
     verdict = 'fits' if report.fits else '[bold]does not fit[/bold]'
-    of = f'{report.needed / GIB:.2f} of {report.usable / GIB:.2f} GiB a chip'
+    of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB a chip'
     console.print(f'{verdict}: {of}\n')
     _print_memory(console, report)
     if not report.fits:
@@ -51,21 +56,21 @@ def print_report(report: Any) -> None:
 def _print_memory(console: Any, report: Any) -> None:
     table = _table('memory of a chip', 'GiB', 'of all')
     for part, size in report.memory.items():
-        table.add_row(part, f'{size / GIB:.3f}', f'{size / report.usable:.1%}')
+        table.add_row(part, number(size / GIB), f'{size / report.usable:.1%}')
     console.print(table, '')
 
 
 def _print_times(console: Any, report: Any) -> None:
     table = _table('time of a step', 'ms', 'MFU')
-    table.add_row('at least', f'{1e3 * report.bound:,.2f}', f'{report.mfu(report.bound):.1%}')
+    table.add_row('at least', number(1e3 * report.bound), f'{report.mfu(report.bound):.1%}')
     if report.estimate:
-        estimate = f'{1e3 * report.estimate:,.2f}', f'{report.mfu(report.estimate):.1%}'
+        estimate = number(1e3 * report.estimate), f'{report.mfu(report.estimate):.1%}'
         table.add_row("the compiler's estimate", *estimate)
     console.print(table)
     console.print(
-        f'{report.flops / 1e12:,.4g} TFLOP and {report.bytes / 1e9:,.4g} GB from and to memory a '
-        f'chip; exchanges take at least {1e3 * report.link:,.3g} ms of the links; compiled in '
-        f'{report.compile_seconds:.0f} s'
+        f'{number(report.flops / 1e12)} TFLOP and {number(report.bytes / 1e9)} GB from and to '
+        f'memory a chip; exchanges take at least {number(1e3 * report.link)} ms of the links; '
+        f'compiled in {report.compile_seconds:.0f} s'
     )
     if report.estimate:
         console.print(
@@ -79,7 +84,7 @@ def _print_exchanges(console: Any, report: Any) -> None:
     table = _table('collectives', 'axis', 'asynchronous', 'a step', 'MB')
     for row in report.exchanges:
         how = 'yes' if row.asynchronous else 'no'
-        table.add_row(row.kind, row.axis, how, f'{row.count:,}', f'{row.bytes / 1e6:,.1f}')
+        table.add_row(row.kind, row.axis, how, f'{row.count:,}', number(row.bytes / 1e6))
     console.print(table, '')
 
 
@@ -87,9 +92,9 @@ def _print_costs(console: Any, report: Any) -> None:
     table = _table('costliest', 'at least ms', 'GFLOP', 'MB')
     for cost in report.costs[:COSTLIEST]:
         numbers = (
-            f'{1e3 * cost.seconds:,.3f}',
-            f'{cost.flops / 1e9:,.1f}',
-            f'{cost.bytes / 1e6:,.1f}',
+            number(1e3 * cost.seconds),
+            number(cost.flops / 1e9),
+            number(cost.bytes / 1e6),
         )
         table.add_row(cost.path, *numbers)
     console.print(table, '')
@@ -99,8 +104,8 @@ def print_run(run: Any, price: float | None) -> None:
     """Time and cost of the whole run, at its bound."""
     money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} a chip-hour'
     _console().print(
-        f'the run: {run.steps:,} steps, at least {run.hours:,.4g} hours on {run.chips} chips, '
-        f'{run.chip_hours:,.4g} chip-hours{money}; evaluations are not in it'
+        f'the run: {run.steps:,} steps, at least {number(run.hours)} hours on {run.chips} chips, '
+        f'{number(run.chip_hours)} chip-hours{money}; evaluations are not in it'
     )
 
 
@@ -110,9 +115,9 @@ def print_remedies(tried: Mapping[str, Any]) -> None:
     for override, report in tried.items():
         found = ['-', '-']
         if report.fits:
-            found = [f'{1e3 * report.bound:,.2f}', f'{report.mfu(report.bound):.1%}']
+            found = [number(1e3 * report.bound), f'{report.mfu(report.bound):.1%}']
         fits = 'yes' if report.fits else 'no'
-        table.add_row(f'--config.{override}', f'{report.needed / GIB:.2f}', fits, *found)
+        table.add_row(f'--config.{override}', number(report.needed / GIB), fits, *found)
     _console().print(table)
 
 
@@ -123,15 +128,15 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
     total = 0.0
     for words, reports, run in rows:
         first, fits = reports[0], all(r.fits for r in reports)
-        cells = [f'{first.needed / GIB:.2f}', '-', '-', f'{run.steps:,}', '-', *money]
+        cells = [number(first.needed / GIB), '-', '-', f'{run.steps:,}', '-', *money]
         if fits:
             total += run.chip_hours
-            cells = [cells[0], f'{1e3 * run.seconds:,.2f}', f'{first.mfu(first.bound):.1%}']
-            cells += [f'{run.steps:,}', f'{run.chip_hours:,.4g}']
+            cells = [cells[0], number(1e3 * run.seconds), f'{first.mfu(first.bound):.1%}']
+            cells += [f'{run.steps:,}', number(run.chip_hours)]
             cells += [] if price is None else [f'{price * run.chip_hours:,.2f}']
         table.add_row(words, 'yes' if fits else 'no', *cells)
     cost = [] if price is None else [f'{price * total:,.2f}']
-    table.add_row('sum of those that fit', *[''] * 5, f'{total:,.4g}', *cost)
+    table.add_row('sum of those that fit', *[''] * 5, number(total), *cost)
     _console().print(table)
 
 

@@ -140,6 +140,7 @@ def module_path(op_name: str) -> str:
     return f'{path or "model"}, {direction}'
 
 
-_WRAPPERS = frozenset(
-    ('checkpoint', 'rematted_computation', 'while', 'body', 'cond', 'closed_call')
-)
+_WRAPPERS = frozenset((
+    *('checkpoint', 'rematted_computation', 'closed_call'),
+    *('while', 'body', 'body_pred', 'cond', 'branch'),
+))  # fmt: skip

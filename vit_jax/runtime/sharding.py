@@ -271,6 +271,12 @@ def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
     )
 
 
+def abstract_batch(layout: Layout, batch: PyTree) -> PyTree:
+    """Shapes, dtypes and shardings of a global batch, to compile a step for it."""
+    sharding = NamedSharding(layout.mesh, BATCH)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch)
+
+
 def use_compilation_cache() -> None:
     """Keeps compiled programs across runs, in $JAX_COMPILATION_CACHE_DIR or the user's cache."""
     if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):

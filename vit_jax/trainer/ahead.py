@@ -49,24 +49,13 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
       kind: of batches.
       step: of STEPS; an evaluation has as many rows as training, and knows which of them are real.
     """
-    batch = _batch(made.layout, kind)
-    compiled: Any = made.train_step if step == 'train' else made.eval_steps.evaluate
-    if step == 'train':
-        return compiled.lower(made.target, batch)
-    rows = {k: (x.shape, x.dtype) for k, x in benchmark.real_rows(1).items()}
-    extra = {k: jax.ShapeDtypeStruct((kind.rows, *s[1:]), t) for k, (s, t) in rows.items()}
-    placed = {k: _place(made.layout, x) for k, x in extra.items()}
-    return compiled.lower(made.target.variables, {**batch, **placed})
-
-
-def _batch(layout: sharding.Layout, kind: Shape) -> dict[str, Any]:
     arrays = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
-    return {k: _place(layout, x) for k, x in arrays.items()}
-
-
-def _place(layout: sharding.Layout, array: Any) -> Any:
-    where = jax.sharding.NamedSharding(layout.mesh, sharding.BATCH)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)
+    if step == 'train':
+        compiled: Any = made.train_step
+        return compiled.lower(made.target, sharding.abstract_batch(made.layout, arrays))
+    compiled = made.eval_steps.evaluate
+    batch = sharding.abstract_batch(made.layout, arrays | benchmark.real_rows(kind.rows))
+    return compiled.lower(made.target.variables, batch)
 
 
 def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
