@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
     run = open_model(parser, args)
     if hasattr(viz, 'adapt_model'):
         run = dataclasses.replace(run, model=viz.adapt_model(run.model, args))
+    if hasattr(viz, 'adapt_task'):
+        run = dataclasses.replace(run, task=viz.adapt_task(run.task, args))
     read = photo_reader(run).read
     photos = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()

@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'B N D'], train: bool = False) -> Float[Array, 'B N D']:
+    def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
         y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
         y = Dropout(self.dropout)(ACTIVATIONS[self.activation](y), train)
         return dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)

@@ -10,6 +10,7 @@ and may have
     draw(predictions, photos, context)      the figure that `--out` writes
     add_flags(parser)                       further flags, whose values are in `context.flags`
     adapt_model(model, flags)               the model that predicts, where flags change it
+    adapt_task(task, flags)                 the task that predicts, likewise
     queries(outputs, class_names)           {number: name} of the queries of a decoder that
                                             `attention` draws; None for all
     COLUMNS                                 the keys that the table shows; by default every one

@@ -1,0 +1,90 @@
+"""`colorize`: a chain of untrained runs, from a file to samples of another size."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import step
+from vit_jax.config import objects
+from vit_jax.errors import UserError
+from vit_jax.inference import load as load_lib
+from vit_jax.inference.colorize import check_chain
+
+TINY = {'width': 8, 'num_heads': 1, 'mlp_dim': 8}
+CORE = {'model': {'name': 'coltran', 'encoder_depth': 1, 'outer_depth': 1, 'inner_depth': 1}}
+CORE['task'] = {'name': 'coltran'}
+
+
+def upsampler(levels, factor):
+    model = {'name': 'coltran_upsampler', 'levels': levels, 'depth': 1}
+    return {'model': model, 'task': {'name': 'coltran_upsampler', 'factor': factor}}
+
+
+def untrained(sections, side, folder):
+    """As if a run of this config were read, for images of `side` x `side` pixels."""
+    config = ConfigDict({**sections, 'data': {'transforms': f'resize({side})'}, 'evals': {}})
+    config.model.update(TINY)
+    model, task = objects.model_and_task(config)
+    batch = {'image': jnp.zeros((1, side, side, 3), jnp.uint8)}
+    variables = jax.jit(lambda: step.init_variables(model, task, batch, 0))()
+    image = {'channels': 3, 'size': None}
+    return load_lib.Run(
+        pathlib.Path(folder), config, model, task, variables, 1, (), image, (side, side)
+    )
+
+
+@pytest.fixture(scope='module')
+def runs():
+    return {
+        'core': untrained(CORE, 4, 'core'),
+        'color': untrained(upsampler(8, 1), 4, 'color'),
+        'spatial': untrained(upsampler(256, 2), 8, 'spatial'),
+    }
+
+
+@pytest.fixture
+def colorize(runs, monkeypatch, capsys, tmp_path):
+    """The command on a photograph of these runs; what it prints."""
+    monkeypatch.setattr(load_lib, 'load_run', lambda path, *args, **kwargs: runs[path])
+    path = tmp_path / 'photo.png'
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (10, 12, 3), dtype=np.uint8)).save(path)
+
+    def run(*words):
+        assert cli.main(['colorize', '--workdir', 'core', *words, str(path)]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_samples_go_through_the_chain(colorize, tmp_path):
+    chain = ('--upsampler', 'color', '--upsampler', 'spatial')
+    out = tmp_path / 'samples.png'
+    printed = colorize(*chain, '--samples', '2', '--out', str(out))
+    assert 'read as 8 x 8 RGB' in printed and printed.count('bits a pixel') == 2
+    assert out.read_bytes().startswith(b'\x89PNG')
+    (found,) = json.loads(colorize(*chain, '--samples', '2', '--json'))
+    assert [row['sample'] for row in found['samples']] == [0, 1]
+    again, other = (
+        json.loads(colorize('--json', '--seed', seed))[0]['samples'] for seed in ('0', '1')
+    )
+    assert len(again) == 3 and again != other
+
+
+def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):
+    check_chain(runs['core'], [runs['color'], runs['spatial']])
+    with pytest.raises(UserError, match="--workdir 'color' is a run of the task 'coltran_ups"):
+        check_chain(runs['color'], [])
+    with pytest.raises(UserError, match="--upsampler 'core' is a run of the task 'coltran'"):
+        check_chain(runs['core'], [runs['core']])
+    larger = dataclasses.replace(runs['core'], input_size=(8, 8))
+    with pytest.raises(UserError, match='goes on with images of 4 x 4 pixels, but core makes 8'):
+        check_chain(larger, [runs['color']])

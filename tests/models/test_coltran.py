@@ -1,0 +1,152 @@
+"""ColTran core: who sees whom, sampling with a cache, parameter counts, attention maps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models.coltran import Model
+from vit_jax.ops import decoding
+from vit_jax.ops.coarse_colors import BINS
+
+TINY = {'width': 16, 'num_heads': 2, 'mlp_dim': 24}
+TINY |= {'encoder_depth': 1, 'outer_depth': 2, 'inner_depth': 1}
+BATCH, HEIGHT, WIDTH = 2, 4, 5
+RNG = np.random.default_rng(0)
+GREY = jnp.asarray(RNG.integers(0, 256, (BATCH, HEIGHT, WIDTH)), jnp.uint8)
+BINS_DRAWN = jnp.asarray(RNG.integers(0, BINS, (BATCH, HEIGHT, WIDTH)), jnp.int32)
+
+
+@pytest.fixture(scope='module')
+def model():
+    return Model(**TINY)
+
+
+@pytest.fixture(scope='module')
+def variables(model):
+    """Drawn, so that nothing is zero or one."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0), GREY, BINS_DRAWN)
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), shapes)
+
+
+@pytest.fixture(scope='module')
+def apply(model, variables):
+    """The outputs for the grey image and colours, and what the layers have kept."""
+    return functools.partial(
+        jax.jit(functools.partial(model.apply, mutable=['intermediates'])), variables, GREY
+    )
+
+
+@pytest.fixture(scope='module')
+def outputs(apply):
+    return apply(BINS_DRAWN)[0]
+
+
+def test_no_pixel_sees_a_later_one(model, variables):
+    """The gradient of a pixel's scores by the embedded colours is zero from that pixel on."""
+
+    def scores(colors, grey):
+        bound = model.bind(variables)
+        above = bound.outer(colors, grey)
+        return bound.head(bound.norm(bound.inner(colors, above, grey)))[0].sum(-1)
+
+    colors, grey = (
+        jnp.asarray(RNG.normal(size=(1, HEIGHT, WIDTH, TINY['width'])), jnp.float32)
+        for _ in range(2)
+    )
+    jacobian = jax.jit(jax.jacrev(scores, argnums=(0, 1)))(colors, grey)
+    of_colors, of_grey = (np.abs(j[:, :, 0]).max(-1) for j in jacobian)
+    pixels = HEIGHT * WIDTH
+    of_colors = of_colors.reshape(pixels, pixels)
+    before = np.tril(np.ones((pixels, pixels), bool), -1)
+    assert (of_colors[~before] == 0).all()
+    assert (of_colors[before] > 0).all()
+    assert (of_grey > 0).all()
+
+
+def test_the_parallel_head_sees_the_grey_image_alone(apply, outputs):
+    other, _ = apply((BINS_DRAWN + 7) % BINS)
+    np.testing.assert_array_equal(other['parallel_logits'], outputs['parallel_logits'])
+    assert np.abs(other['logits'] - outputs['logits']).max() > 0.1
+
+
+def test_the_cache_gives_what_teacher_forcing_gives(model, variables, outputs):
+    def step(cache, colors_and_position):
+        logits, cache = model.apply(variables, cache, *colors_and_position, method='decode_step')
+        return cache, logits
+
+    @jax.jit
+    def decode():
+        drawn = BINS_DRAWN.reshape(BATCH, -1)
+        before = jnp.roll(drawn, 1, axis=1).T  # of the first pixel any will do
+        cache = model.apply(variables, GREY, method='start')
+        return jax.lax.scan(step, cache, (before, jnp.arange(HEIGHT * WIDTH)))[1]
+
+    logits = decode().swapaxes(0, 1).reshape(BATCH, HEIGHT, WIDTH, BINS)
+    np.testing.assert_allclose(logits, outputs['logits'], atol=1e-5)
+
+
+def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variables, apply):
+    step = functools.partial(model.apply, variables, method='decode_step')
+
+    @jax.jit
+    def draw(seed):
+        cache = model.apply(variables, GREY, method='start')
+        keys = jax.random.split(jax.random.key(seed), BATCH)
+        found = decoding.sample(
+            step, cache, keys, max_len=HEIGHT * WIDTH, temperature=1e-4, bos=0, eos=-1
+        )
+        return found.tokens[:, 0].reshape(GREY.shape)
+
+    drawn = draw(0)
+    logits = apply(drawn)[0]['logits']
+    np.testing.assert_array_equal(drawn, logits.argmax(-1))
+
+
+def test_attention_is_laid_back_onto_the_image(model, apply):
+    _, kept = apply(BINS_DRAWN)
+    maps = model.attention_maps(kept['intermediates'], GREY, BINS_DRAWN)
+    pairs = ('encoder/row_0', 'encoder/column_0', 'outer/row_0', 'outer/column_0')
+    assert [m.name for m in maps] == [*pairs, 'outer/row_1', 'outer/column_1', 'inner/row_0']
+    row, column = np.divmod(np.arange(HEIGHT * WIDTH), WIDTH)
+    for found in maps:
+        weights = np.asarray(found.weights)
+        assert weights.shape == (BATCH, 2, HEIGHT * WIDTH, HEIGHT * WIDTH)
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        line = row if '/row' in found.name else column
+        assert (weights[..., line[:, None] != line] == 0).all()
+    below = row[:, None] < row
+    assert (np.asarray(maps[3].weights)[..., below] == 0).all()
+
+
+def test_parameter_count_is_exact():
+    """Of the published size, counted by hand."""
+    model = Model()
+    grey, bins = (jax.ShapeDtypeStruct((1, 64, 64), dtype) for dtype in (jnp.uint8, jnp.int32))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), grey, bins)['params']
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    d, side = 512, 64
+    attention = 4 * (d * d + d) + 4 * (2 * side - 1)
+    mlp = 2 * (d * d + d)
+    plain = attention + mlp + 2 * 2 * d
+    positions = 2 * side * d
+
+    def conditional(context):
+        affine = 2 * d * context + 2 * d
+        norms = 2 * (2 * d * d + 2 * d + side * side)
+        return attention + mlp + 4 * affine + norms
+
+    encoder = 256 * d + positions + 8 * plain + d * 512
+    decoder = 512 * d + 2 * positions + 4 * conditional(d) + 2 * conditional(2 * d)
+    assert count == encoder + decoder + 2 * d + d * 512 + 512
+
+
+def test_mistakes(model, variables):
+    with pytest.raises(UserError, match='width 16 is not a multiple of num_heads 3'):
+        Model(**TINY | {'num_heads': 3})
+    with pytest.raises(UserError, match='for images of 4 x 5 pixels, not of 4 x 4: resize them'):
+        jax.eval_shape(model.apply, variables, GREY[:, :, :4], BINS_DRAWN[:, :, :4])

@@ -1,0 +1,71 @@
+"""Colour photographs by a run of coltran, and refine the samples by upsamplers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.commands._model import add_run_flags
+from vit_jax.commands._parser import Parser
+from vit_jax.commands._pictures import save_figure
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a line a sample, or JSON, and draws the samples if asked to."""
+    args = parse_args(argv)
+    from vit_jax.inference.colorize import Colored, colorizer
+    from vit_jax.inference.load import load_run
+    from vit_jax.runtime import sharding
+    from vit_jax.viz import coltran, figures
+
+    if args.out is not None:
+        figures.check_format(args.out, '--out')
+    core = load_run(args.workdir, args.step, None, args.average, args.allow)
+    core = dataclasses.replace(core, task=coltran.adapt_task(core.task, args))
+    upsamplers = [load_run(path, allowed=args.allow) for path in args.upsampler]
+    sharding.use_compilation_cache()
+    colorize = colorizer(core, upsamplers, args.seed)
+    found = [colorize(path) for path in args.image]
+
+    def table(one: Colored) -> list[dict[str, Any]]:
+        return coltran.table(one.samples, one.bits_per_dim, one.photo)
+
+    if args.out is not None:
+        panels = [coltran.shown(one.photo, one.samples) for one in found]
+        save_figure(coltran.lines(panels), args.out, '--out')
+    if args.json:
+        results = [{'image': str(one.photo.path), 'samples': table(one)} for one in found]
+        print(json.dumps(results))
+        return 0
+    for one in found:
+        print(f'{one.photo.path}  {one.photo.note}')
+        for row in table(one):
+            psnr = '' if row['psnr'] is None else f'  PSNR {row["psnr"]:.2f} dB'
+            print(f'  sample {row["sample"]}  {row["bits_per_dim"]:.4f} bits a pixel{psnr}')
+    if args.out is not None:
+        print(args.out)
+    return 0
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags."""
+    from vit_jax.viz import coltran
+
+    parser = Parser('colorize', __doc__)
+    add_run_flags(parser, required=True)
+    parser.add_argument(
+        '--upsampler',
+        action='append',
+        default=[],
+        metavar='DIR',
+        help='a run of coltran_upsampler; each goes on with what the one before has made',
+    )
+    coltran.add_flags(parser)
+    parser.add_argument('--out', metavar='FILE', help='a picture too: .png, .pdf, .svg or .jpg')
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument('--seed', type=int, default=0, help='of the samples')
+    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, grey or in colours')
+    return parser.parse_args(argv)

@@ -1,0 +1,94 @@
+"""Photographs coloured by a chain of runs: samples of coarse colours, then upsamplers.
+
+Kumar et al., 2021, arXiv:2102.04432, figure 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from vit_jax.errors import UserError
+from vit_jax.inference.images import photo_reader
+from vit_jax.inference.load import Run
+from vit_jax.inference.predict import predictor
+from vit_jax.viz.predictions import Photo
+
+
+@dataclasses.dataclass(frozen=True)
+class Colored:
+    """Colours of a photograph.
+
+    Attributes:
+      photo: as the last run of the chain sees it.
+      samples: bytes, as large as `photo.image`.
+      bits_per_dim: of each sample's coarse colours.
+    """
+
+    photo: Photo
+    samples: UInt8[np.ndarray, 'S H W 3']
+    bits_per_dim: Float[np.ndarray, 'S']
+
+
+def colorizer(
+    core: Run, upsamplers: Sequence[Run], seed: int = 0
+) -> Callable[[str | pathlib.Path], Colored]:
+    """A function of a file, whatever its size; its colours, if it has any, are not looked at.
+
+    Args:
+      core: a run of the task `coltran`.
+      upsamplers: runs of the task `coltran_upsampler`, each of which goes on with what the one
+        before has made.
+      seed: of the samples, which depend on it and the file alone.
+
+    Raises:
+      UserError: for runs of other tasks, or for images of other sizes.
+    """
+    check_chain(core, upsamplers)
+    readers = [photo_reader(run) for run in (core, *upsamplers)]
+    draw, *refine = [predictor(run, seed) for run in (core, *upsamplers)]
+
+    def colorize(path: str | pathlib.Path) -> Colored:
+        photo = readers[0].read(path)
+        drawn = draw(photo.fields, photo.number)
+        samples = drawn['samples']
+        for reader, upsample in zip(readers[1:], refine, strict=True):
+            photo = reader.read(path)
+            inputs = [{**photo.fields, 'coarse': sample} for sample in samples]
+            samples = np.stack([upsample(one, photo.number)['image'] for one in inputs])
+        return Colored(photo, samples, drawn['bits_per_dim'])
+
+    return colorize
+
+
+def check_chain(core: Run, upsamplers: Sequence[Run]) -> None:
+    """Raises UserError unless each run takes what the one before makes."""
+    check_task(core, 'coltran', '--workdir')
+    before = core
+    for run in upsamplers:
+        check_task(run, 'coltran_upsampler', '--upsampler')
+        assert run.input_size is not None and before.input_size is not None
+        takes = tuple(side // run.task.factor for side in run.input_size)
+        if takes != tuple(before.input_size):
+            raise UserError(
+                f'{run.workdir} goes on with images of {_pixels(takes)} pixels, but '
+                f'{before.workdir} makes {_pixels(before.input_size)}'
+            )
+        before = run
+
+
+def check_task(run: Run, name: str, flag: str) -> None:
+    """Raises UserError unless a run is of this task."""
+    if run.config.task.name != name:
+        raise UserError(
+            f'{flag} {str(run.workdir)!r} is a run of the task {run.config.task.name!r}, not of '
+            f'{name!r}'
+        )
+
+
+def _pixels(size: Sequence[int]) -> str:
+    return ' x '.join(map(str, size))

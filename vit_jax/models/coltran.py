@@ -1,0 +1,279 @@
+"""ColTran core: coarse colours of a grey image, pixel by pixel.
+
+Kumar et al., 2021, arXiv:2102.04432, sections 3 and 4.1. Pixels are drawn row by row. What is
+known of the rows above a pixel comes from the outer decoder, what is known of the pixels to its
+left from the inner one; both are conditioned on the encoded grey image.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, UInt8
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
+from vit_jax.nn.axial_maps import axial_maps
+from vit_jax.nn.blocks import XAVIER
+from vit_jax.nn.multi_head import KeyValue
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops.coarse_colors import BINS
+
+GREYS = 256
+Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
+
+
+class Cache(NamedTuple):
+    """What the model keeps between pixels. Axis 0 of every array is the image.
+
+    Attributes:
+      grey: the encoded grey image.
+      row: colours of the row that is being drawn.
+      above: what the outer decoder makes of all rows above it.
+      outer, inner: keys and values of the layers that look back, up the columns and along the row.
+      outer_summaries, inner_summaries: of the grey image, for the layers' norms.
+    """
+
+    grey: Float[Array, 'B H W D']
+    row: Int[Array, 'B W']
+    above: Float[Array, 'B 1 W D']
+    outer: tuple[KeyValue, ...]
+    inner: tuple[KeyValue, ...]
+    outer_summaries: Summaries
+    inner_summaries: Summaries
+
+
+class Model(nn.Module):
+    """Encoder of the grey image, outer and inner decoder, and a parallel head on the encoder.
+
+    Attributes:
+      width: D, of a place.
+      num_heads: of the attention; divides width.
+      mlp_dim: hidden width of the feed-forward layers.
+      encoder_depth: pairs of row and column attention over the grey image.
+      outer_depth: pairs of row attention and causal column attention over the rows above.
+      inner_depth: layers of causal row attention over the pixels to the left.
+      norm_eps: added to the variance in layer norms.
+      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    width: int = 512
+    num_heads: int = 4
+    mlp_dim: int = 512
+    encoder_depth: int = 4
+    outer_depth: int = 2
+    inner_depth: int = 2
+    norm_eps: float = 1e-3
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('dtype', self.dtype, DTYPES)
+        if self.width % self.num_heads:
+            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        super().__post_init__()
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        layer = functools.partial(
+            AxialLayer, self.num_heads, self.mlp_dim, norm_eps=self.norm_eps, dtype=dtype
+        )
+        self.embed_grey = nn.Embed(GREYS, self.width, dtype=dtype)
+        self.encoder = AxialEncoder(self.encoder_depth, layer)
+        self.embed_color = nn.Embed(BINS, self.width, dtype=dtype)
+        self.outer = OuterDecoder(self.outer_depth, layer)
+        self.inner = InnerDecoder(self.inner_depth, layer)
+        self.norm = nn.LayerNorm(self.norm_eps, dtype=dtype)
+        self.head = nn.Dense(BINS, kernel_init=XAVIER)
+        self.parallel_head = nn.Dense(BINS, use_bias=False, kernel_init=XAVIER)
+
+    def __call__(
+        self,
+        grey: UInt8[Array, 'B H W'],
+        bins: Int[Array, 'B H W'],
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B H W V']]:
+        """Scores of every pixel's colour, given the true colours of those before it.
+
+        Args:
+          grey: the image to be coloured.
+          bins: its coarse colours, see `ops.coarse_colors`.
+          train: has no effect: there is no dropout.
+
+        Returns:
+          logits: [B H W 512], of a pixel given the grey image, the rows above it and the pixels to
+            its left.
+          parallel_logits: [B H W 512], given the grey image alone.
+        """
+        encoded, colors = self._encode(grey), self.embed_color(bins)
+        above = self.outer(colors, encoded)
+        found = self.inner(colors, above, encoded)
+        return {
+            'logits': self.head(self.norm(found)),
+            'parallel_logits': self.parallel_head(encoded),
+        }
+
+    def start(self, grey: UInt8[Array, 'B H W']) -> Cache:
+        """The cache before the first pixel."""
+        encoded = self._encode(grey)
+        batch, height, width, _ = encoded.shape
+        return Cache(
+            encoded,
+            jnp.zeros((batch, width), jnp.int32),
+            jnp.zeros_like(encoded[:, :1]),
+            tuple(layer.empty(batch, width, height, self.width) for layer in self.outer.columns),
+            tuple(layer.empty(batch, 1, width, self.width) for layer in self.inner.rows),
+            self.outer.summaries(encoded),
+            self.inner.summaries(encoded),
+        )
+
+    def decode_step(
+        self, cache: Cache, colors: Int[Array, 'B'], position: Int[Array, '']
+    ) -> tuple[Float[Array, 'B V'], Cache]:
+        """Scores of the pixel at `position`, counted row by row, given the color before it.
+
+        The outer decoder is run once a row, the inner one once a pixel. The color before the first
+        pixel is of no effect.
+        """
+        width = cache.row.shape[1]
+        row, column = position // width, position % width
+        cache = cache._replace(row=cache.row.at[:, column - 1].set(colors))
+        above, outer = nn.cond(
+            (column == 0) & (row > 0),
+            lambda model: model.outer.step(model.embed_color(cache.row)[:, None], row - 1, cache),
+            lambda _: (cache.above, cache.outer),
+            self,
+        )
+        cache = cache._replace(above=above, outer=outer)
+        left = jnp.where(column == 0, 0, self.embed_color(colors))[:, None, None]
+        found, inner = self.inner.step(left, row, column, cache)
+        return self.head(self.norm(found))[:, 0, 0], cache._replace(inner=inner)
+
+    def sample_keys(self, batch: int) -> Key[Array, 'B']:
+        """A key for each example, of the random stream 'sample'."""
+        return example_keys(self.make_rng('sample'), batch)
+
+    def attention_maps(
+        self,
+        intermediates: Any,
+        grey: UInt8[Array, 'B H W'],
+        bins: Int[Array, 'B H W'],
+    ) -> list[AttentionMap]:
+        """What each place looked at, layer by layer, rows and columns laid back onto the image."""
+        return axial_maps(
+            intermediates, ('encoder', 'outer', 'inner'), (grey.shape[1], grey.shape[2])
+        )
+
+    def _encode(self, grey: Array) -> Float[Array, 'B H W D']:
+        return self.encoder(self.embed_grey(grey.astype(jnp.int32)))
+
+
+class OuterDecoder(nn.Module):
+    """Rows, each of which knows itself and those above it, shifted down by one (section 3.2).
+
+    Attributes:
+      depth: pairs of row attention and causal column attention.
+      layer: makes a layer, given its axis and whether it is causal.
+    """
+
+    depth: int
+    layer: Callable[..., AxialLayer]
+
+    def setup(self) -> None:
+        self.positions = GridPositions()
+        self.rows = [self.layer(axis='row') for _ in range(self.depth)]
+        self.columns = [self.layer(axis='column', causal=True) for _ in range(self.depth)]
+
+    def __call__(
+        self, colors: Float[Array, 'B H W D'], grey: Float[Array, 'B H W D']
+    ) -> Float[Array, 'B H W D']:
+        """What is known above each row; nothing above the first."""
+        x = colors + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey
+        for row, column in zip(self.rows, self.columns, strict=True):
+            x = row(x, Context(grey, row.summaries(grey)))
+            x = column(x, Context(grey, column.summaries(grey)))
+        return jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
+
+    def step(
+        self, colors: Float[Array, 'B 1 W D'], number: Int[Array, ''], cache: Cache
+    ) -> tuple[Float[Array, 'B 1 W D'], tuple[KeyValue, ...]]:
+        """What is known above the next row, and the caches with the row of this number."""
+        grey = jax.lax.dynamic_slice_in_dim(cache.grey, number, 1, axis=1)
+        positions = self.positions(*cache.grey.shape[1:]).astype(grey.dtype)
+        x = colors + jax.lax.dynamic_slice_in_dim(positions, number, 1) + grey
+        summaries, pasts = iter(cache.outer_summaries), []
+        for row, column, past in zip(self.rows, self.columns, cache.outer, strict=True):
+            x = row(x, Context(grey, next(summaries)))
+            x, past = column.step(x, past, number, Context(grey, next(summaries)))
+            pasts.append(past)
+        return x, tuple(pasts)
+
+    def summaries(self, grey: Float[Array, 'B H W D']) -> Summaries:
+        """Of rows and columns in turns."""
+        pairs = zip(self.rows, self.columns, strict=True)
+        return tuple(layer.summaries(grey) for pair in pairs for layer in pair)
+
+
+class InnerDecoder(nn.Module):
+    """Pixels, shifted right by one, each of which knows those to its left (section 3.2).
+
+    Attention and MLP are conditioned on the grey image and the rows above, norms on a summary of
+    the grey image alone: one of the rows above would tell of the rows below.
+
+    Attributes:
+      depth: layers of causal row attention.
+      layer: makes a layer, given its axis and whether it is causal.
+    """
+
+    depth: int
+    layer: Callable[..., AxialLayer]
+
+    def setup(self) -> None:
+        self.positions = GridPositions()
+        self.rows = [self.layer(axis='row', causal=True) for _ in range(self.depth)]
+
+    def __call__(
+        self,
+        colors: Float[Array, 'B H W D'],
+        above: Float[Array, 'B H W D'],
+        grey: Float[Array, 'B H W D'],
+    ) -> Float[Array, 'B H W D']:
+        """What is known of each pixel."""
+        left = jnp.pad(colors, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
+        x = left + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey + above
+        places = jnp.concatenate([grey, above], axis=-1)
+        for layer in self.rows:
+            x = layer(x, Context(places, layer.summaries(grey)))
+        return x
+
+    def step(
+        self,
+        left: Float[Array, 'B 1 1 D'],
+        row: Int[Array, ''],
+        column: Int[Array, ''],
+        cache: Cache,
+    ) -> tuple[Float[Array, 'B 1 1 D'], tuple[KeyValue, ...]]:
+        """What is known of a pixel right of `left`, and the caches with it."""
+        _, height, width, features = cache.grey.shape
+        positions = self.positions(height, width, features)[None].astype(left.dtype)
+        grey, positions = (
+            jax.lax.dynamic_slice(x, (0, row, column, 0), (len(x), 1, 1, features))
+            for x in (cache.grey, positions)
+        )
+        above = jax.lax.dynamic_slice_in_dim(cache.above, column, 1, axis=2)
+        x = left + positions + grey + above
+        places, pasts = jnp.concatenate([grey, above], axis=-1), []
+        for layer, past, summary in zip(self.rows, cache.inner, cache.inner_summaries, strict=True):
+            x, past = layer.step(x, past, column, Context(places, summary))
+            pasts.append(past)
+        return x, tuple(pasts)
+
+    def summaries(self, grey: Float[Array, 'B H W D']) -> Summaries:
+        return tuple(layer.summaries(grey) for layer in self.rows)

@@ -1,0 +1,107 @@
+"""ColTran's upsamplers: every byte of a colour image at once, from a coarse version of it.
+
+Kumar et al., 2021, arXiv:2102.04432, section 4.2. The color upsampler starts from 8 levels a
+channel, the spatial upsampler from all 256 levels of an image with few pixels, enlarged.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.axial import AxialEncoder, AxialLayer
+from vit_jax.nn.axial_maps import axial_maps
+from vit_jax.nn.blocks import XAVIER
+
+BYTES = 256
+
+
+class Model(nn.Module):
+    """Axial attention over one channel of the coarse image and the grey image.
+
+    Attributes:
+      levels: of a channel of the coarse image, a divisor of 256: 8 for the color upsampler, 256
+        for the spatial one.
+      width: D, of a place.
+      num_heads: of the attention; divides width.
+      mlp_dim: hidden width of the feed-forward layers.
+      depth: pairs of row and column attention.
+      norm_eps: added to the variance in layer norms.
+      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    levels: int = 8
+    width: int = 512
+    num_heads: int = 4
+    mlp_dim: int = 512
+    depth: int = 4
+    norm_eps: float = 1e-3
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('dtype', self.dtype, DTYPES)
+        if self.levels < 1 or BYTES % self.levels:
+            raise UserError(f'levels must be a divisor of {BYTES}, not {self.levels}')
+        if self.width % self.num_heads:
+            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self,
+        grey: UInt8[Array, 'B H W'],
+        coarse: UInt8[Array, 'B H W C'],
+        channels: Int[Array, 'B C'],
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B H W C V']]:
+        """Scores of every byte of some channels, none of which sees another.
+
+        Args:
+          grey: the grey image.
+          coarse: channels of the coarse image, bytes of which the model sees `levels`.
+          channels: which they are: 0 for red, 1 for green and 2 for blue.
+          train: has no effect: there is no dropout.
+
+        Returns:
+          logits: [B H W C 256].
+        """
+        dtype = jnp.dtype(self.dtype)
+        embed = functools.partial(nn.Embed, features=self.width, dtype=dtype)
+        dense = functools.partial(nn.Dense, kernel_init=XAVIER)
+        count = coarse.shape[-1]
+
+        values = coarse.astype(jnp.int32) // (BYTES // self.levels)
+        values = values + self.levels * channels[:, None, None]
+        x = embed(3 * self.levels, name='embed_channel')(values)
+        guide = embed(BYTES, name='embed_grey')(grey.astype(jnp.int32))
+        guide = jnp.broadcast_to(guide[..., None, :], x.shape)
+        x = dense(self.width, dtype=dtype, name='embed')(jnp.concatenate([x, guide], axis=-1))
+
+        # Channels are examples of their own.
+        x = jnp.moveaxis(x, 3, 1)
+        grids = x.reshape(-1, *x.shape[2:])
+        layer = functools.partial(
+            AxialLayer, self.num_heads, self.mlp_dim, norm_eps=self.norm_eps, dtype=dtype
+        )
+        found = AxialEncoder(self.depth, layer, name='encoder')(grids)
+        logits = dense(BYTES, name='head')(found)
+        logits = logits.reshape(-1, count, *logits.shape[1:])
+        return {'logits': jnp.moveaxis(logits, 1, 3)}
+
+    def attention_maps(
+        self,
+        intermediates: dict,
+        grey: UInt8[Array, 'B H W'],
+        coarse: UInt8[Array, 'B H W C'],
+        channels: Int[Array, 'B C'],
+    ) -> list[AttentionMap]:
+        """What each place looked at for the first channel, laid back onto the image."""
+        grid, every = (grey.shape[1], grey.shape[2]), channels.shape[1]
+        return axial_maps(intermediates, ('encoder',), grid, every)

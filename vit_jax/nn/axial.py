@@ -1,0 +1,295 @@
+"""Axial attention: the places of a grid look along their row, or along their column.
+
+Ho et al., 2019, arXiv:1912.12180. Two layers, one along either axis, connect all places of an
+H x W grid at the cost of (H + W) instead of H W keys a query. What is computed can depend on a
+context of every place (Kumar et al., 2021, arXiv:2102.04432, table 1): queries, keys and values,
+the output of the MLP, and layer norms are scaled and shifted by it.
+
+Grids are [B H W D]; inside of a layer its axis comes last, [B L N D]: L lines of N tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.nn.attention import attend, attention_weights, causal_mask
+from vit_jax.nn.attention_maps import keep
+from vit_jax.nn.blocks import XAVIER
+from vit_jax.nn.encoder_decoder import FeedForward
+from vit_jax.nn.multi_head import Heads, KeyValue, MergeHeads
+
+
+class ScaleShift(nn.Module):
+    """x * scale(c) + shift(c), both linear in a context c.
+
+    It starts as the identity plus what the context adds: scales begin around one, not around
+    zero as those of the authors.
+    """
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D'], context: Float[Array, '*#B C']) -> Array:
+        options: dict[str, Any] = {'dtype': self.dtype, 'kernel_init': XAVIER}
+        dense = nn.Dense(2 * x.shape[-1], bias_init=_ones_then_zeros, name='dense', **options)
+        scale, shift = jnp.split(dense(context), 2, axis=-1)
+        return x * scale + shift
+
+
+def _ones_then_zeros(key: Array, shape: tuple[int], dtype: Any) -> Float[Array, 'D']:
+    del key
+    return (jnp.arange(shape[0]) < shape[0] // 2).astype(dtype)
+
+
+class Summary(nn.Module):
+    """The context of all places as one vector: their mean, each weighted by a learned number."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, context: Float[Array, 'B H W C']) -> Float[Array, 'B 1 1 C']:
+        shape = (*context.shape[1:3], 1)
+        weights = self.param('weights', nn.initializers.ones, shape).astype(self.dtype)
+        return (context * weights).mean((1, 2), keepdims=True)
+
+
+class Norm(nn.Module):
+    """Layer norm, whose scale and shift come from a summary of the context if there is one."""
+
+    eps: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B H W D'], summary: Float[Array, 'B 1 1 C'] | None = None
+    ) -> Float[Array, 'B H W D']:
+        plain = summary is None
+        norm = nn.LayerNorm(self.eps, self.dtype, use_bias=plain, use_scale=plain, name='norm')
+        if summary is None:
+            return norm(x)
+        return ScaleShift(self.dtype, name='affine')(norm(x), summary)
+
+
+class GridPositions(nn.Module):
+    """Learned positions: the sum of a vector of the row and one of the column.
+
+    Parameters `rows` [H 1 D] and `columns` [W D].
+
+    Raises:
+      UserError: if they were made for another grid.
+    """
+
+    @nn.compact
+    def __call__(self, height: int, width: int, features: int) -> Float[Array, 'H W D']:
+        self._require_grid(height, width)
+        init = nn.initializers.normal(features**-0.5)
+        rows = self.param('rows', init, (height, 1, features))
+        return rows + self.param('columns', init, (width, features))
+
+    def _require_grid(self, height: int, width: int) -> None:
+        if not self.has_variable('params', 'rows'):
+            return
+        made_for = tuple(len(self.get_variable('params', name)) for name in ('rows', 'columns'))
+        if made_for != (height, width):
+            raise UserError(
+                f'the model is for images of {made_for[0]} x {made_for[1]} pixels, not of '
+                f'{height} x {width}: resize them'
+            )
+
+
+class AxialAttention(nn.Module):
+    """Multi-head self-attention along one axis of a grid.
+
+    A learned number of every head and distance, `relative_bias` [H 2N-1], is added to the scores.
+    When the collection `intermediates` is mutable it receives the weights [B L H N N], named
+    `attention`.
+
+    Attributes:
+      num_heads: H; divides the width.
+      axis: 'row' for attention within rows, 'column' for attention within columns.
+      causal: whether no place looks at those after it on its line.
+      dtype: of the computation; the softmax stays float32.
+    """
+
+    num_heads: int
+    axis: str
+    causal: bool = False
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.qkv = Heads(self.num_heads, self.dtype)
+        self.out = MergeHeads(self.dtype)
+        self.scale_shift = {name: ScaleShift(self.dtype) for name in 'qkv'}
+
+    def __call__(
+        self, x: Float[Array, 'B H W D'], context: Float[Array, 'B H W C'] | None = None
+    ) -> Float[Array, 'B H W D']:
+        """What every place finds on its line.
+
+        Args:
+          x: the places.
+          context: by which queries, keys and values are scaled and shifted; None for nothing.
+        """
+        tokens = self._lines(x).shape[2]
+        query, *memory = self._project(x, context)
+        mask = causal_mask(tokens) if self.causal else None
+        return self._look(query, KeyValue(*memory), mask, self._bias(tokens))
+
+    def step(
+        self,
+        x: Float[Array, 'B h w D'],
+        past: KeyValue,
+        position: int | Int[Array, ''],
+        context: Float[Array, 'B h w C'] | None = None,
+    ) -> tuple[Float[Array, 'B h w D'], KeyValue]:
+        """The places at `position` of all lines, which look at themselves and those before them.
+
+        Args:
+          x: one place of each line: a grid of one row for attention within columns, a single place
+            for attention within a row.
+          past: keys and values [B L H N K] of the lines up to here.
+          position: on the lines.
+          context: of these places.
+
+        Returns:
+          What `__call__` gives for these places if it is causal, and `past` with them.
+        """
+        query, *new = self._project(x, context)
+        memory = past.write(KeyValue(*new), position)
+        tokens = past.key.shape[-2]
+        bias = jax.lax.dynamic_slice_in_dim(self._bias(tokens), position, 1, axis=1)
+        mask = (jnp.arange(tokens) <= position)[None, None]
+        return self._look(query, memory, mask, bias), memory
+
+    def _lines(self, x: Array) -> Array:
+        """[B H W D] as [B L N D], and back."""
+        return x if self.axis == 'row' else x.swapaxes(1, 2)
+
+    def _project(self, x: Array, context: Array | None) -> list[Array]:
+        """Queries, keys and values in heads, [B L H N K]."""
+        x = self._lines(x)
+        heads = [part for part in self.qkv(x, x, x) if part is not None]
+        if context is None:
+            return heads
+        context, scaled = self._lines(context), []
+        for name, part in zip('qkv', heads, strict=True):
+            whole = part.swapaxes(-3, -2).reshape(x.shape)
+            whole = self.scale_shift[name](whole, context)
+            scaled.append(whole.reshape(*x.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
+        return scaled
+
+    @nn.compact
+    def _bias(self, tokens: int) -> Float[Array, 'H N N']:
+        """For each head, query and key the number of their distance."""
+        shape = (self.num_heads, 2 * tokens - 1)
+        table = self.param('relative_bias', nn.initializers.zeros, shape)
+        places = jnp.arange(tokens)
+        return table[:, places[:, None] - places + tokens - 1]
+
+    def _look(self, query: Array, memory: KeyValue, mask: Array | None, bias: Array) -> Array:
+        weights = attention_weights(query, memory.key, mask, bias)
+        keep(self, weights)
+        return self._lines(self.out(attend(weights, memory.value)))
+
+
+class Context(NamedTuple):
+    """What a layer is conditioned on.
+
+    Attributes:
+      places: of each place, for attention and MLP.
+      summaries: of the whole grid, one for each of the two norms; see `AxialLayer.summaries`.
+    """
+
+    places: Float[Array, 'B H W C'] | None = None
+    summaries: tuple[Float[Array, 'B 1 1 E'] | None, ...] = (None, None)
+
+
+NOTHING = Context()
+
+
+class AxialLayer(nn.Module):
+    """Attention along one axis and a feed-forward layer, each in a post-norm residual connection.
+
+        y = LN(x + Attention(x))
+        z = LN(y + MLP(y))
+
+    Attributes:
+      num_heads, axis, causal, dtype: of the attention.
+      mlp_dim: hidden width of the feed-forward layer.
+      norm_eps: added to the variance in layer norms.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    axis: str
+    causal: bool = False
+    norm_eps: float = 1e-3
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.attention = AxialAttention(self.num_heads, self.axis, self.causal, self.dtype)
+        self.mlp = FeedForward(self.mlp_dim, dtype=self.dtype)
+        self.mlp_affine = ScaleShift(self.dtype)
+        self.norms = [Norm(self.norm_eps, self.dtype) for _ in range(2)]
+        self.sums = [Summary(self.dtype) for _ in range(2)]
+
+    def __call__(
+        self, x: Float[Array, 'B H W D'], context: Context = NOTHING
+    ) -> Float[Array, 'B H W D']:
+        """The places of a whole grid."""
+        return self._finish(x, self.attention(x, context.places), context)
+
+    def step(
+        self,
+        x: Float[Array, 'B h w D'],
+        past: KeyValue,
+        position: int | Int[Array, ''],
+        context: Context = NOTHING,
+    ) -> tuple[Float[Array, 'B h w D'], KeyValue]:
+        """`__call__` for the places at one position of all lines; see `AxialAttention.step`."""
+        found, past = self.attention.step(x, past, position, context.places)
+        return self._finish(x, found, context), past
+
+    def empty(self, batch: int, lines: int, tokens: int, width: int) -> KeyValue:
+        """Room for the keys and values of `step`, for so many lines of so many tokens."""
+        shape = (batch, lines, self.num_heads, tokens, width // self.num_heads)
+        return KeyValue(*(jnp.zeros(shape, self.dtype) for _ in range(2)))
+
+    def summaries(self, context: Float[Array, 'B H W E']) -> tuple[Float[Array, 'B 1 1 E'], ...]:
+        """What the norms are conditioned on, of a context of the whole grid."""
+        return tuple(summary(context) for summary in self.sums)
+
+    def _finish(self, x: Array, found: Array, context: Context) -> Array:
+        """Everything but the attention, whose output is `found`."""
+        x = self.norms[0](x + found, context.summaries[0])
+        y = self.mlp(x)
+        y = y if context.places is None else self.mlp_affine(y, context.places)
+        return self.norms[1](x + y, context.summaries[1])
+
+
+class AxialEncoder(nn.Module):
+    """Positions, and `depth` pairs of layers along rows and then along columns.
+
+    Attributes:
+      depth: number of pairs.
+      layer: makes a layer, given its axis.
+    """
+
+    depth: int
+    layer: Callable[..., AxialLayer]
+
+    def setup(self) -> None:
+        self.positions = GridPositions()
+        self.rows = [self.layer(axis='row') for _ in range(self.depth)]
+        self.columns = [self.layer(axis='column') for _ in range(self.depth)]
+
+    def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B H W D']:
+        x = x + self.positions(*x.shape[1:]).astype(x.dtype)
+        for row, column in zip(self.rows, self.columns, strict=True):
+            x = column(row(x))
+        return x

@@ -1,0 +1,123 @@
+"""Coarse colours of grey images, drawn pixel by pixel; the colour images are the data.
+
+Kumar et al., 2021, arXiv:2102.04432, section 4.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Num, UInt8
+
+from vit_jax.errors import UserError
+from vit_jax.ops import coarse_colors, decoding
+from vit_jax.ops.terms import Term
+
+Batch = dict[str, Any]
+NO_END = -1  # no colour ends an image
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Bits a pixel of its coarse colour, one of 512: 9 bits for one who knows nothing.
+
+    Images are bytes of three colours, or of one where there is no truth to compare with.
+
+    Attributes:
+      parallel_weight: of the head that sees the grey image alone; the decoder has the rest.
+      samples: that `predict` draws of each image.
+      temperature, top_k: of `decoding.sample`.
+    """
+
+    parallel_weight: float = 0.01
+    samples: int = 3
+    temperature: float = 1.0
+    top_k: int | None = None
+
+    rngs = ('sample',)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.parallel_weight < 1:
+            raise UserError(
+                f'config.task.parallel_weight={self.parallel_weight}: must be in [0, 1)'
+            )
+        decoding.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
+
+    def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
+        """The grey images, and the bins of their colours."""
+        image = colored(batch['image'])
+        return coarse_colors.to_luma(image), coarse_colors.to_bins(image)
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Means over the pixels, in bits: of the decoder, and of the parallel head."""
+        decoder, parallel, pixels = self._bits(outputs, batch)
+        return {
+            'bits_per_dim': Term(decoder, pixels, 1 - self.parallel_weight),
+            'parallel_bits_per_dim': Term(parallel, pixels, self.parallel_weight),
+        }
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """Sums and counts over the pixels of the real examples; `loss` is that of the decoder."""
+        decoder, parallel, pixels = self._bits(apply(*self.inputs(batch)), batch)
+        return {'loss': (decoder, pixels), 'parallel_bits_per_dim': (parallel, pixels)}
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """Samples.
+
+        Returns:
+          samples: [B S H W 3], bytes: the colours in the middle of their bins.
+          bits_per_dim: [B S], minus log2 of a sample's probability, by the number of its pixels.
+        """
+        grey, _ = self.inputs(batch)
+        keys = apply(len(grey), method='sample_keys')
+        keys = jax.vmap(functools.partial(jax.random.split, num=self.samples))(keys).reshape(-1)
+        found = decoding.sample(
+            functools.partial(apply, method='decode_step'),
+            apply(grey.repeat(self.samples, axis=0), method='start'),
+            keys,
+            max_len=math.prod(grey.shape[1:]),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            bos=0,
+            eos=NO_END,
+        )
+        bins = found.tokens.reshape(len(grey), self.samples, *grey.shape[1:])
+        bits = -found.scores.reshape(len(grey), self.samples) / (bins[0, 0].size * math.log(2))
+        return {'samples': coarse_colors.from_bins(bins), 'bits_per_dim': bits}
+
+    def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
+        """Sums of bits, of the decoder and of the parallel head, and the number of pixels."""
+        bins = self.inputs(batch)[1]
+        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(bins))
+        decoder, parallel = (
+            (bits(outputs[name], bins) * mask[:, None, None]).sum()
+            for name in ('logits', 'parallel_logits')
+        )
+        return decoder, parallel, mask.sum() * bins[0].size
+
+
+def bits(logits: Float[Array, '*B V'], label: Int[Array, '*B']) -> Float[Array, '*B']:
+    """Cross entropy in bits."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), label)
+    return losses / math.log(2)
+
+
+def colored(image: Num[Array, 'B H W C']) -> UInt8[Array, 'B H W 3']:
+    """Images with three channels.
+
+    Raises:
+      UserError: if they are no bytes of one or three channels.
+    """
+    if image.dtype != jnp.uint8 or image.shape[-1] not in (1, 3):
+        raise UserError(
+            f'images must be bytes of 1 or 3 channels to take their colours, not {image.dtype} of '
+            f'{image.shape[-1]}: leave out transforms that make other values of them'
+        )
+    return jnp.broadcast_to(image, (*image.shape[:3], 3))

@@ -1,0 +1,90 @@
+"""Fine colours and fine detail of a coarse colour image, given the fine grey image.
+
+Kumar et al., 2021, arXiv:2102.04432, section 4.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt8
+
+from vit_jax.errors import UserError
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops import coarse_colors
+from vit_jax.ops.terms import Term
+from vit_jax.tasks.coltran import bits, colored
+
+Batch = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Bits a byte of the three channels: 8 bits for one who knows nothing.
+
+    Images are bytes of three colours. In training each shows one channel, drawn at random.
+
+    Attributes:
+      factor: side in pixels of the blocks whose mean color is the coarse image: 1 where it has as
+        many pixels (color upsampler), 4 from 64 x 64 to 256 x 256 (spatial upsampler).
+    """
+
+    factor: int = 1
+
+    rngs = ()
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise UserError(f'config.task.factor={self.factor}: must be at least 1')
+
+    def augment(self, key: jax.Array, batch: Batch) -> Batch:
+        """With `channel` [B]: the one to learn from, drawn for each example by itself."""
+        keys = example_keys(key, len(batch['image']))
+        channel = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
+        return {**batch, 'channel': channel}
+
+    def inputs(
+        self, batch: Batch
+    ) -> tuple[UInt8[Array, 'B H W'], UInt8[Array, 'B H W C'], Int[Array, 'B C']]:
+        """The grey images, channels of the coarse images, and which channels they are.
+
+        The coarse image is the batch's `coarse` [B h w 3] where it has one.
+        """
+        image, channels = colored(batch['image']), _channels(batch)
+        coarse = batch.get('coarse')
+        coarse = coarse_colors.shrunk(image, self.factor) if coarse is None else coarse
+        coarse = coarse_colors.enlarged(jnp.round(coarse).astype(jnp.uint8), self.factor)
+        return coarse_colors.to_luma(image), _take(coarse, channels), channels
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """The mean over the bytes, in bits."""
+        truth = _take(colored(batch['image']), _channels(batch)).astype(jnp.int32)
+        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(truth))
+        total = (bits(outputs['logits'], truth) * mask[:, None, None, None]).sum()
+        return {'bits_per_dim': Term(total, mask.sum() * truth[0].size)}
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """Sums and counts over all bytes of the real examples."""
+        (term,) = self.loss(apply(*self.inputs(batch)), batch).values()
+        return {'loss': (term.sum, term.count)}
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """The likeliest bytes, `image` [B H W 3], and the `coarse` image, enlarged to that size."""
+        grey, coarse, channels = self.inputs(batch)
+        logits = apply(grey, coarse, channels)['logits']
+        return {'image': logits.argmax(-1).astype(jnp.uint8), 'coarse': coarse}
+
+
+def _channels(batch: Batch) -> Int[Array, 'B C']:
+    """The one that was drawn, or all three."""
+    if 'channel' in batch:
+        return batch['channel'][:, None]
+    return jnp.broadcast_to(jnp.arange(3), (len(batch['image']), 3))
+
+
+def _take(image: UInt8[Array, 'B H W 3'], channels: Int[Array, 'B C']) -> UInt8[Array, 'B H W C']:
+    return jnp.take_along_axis(image, channels[:, None, None], axis=-1)

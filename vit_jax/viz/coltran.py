@@ -1,0 +1,104 @@
+"""Samples of a grey photograph's coarse colours, beside the photograph."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, UInt8
+from matplotlib.figure import Figure
+
+from vit_jax.ops.coarse_colors import to_luma
+from vit_jax.viz import figures
+from vit_jax.viz.predictions import Context, Photo
+
+SIDE = 1.8  # inches of an image
+LEAST = 128  # pixels of its shorter side
+Panels = list[tuple[str, UInt8[np.ndarray, 'H W 3']]]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How many samples are drawn, and how boldly."""
+    add = parser.add_argument
+    add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
+    add('--temperature', type=float, help='below 1 for likelier colours (default: of the task)')
+    add('--top-k', type=int, metavar='K', help='draw from the K likeliest colours of a pixel')
+
+
+def adapt_task(task: Any, flags: argparse.Namespace) -> Any:
+    """The task with what the flags ask for."""
+    asked = {name: getattr(flags, name) for name in ('samples', 'temperature', 'top_k')}
+    return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """See `table`."""
+    return table(prediction['samples'], prediction['bits_per_dim'], photo)
+
+
+def table(
+    samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
+) -> list[dict[str, Any]]:
+    """Of each sample how many bits a pixel's coarse colour takes, and the PSNR in dB to the
+    photograph, None for a grey one.
+    """
+    return [
+        {'sample': i, 'bits_per_dim': float(each), 'psnr': psnr(sample, photo)}
+        for i, (sample, each) in enumerate(zip(samples, bits, strict=True))
+    ]
+
+
+def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
+    """Peak signal to noise ratio to what the model would have seen of the colours, in dB."""
+    if is_grey(photo.image):
+        return None
+    error = np.square(image.astype(np.float32) - photo.image).mean()
+    return float(10 * np.log10(255**2 / max(error, 1e-6)))
+
+
+def is_grey(image: UInt8[np.ndarray, 'H W C']) -> bool:
+    """Whether the channels of all pixels are alike."""
+    return bool((image == image[..., :1]).all())
+
+
+def luma(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
+    """What the model sees."""
+    grey = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
+    return np.asarray(grey)[..., None].repeat(3, axis=-1)
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """A line of pictures for every image."""
+    pairs = zip(photos, predictions, strict=True)
+    return lines([shown(photo, prediction['samples']) for photo, prediction in pairs])
+
+
+def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
+    """The grey image, its samples, and the original where it has colours."""
+    numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
+    pictures = [('grey', luma(photo.image)), *numbered]
+    return pictures if is_grey(photo.image) else [*pictures, ('original', photo.image)]
+
+
+def lines(panels: Sequence[Panels]) -> Figure:
+    """A line of pictures with titles for each of several images."""
+    columns = max(map(len, panels))
+    heights = [SIDE * line[0][1].shape[0] / line[0][1].shape[1] + 0.2 for line in panels]
+    figure = Figure(figsize=(SIDE * columns, sum(heights)), layout='constrained')
+    grid = figure.subplots(
+        len(panels), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
+    )
+    for line, pictures in zip(grid, panels, strict=True):
+        for axes in line[len(pictures) :]:
+            axes.axis('off')
+        for axes, (title, picture) in zip(line, pictures, strict=False):
+            figures.show_image(axes, figures.as_picture(picture, LEAST), title)
+    return figure

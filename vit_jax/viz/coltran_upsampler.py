@@ -1,0 +1,36 @@
+"""What an upsampler of colours makes of a coarse image, beside the photograph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vit_jax.viz.coltran import Panels, is_grey, lines, luma, psnr
+from vit_jax.viz.predictions import Context, Photo
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """PSNR in dB to the photograph, before and after."""
+    return [
+        {'image': name, 'psnr': psnr(prediction[key], photo)}
+        for name, key in (('coarse', 'coarse'), ('upsampled', 'image'))
+    ]
+
+
+def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> Panels:
+    """The grey image, the coarse one, what is made of both, and the original if it has colours."""
+    shown = [('grey', luma(photo.image)), ('coarse', prediction['coarse'])]
+    shown.append(('upsampled', prediction['image']))
+    return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """A line of pictures for every image."""
+    return lines([panels(*pair) for pair in zip(predictions, photos, strict=True)])
