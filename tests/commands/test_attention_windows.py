@@ -82,7 +82,7 @@ def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
         ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
         ((*swin, '--parameters', '('), "'(' is no regular expression"),
         ((*swin, '--parameters', 'stage_0', '--head', 2), 'there is no head 2'),
-        ((*vit, '--parameters', ''), "model 'vit' has no parameters to draw"),
+        ((*vit, '--parameters', 'head'), "unknown parameter 'head'"),
         (swin, 'required: input'),
     ]:
         assert run(*words, '--out', out) == 2

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.attention import choose_stack, look, stacked
+from vit_jax.inference.attention import choose_stack, look, parameter_pictures, stacked
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.nn.attention_maps import AttentionMap
 
@@ -102,3 +102,9 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
     assert drawn[:3] == ['input', 'layer 1, mean of heads', 'rollout']
     with pytest.raises(UserError, match='decoder/block_1 does not look at the image'):
         titles('--map', 'decoder/block_1$')
+
+
+def test_a_model_without_pictures_is_a_mistake():
+    run = SimpleNamespace(model=object(), config=SimpleNamespace(model=SimpleNamespace(name='foo')))
+    with pytest.raises(UserError, match="model 'foo' has no parameters to draw"):
+        parameter_pictures(run, '')

@@ -224,7 +224,7 @@ def test_a_picture_shows_the_bias_for_keys_around_the_query():
     params = jax.tree.map(lambda x: np.zeros(x.shape), shapes(model, 12, 12)['params'])
     table = params['stage_0']['block_1']['attention']['position_bias']
     table[3, 2, 1] = 1.0  # of head 1 for a key one row above its query
-    pictures = {p.name: p for p in model.parameter_pictures(params)}
+    pictures = {p.name: p for p in model.parameter_pictures(params, None)}
     assert len(pictures) == 3 and all(p.each == 'head' for p in pictures.values())
     found = pictures['stage_0/block_1/attention/position_bias'].pictures
     assert found.shape == (2, 5, 5) and found[1, 1, 2] == 1 and found.sum() == 1

@@ -70,9 +70,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         '--parameters',
         metavar='NAME',
-        help='without an input: what the model has learned of positions, for example the bias of '
-        "each head for each relative position; a regular expression that the parameters' names "
-        "begin with, as 'stage_0', or '' for all",
+        help='without an input: what the model has learned of positions (how alike they are, or '
+        'the bias of each head for relative ones) and its filters; a regular expression that the '
+        "parameters' names begin with, as 'stage_0', or '' for all",
     )
     parser.add_argument(
         'inputs',
@@ -146,7 +146,13 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         raise UserError(f'--head {args.head}: the heads of the layer are all drawn')
     else:
         figure = attention.draw_layers(
-            picture, weights, last.query_grid, last.key_grid, query=query, **options
+            picture,
+            weights,
+            last.query_grid,
+            last.key_grid,
+            query=query,
+            to_itself=last.to_itself,
+            **options,
         )
     depth, heads = weights.shape[:2]
     size = ' x '.join(map(str, last.key_grid))

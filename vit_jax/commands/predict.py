@@ -17,7 +17,7 @@ from vit_jax.commands._model import (
     task_name,
 )
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_names, save_figure, save_images
 
 HELP = {'-h', '--help'}
 
@@ -26,7 +26,12 @@ def main(argv: Sequence[str]) -> int:
     """Prints a table an image, or JSON, and draws a picture if asked to."""
     parser = Parser('predict', f'{__doc__} With --workdir, --help shows the flags of its task.')
     add_model_flags(parser)
-    parser.add_argument('--out', metavar='FILE', help='a picture too: .png, .pdf, .svg or .jpg')
+    parser.add_argument(
+        '--out',
+        metavar='FILE',
+        help='a picture too: .png, .pdf, .svg or .jpg; or, where predictions are images, a folder '
+        'for them',
+    )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
@@ -43,8 +48,9 @@ def main(argv: Sequence[str]) -> int:
         run = dataclasses.replace(run, model=viz.adapt_model(run.model, args))
     if hasattr(viz, 'adapt_task'):
         run = dataclasses.replace(run, task=viz.adapt_task(run.task, args))
-    read = photo_reader(run).read
-    photos = [read(path, image_size(args)) for path in args.image]
+    read, whole = photo_reader(run).read, getattr(viz, 'WHOLE', False)
+    size = image_size(args) or (run.input_size if whole else None)
+    photos = [read(path, size, whole=whole) for path in args.image]
     sharding.use_compilation_cache()
     predict = predictor(run, args.seed)
     predictions = [predict(photo.fields, photo.number) for photo in photos]
@@ -57,7 +63,11 @@ def main(argv: Sequence[str]) -> int:
         }
         for photo, prediction in zip(photos, predictions, strict=True)
     ]
-    if args.out is not None:
+    if args.out is not None and for_images(viz, args.out):
+        pairs = zip(predictions, photos, strict=True)
+        images = (viz.image(prediction, photo) for prediction, photo in pairs)
+        path = save_images(images, [photo.path for photo in photos], args.out, '--out')
+    elif args.out is not None:
         path = save_figure(viz.draw(predictions, photos, context), args.out, '--out')
     if args.json:
         print(json.dumps({'step': run.step, 'images': results}))
@@ -101,9 +111,20 @@ def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None
         return
     from vit_jax.viz import figures
 
+    if for_images(viz, args.out):
+        check_names(args.image, args.out, '--out')
+        return
     figures.check_format(args.out, '--out')
     if not hasattr(viz, 'draw'):
         parser.error(f'--out: {viz.__name__!r} draws no picture')
+
+
+def for_images(viz: ModuleType, out: str) -> bool:
+    """Whether `--out` names a folder, for images of which there is one a file."""
+    from vit_jax.storage import paths
+
+    path = paths.path(out)
+    return hasattr(viz, 'image') and (path.is_dir() or not path.suffix)
 
 
 def print_tables(

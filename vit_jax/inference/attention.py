@@ -51,7 +51,7 @@ def parameter_pictures(run: Run, pattern: str) -> list[ParameterPictures]:
     offer = getattr(run.model, 'parameter_pictures', None)
     if offer is None:
         raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
-    found = offer(run.variables['params'])
+    found = offer(run.variables['params'], run.input_size)
     chosen = [p for p in found if _begins(pattern, p.name)]
     if not chosen:
         raise UserError(nearest('parameter', pattern, {p.name for p in found}))

@@ -35,12 +35,19 @@ class PhotoReader:
     size: tuple[int, int] | None
     padded: tuple[int, int] | None = None
 
-    def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
+    def read(
+        self,
+        path: str | pathlib.Path,
+        size: tuple[int, int] | None = None,
+        *,
+        whole: bool = False,
+    ) -> Photo:
         """Reads one file.
 
         Args:
           path: a JPEG, PNG or WebP file of any size and colour mode.
           size: crop and resize to (height, width) instead of the run's transforms.
+          whole: squeeze the file to `size`, whatever its aspect ratio, so that nothing is cut off.
 
         Raises:
           UserError: if there is no such file, or it is no intact image.
@@ -50,18 +57,22 @@ class PhotoReader:
         height, width = original.shape[:2]
         corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
         try:
-            fields = self._transform({'image': original, 'points': corners}, size)
+            fields = self._transform({'image': original, 'points': corners}, size, whole)
         except UserError:  # a transform of the user's own may not tell where its pixels come from
-            fields = self._transform({'image': original}, size)
+            fields = self._transform({'image': original}, size, whole)
         moved = fields.pop('points', None)
         affine = None if moved is None else affine_between(corners, moved)
         colour = 'grey' if self.channels == 1 else 'RGB'
         note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
         return Photo(path, original, fields, note, affine)
 
-    def _transform(self, record: Record, size: tuple[int, int] | None) -> dict[str, np.ndarray]:
+    def _transform(
+        self, record: Record, size: tuple[int, int] | None, whole: bool
+    ) -> dict[str, np.ndarray]:
         """The arrays of a record in which the model's input lies."""
-        if size is not None:
+        if size is not None and whole:
+            record = fitted(geometry.resize(record, *size, 'bicubic'), self.padded and size)
+        elif size is not None:
             record = fitted(fit(record, size), self.padded and size)
         else:
             record = record if self.size is None else fit(record, self.size)

@@ -4,7 +4,7 @@ He et al., 2022, arXiv:2111.06377. The encoder's parameters have the names of a 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +17,12 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import vit
 from vit_jax.nn import positions
 from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
+from vit_jax.nn.parameter_pictures import (
+    ParameterPictures,
+    embedding_filters,
+    grid_of,
+    position_similarity,
+)
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import check_rate, example_keys
 
@@ -125,6 +131,20 @@ class Model(nn.Module):
         """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
         same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
         return {'name': 'vit', **{key: getattr(self, key) for key in same}}, ENCODER
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+    ) -> list[ParameterPictures]:
+        """How alike the positions of patches are in both parts, and the encoder's filters."""
+        grid = grid_of(image_size, self.patch_size)
+        tables = {
+            'pos_embed': params['pos_embed'],
+            'decoder/pos_embed': params['decoder']['pos_embed'],
+        }
+        return [
+            *(position_similarity(name, table[0, 1:], grid) for name, table in tables.items()),
+            *embedding_filters(params),
+        ]
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on; the decoder comes last."""

@@ -146,8 +146,11 @@ class Model(nn.Module):
             height, width = -(-height // 2), -(-width // 2)
         return maps
 
-    def parameter_pictures(self, params: Mapping[str, Any]) -> list[ParameterPictures]:
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+    ) -> list[ParameterPictures]:
         """The bias of each head by where a key lies from its query, which is in the middle."""
+        del image_size  # windows are the same in any
         found = []
         for i, depth in enumerate(self.depths):
             for j in range(depth):

@@ -17,6 +17,12 @@ from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.models import _resize
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
+from vit_jax.nn.parameter_pictures import (
+    ParameterPictures,
+    embedding_filters,
+    grid_of,
+    position_similarity,
+)
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.pooling import MapHead
 from vit_jax.nn.positions import learned, sincos2d
@@ -170,6 +176,16 @@ class Model(nn.Module):
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.stride)
         return collect(intermediates, 'encoder', grid, grid)
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+    ) -> list[ParameterPictures]:
+        """How alike the positions of patches are, and the filters that embed them."""
+        grid = grid_of(image_size, self.stride)
+        table = sincos2d(*grid, self.width)
+        if self.posemb == 'learn':
+            table = params['pos_embed'][0, int(self.pool in WITH_CLASS_TOKEN) :]
+        return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
 
     # From the representation on; the last has an output for each class.
     head_layers = ('pre_logits', 'head')

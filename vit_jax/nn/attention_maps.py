@@ -34,6 +34,11 @@ class AttentionMap(NamedTuple):
     query_grid: tuple[int, ...]
     key_grid: tuple[int, ...]
 
+    @property
+    def to_itself(self) -> bool:
+        """Whether the tokens that look are those that are looked at, as the name tells."""
+        return not self.name.endswith('/cross')
+
 
 def keep(module: nn.Module, weights: Float[Array, '*B H Q K']) -> None:
     """Keeps the weights of a module if `intermediates` is mutable; else costs nothing."""

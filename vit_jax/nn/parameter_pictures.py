@@ -1,15 +1,23 @@
 """What a model has learned, as pictures of its parameters, in one form for every model."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+from vit_jax.nn.patches import patch_grid
+
+COMPONENTS = 28  # of the filters that are shown, as in figure 7 of arXiv:2010.11929
+Values = np.ndarray | Array
 
 
 class ParameterPictures(NamedTuple):
     """Small pictures of one parameter.
 
-    A model lists them by `parameter_pictures(params)`; `attention --parameters` draws them.
+    A model lists them by `parameter_pictures(params, image_size)`, where the size is height and
+    width in pixels, or None if nothing tells it; `attention --parameters` draws them.
 
     Attributes:
       name: path of the parameter, such as `stage_0/block_1/attention/position_bias`.
@@ -24,3 +32,51 @@ class ParameterPictures(NamedTuple):
     each: str
     caption: str = ''
     columns: int = 0
+
+
+def grid_of(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
+    """Rows and columns of patches; UserError if the size of the images is not known."""
+    if image_size is None:
+        raise UserError('nothing tells the size of the images: give --image-size')
+    return patch_grid(*image_size, patch_size)
+
+
+def position_similarity(
+    name: str, table: Float[Values, 'N D'], grid: tuple[int, int]
+) -> ParameterPictures:
+    """How alike the position embedding of each patch is to that of every other: their cosines.
+
+    Figure 7 (centre) of Dosovitskiy et al., 2021, arXiv:2010.11929.
+
+    Args:
+      name: of the parameter.
+      table: the rows of the patches, those of class tokens left out.
+      grid: rows and columns of patches.
+    """
+    rows = np.asarray(table, np.float32)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    pictures = (rows @ rows.T).reshape(-1, *grid)
+    return ParameterPictures(name, pictures, 'patch', 'cosine with every other patch', grid[1])
+
+
+def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
+    """The first principal components of the filters of `patch_embed`, where these are pictures.
+
+    Figure 7 (left) of Dosovitskiy et al., 2021, arXiv:2010.11929.
+
+    Args:
+      params: of the model that has `patch_embed/kernel` [p q C D].
+
+    Returns:
+      One parameter; none where patches are single pixels, or not of one or three colours.
+    """
+    kernel = np.asarray(params['patch_embed']['kernel'], np.float32)
+    height, width, channels, filters = kernel.shape
+    if height * width == 1 or channels not in (1, 3):
+        return []
+    flat = kernel.reshape(-1, filters)
+    axes = np.linalg.svd(flat - flat.mean(axis=1, keepdims=True), full_matrices=False)[0]
+    pictures = axes.T[:COMPONENTS].reshape(-1, height, width, channels)
+    pictures = pictures[..., 0] if channels == 1 else pictures
+    caption = 'principal components of the filters, the largest first'
+    return [ParameterPictures('patch_embed/kernel', pictures, 'component', caption)]

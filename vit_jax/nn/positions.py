@@ -87,16 +87,18 @@ def masked_sine2d(
     return jnp.concatenate(halves, axis=-1)
 
 
-def learned(module: nn.Module, tokens: int, dim: int, std: float = 0.02) -> Float[Array, '1 N D']:
-    """The parameter `pos_embed` of `module`: a row for every token, E_pos of arXiv:2010.11929.
+def learned(
+    module: nn.Module, tokens: int, dim: int, std: float = 0.02, name: str = 'pos_embed'
+) -> Float[Array, '1 N D']:
+    """The parameter `name` of `module`: a row for every token, E_pos of arXiv:2010.11929.
 
     It starts normal with the standard deviation `std`.
 
     Raises:
       UserError: if the parameter was made for another number of tokens.
     """
-    _require_rows(module, tokens)
-    return module.param('pos_embed', nn.initializers.normal(std), (1, tokens, dim))
+    _require_rows(module, tokens, name)
+    return module.param(name, nn.initializers.normal(std), (1, tokens, dim))
 
 
 def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1 N D']:
@@ -113,12 +115,12 @@ def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1
     return jax.lax.stop_gradient(value)
 
 
-def _require_rows(module: nn.Module, tokens: int) -> None:
-    if not module.has_variable('params', 'pos_embed'):
+def _require_rows(module: nn.Module, tokens: int, name: str = 'pos_embed') -> None:
+    if not module.has_variable('params', name):
         return
-    made_for: int = module.get_variable('params', 'pos_embed').shape[1]
+    made_for: int = module.get_variable('params', name).shape[1]
     if made_for != tokens:
         raise UserError(
-            f'pos_embed has rows for {made_for} tokens, but these images have {tokens}: '
-            'use the image size of the checkpoint, or resize pos_embed'
+            f'{name} has rows for {made_for} tokens, but these images have {tokens}: '
+            f'use the image size of the checkpoint, or resize {name}'
         )

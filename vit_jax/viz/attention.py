@@ -103,6 +103,7 @@ def draw_layers(
     query: Grid | None = None,
     title: str = '',
     seen: tuple[int, int] | None = None,
+    to_itself: bool = True,
 ) -> Figure:
     """One query: the image, the rollout, all layers, and the heads of one layer.
 
@@ -116,6 +117,7 @@ def draw_layers(
       query: see `heat_map`.
       title: printed above everything.
       seen: height and width in pixels of what is drawn of `image`, where the rest is padding.
+      to_itself: whether queries and keys are the same tokens.
 
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
@@ -124,7 +126,7 @@ def draw_layers(
     chosen = number_of_layer(depth, layer)
     layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
     large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
-    if query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
+    if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
         heat = heat_map(rollout(weights), query_grid, key_grid, query)
         large['rollout'] = overlay(image, heat)
     sections = {

@@ -13,6 +13,10 @@ and may have
     adapt_task(task, flags)                 the task that predicts, likewise
     queries(outputs, class_names)           {number: name} of the queries of a decoder that
                                             `attention` draws; None for all
+    image(prediction, photo)                the picture [Y X 3] of one file that `--out FOLDER`
+                                            writes for each of them
+    WHOLE                                   true if the model is to see whole files, squeezed to its
+                                            size, not what the transforms of the run cut out
     COLUMNS                                 the keys that the table shows; by default every one
     BAR                                     a key of values in [0, 1], of which it draws bars
 

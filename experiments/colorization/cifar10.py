@@ -1,0 +1,58 @@
+r"""Colours for the grey images of CIFAR-10, as classes.
+
+    python -m vit_jax colors tfds:cifar10 --split 'train[:90%]' --out colors.json
+    python -m vit_jax train --config experiments/colorization/cifar10.py \
+        --config.task.prior=colors.json --workdir runs/colorize
+    python -m vit_jax predict --workdir runs/colorize --out colours.png photo.jpg
+    python -m vit_jax attention --workdir runs/colorize --query 3,4 --out looks.png photo.jpg
+
+Zhang et al., 2016, arXiv:1603.08511: 313 bins of (a, b) with soft labels, rare colours weighing
+more. The network is another one: 64 patches of 4 x 4 pixels, each with a query that predicts
+2 x 2 colours. Without `config.task.prior` all colours weigh the same, and images become paler.
+
+Expected: `test/psnr` above `test/psnr_of_grey`, and `test/colorfulness` above half of
+`test/true_colorfulness`; estimated at under 2 hours on 2 CPU cores. Not measured yet.
+
+`val`, the last 5,000 training images, is there to choose by.
+"""
+
+from ml_collections import ConfigDict
+
+ARGS = ('smoke',)
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: `smoke` for a few steps of a tiny model on scenes, which have colours."""
+    smoke = arg == 'smoke'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else '8 epochs'
+    config.batch_size = 16 if smoke else 64
+
+    config.model = dict(name='colorizer', patch_size=4, patch_out=2)
+    if smoke:
+        config.model.update(width=32, depth=1, mlp_dim=64, num_heads=2, decoder_depth=1)
+    else:
+        config.model.update(width=128, depth=4, mlp_dim=256, num_heads=4, decoder_depth=2)
+    config.task = dict(name='colorize', prior='')
+
+    images = dict(source='scenes:160' if smoke else 'tfds:cifar10', workers=0)
+    config.data = dict(images, split='train' if smoke else 'train[:90%]', cache=not smoke)
+    whole = "keep('image')|resize(32)" if smoke else ''
+    config.data.transforms = f'{whole}|flip' if smoke else 'flip'
+    images.update(transforms=whole, batch_size=16 if smoke else 500)
+    if smoke:
+        config.evals = dict(test=dict(images, split='test[:16]'))
+    else:
+        config.evals = dict(
+            val=dict(images, split='train[90%:]'), test=dict(images, split='test', every='100%')
+        )
+
+    config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.05, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '25%')
+    config.every.checkpoint = '20' if smoke else '5%'
+    config.checkpoint = dict(keep_last=2, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config

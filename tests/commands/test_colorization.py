@@ -1,0 +1,97 @@
+"""Colorization by the command line: grey files of every mode, folders, and whose patches decide."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax.ops import colors
+
+CONFIG = 'experiments/colorization/cifar10.py:smoke'
+RNG = np.random.default_rng(0)
+BYTES = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('colorization')
+
+
+@pytest.fixture(scope='module')
+def run(folder, repo):
+    """A colorizer after two steps, whose rare colours weigh more."""
+    prior, workdir = folder / 'colors.json', folder / 'run'
+    words = ['colors', 'scenes:4', '--split', 'train', '--out', str(prior)]
+    assert cli.main(words) == 0
+    config = ['--config', str(repo / CONFIG), f'--config.task.prior={prior}']
+    short = ['--config.total=2 steps', '--config.every.eval=2', '--config.every.log=1']
+    assert cli.main(['train', *config, *short, '--workdir', str(workdir)]) == 0
+    return workdir
+
+
+@pytest.fixture(scope='module')
+def files(folder):
+    """The same grey values in every mode that has them, and a colour file."""
+    grey = Image.fromarray(BYTES)
+    images = {mode: grey.convert(mode) for mode in ('L', 'RGB')}
+    images['LA'] = Image.merge('LA', [grey, Image.new('L', grey.size, 255)])
+    images['I;16'] = Image.fromarray(BYTES.astype(np.uint16) * 257)
+    images['P'] = grey.convert('P')
+    images['1'] = Image.fromarray(BYTES > 127)
+    images['colour'] = Image.fromarray(RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    paths = {mode: folder / f'{mode.replace(";", "_")}.png' for mode in images}
+    for mode, image in images.items():
+        image.save(paths[mode])
+    # CMYK without black, as JPEG, is not exactly grey.
+    paths['CMYK'] = folder / 'CMYK.jpg'
+    images['colour'].convert('CMYK').save(paths['CMYK'])
+    return paths
+
+
+def test_files_of_every_mode_keep_size_and_luminance(run, files, folder, capsys):
+    out = folder / 'made'
+    argv = ['predict', '--workdir', run, '--out', out, '--json', *files.values()]
+    assert cli.main([str(word) for word in argv]) == 0
+    rows = {r['image']: r['predictions'][0] for r in json.loads(capsys.readouterr().out)['images']}
+    made = {mode: np.asarray(Image.open(out / f'{p.stem}.png')) for mode, p in files.items()}
+    for mode in ('L', 'RGB', 'LA', 'I;16', 'P'):
+        assert made[mode].shape == (24, 40, 3)
+        grey = np.asarray(colors.to_bytes(colors.to_grey(made[mode] / 255)))[..., 0]
+        assert np.abs(grey.astype(int) - BYTES).max() <= 1
+        assert rows[str(files[mode])].keys() == {'colorfulness'}
+        np.testing.assert_array_equal(made[mode], made['L'])
+    assert made['1'].shape == (24, 40, 3)
+    assert made['colour'].shape == made['CMYK'].shape == (20, 30, 3)
+    assert 'psnr' in rows[str(files['colour'])]
+
+
+def test_a_picture_of_all(run, files, folder, capsys):
+    picture = folder / 'all.png'
+    argv = ['predict', '--workdir', run, '--out', picture, files['L'], files['colour']]
+    assert cli.main([str(word) for word in argv]) == 0
+    assert str(picture) in capsys.readouterr().out and picture.stat().st_size > 10_000
+
+
+def test_no_file_is_written_over(run, files, folder, capsys):
+    argv = ['predict', '--workdir', run, '--out', folder, files['L']]
+    assert cli.main([str(word) for word in argv]) == 2
+    assert 'L.png is a file given' in capsys.readouterr().err
+
+
+def test_who_decided_the_colour_of_a_patch(run, files, folder, capsys):
+    picture = folder / 'looks.png'
+    argv = ['attention', '--workdir', run, '--query', '2,5', '--out', picture, files['colour']]
+    assert cli.main([str(word) for word in argv]) == 0
+    assert '1 layers x 2 heads, 8 x 8 patches' in capsys.readouterr().out
+
+
+def test_mistakes(folder, capsys):
+    for words, message in (
+        (['digits', '--out', str(folder / 'c.json')], '1 colours instead of 3'),
+        (['scenes:4', '--out', str(folder / 'no' / 'c.json')], 'there is no folder'),
+        (['scenes:4', '--images', '0', '--out', str(folder / 'c.json')], 'must be at least 1'),
+    ):
+        assert cli.main(['colors', *words]) == 2
+        assert message in capsys.readouterr().err

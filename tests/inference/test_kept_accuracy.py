@@ -1,0 +1,80 @@
+"""Accuracy of a classifier on colorized, grey and original images."""
+
+import dataclasses
+import pathlib
+import types
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax.data.records import SourceInfo
+from vit_jax.errors import UserError
+from vit_jax.inference import kept_accuracy
+from vit_jax.inference.load import Run
+from vit_jax.ops import colors
+from vit_jax.tasks.classify import Task
+
+RED, GREEN = (200, 40, 40), (40, 200, 40)
+LABELS = np.array([0, 1, 0, 1, 0], np.int32)
+SOURCE = [{'image': np.full((4, 4, 3), (RED, GREEN)[i], np.uint8)} for i in LABELS]
+DATA = types.SimpleNamespace(source=SOURCE, info=SourceInfo(2, ('red', 'green')))
+
+
+class Redness(nn.Module):
+    """Says red where red is above green; what is neither is green."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        red, green = images[..., 0].mean((1, 2)), images[..., 1].mean((1, 2))
+        return {'logits': jnp.stack([red - green, jnp.full_like(red, 1e-3)], axis=-1)}
+
+
+RUN = Run(pathlib.Path('a'), ConfigDict(), Redness(), Task(), {}, 1, ('red', 'green'), {}, (4, 4))
+
+
+@pytest.fixture
+def evaluator(monkeypatch):
+    monkeypatch.setattr(kept_accuracy, 'load_run', lambda path: RUN)
+    found = kept_accuracy.Evaluator('runs/a')
+    found.open(DATA)
+    found.start()
+    return found
+
+
+def batch(index):
+    return {'index': np.array(index, np.int32), 'label': LABELS[index]}
+
+
+def test_three_accuracies(evaluator):
+    """Three of five are given the right colour; without any, all are taken for green."""
+    wrong = np.stack([SOURCE[i]['image'] for i in (1, 0, 2, 3, 4)])
+    grey = np.asarray(colors.to_bytes(colors.to_grey(wrong / np.float32(255))))
+    assert grey.std() > 0
+    evaluator.update({'image': wrong[:3]}, batch([0, 1, 2]))
+    evaluator.update({'image': wrong[3:]}, batch([3, 4]))  # a smaller batch
+    found = evaluator.result()
+    assert tuple(found) == evaluator.names()
+    assert found == {
+        'accuracy_colorized': 3 / 5,
+        'accuracy_grey': 2 / 5,
+        'accuracy_original': 1,
+    }
+    evaluator.start()
+    assert evaluator.result()['accuracy_original'] == 0
+
+
+def test_mistakes(evaluator, monkeypatch):
+    with pytest.raises(UserError, match='needs the images that the task predicts, and labels'):
+        evaluator.update({}, batch([0]))
+    with pytest.raises(UserError, match='images of 8 x 8 pixels, originals of 4 x 4 and a class'):
+        evaluator.update({'image': np.zeros((1, 8, 8, 3), np.uint8)}, batch([0]))
+    other = types.SimpleNamespace(source=SOURCE, info=SourceInfo(3, ('red', 'green', 'blue')))
+    with pytest.raises(UserError, match='tells 2 classes apart, which are not the 3 of the data'):
+        evaluator.open(other)
+    nameless = dataclasses.replace(RUN, class_names=())
+    monkeypatch.setattr(kept_accuracy, 'load_run', lambda path: nameless)
+    with pytest.raises(UserError, match="classifier 'b' is a run that predicts no classes"):
+        kept_accuracy.Evaluator('b')

@@ -1,0 +1,76 @@
+"""Colours as classes: how many, who is whose neighbour, and what rare ones weigh."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.ops import color_bins, colors
+
+RNG = np.random.default_rng(0)
+AB = np.asarray(colors.rgb_to_lab(RNG.uniform(size=(400, 3)).astype(np.float32)))[:, 1:]
+
+
+def test_there_are_as_many_as_in_the_paper():
+    bins = color_bins.centres()
+    assert bins.shape == (color_bins.NUM_BINS, 2) == (313, 2)
+    assert not (bins % 10).any() and len(np.unique(bins, axis=0)) == 313
+    assert not bins.flags.writeable
+
+
+def test_what_the_docstring_says_of_the_gamut():
+    """229 bins are colours of sRGB at some lightness, and colours fall into 261."""
+    lightness = np.arange(0, 100, 0.25, np.float32)[:, None, None]
+    lab = np.broadcast_to(color_bins.centres(), (len(lightness), 313, 2))
+    lab = np.concatenate([np.broadcast_to(lightness, (*lab.shape[:2], 1)), lab], axis=-1)
+    light = np.asarray(colors.lab_to_linear(lab))
+    assert ((light >= 0) & (light <= 1)).all(-1).any(0).sum() == pytest.approx(229, abs=3)
+    steps = np.linspace(0, 1, 86, dtype=np.float32)
+    cube = np.stack(np.meshgrid(steps, steps, [0, 1], indexing='ij'), -1).reshape(-1, 3)
+    faces = np.concatenate([np.roll(cube, i, axis=1) for i in range(3)])
+    ab = np.asarray(colors.rgb_to_lab(faces))[:, 1:]
+    rounded = np.unique(np.rint(ab / 10), axis=0)
+    assert len(rounded) == 261
+    assert {*map(tuple, 10 * rounded)} <= {*map(tuple, color_bins.centres())}
+
+
+def test_the_nearest_bin_is_the_rounded_colour():
+    found = color_bins.centres()[np.asarray(color_bins.nearest(AB))]
+    np.testing.assert_array_equal(found, 10 * np.rint(AB / 10))
+
+
+def test_soft_labels_are_gaussians_of_the_five_nearest():
+    bins, weights = (np.asarray(x) for x in color_bins.soft_encode(AB))
+    distances = np.linalg.norm(AB[:, None] - color_bins.centres(), axis=-1)
+    for i, row in enumerate(distances):
+        expected = np.argsort(row)[:5]
+        np.testing.assert_allclose(row[bins[i]], row[expected], rtol=1e-4)
+        gaussian = np.exp(-(row[bins[i]] ** 2) / 50)
+        np.testing.assert_allclose(weights[i], gaussian / gaussian.sum(), atol=1e-4)
+    np.testing.assert_array_equal(bins[:, 0], color_bins.nearest(AB))
+
+
+def test_the_annealed_mean_lies_between_the_mean_and_the_mode():
+    logits = jnp.asarray(RNG.normal(size=(20, 313)), jnp.float32)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    mean = color_bins.annealed_mean(logits, 1.0)
+    np.testing.assert_allclose(mean, probs @ color_bins.centres(), atol=1e-3)
+    mode = color_bins.annealed_mean(logits, 1e-3)
+    np.testing.assert_allclose(mode, color_bins.centres()[logits.argmax(-1)], atol=1e-3)
+    annealed = color_bins.annealed_mean(logits)
+    assert (np.linalg.norm(annealed, axis=-1) > np.linalg.norm(mean, axis=-1)).mean() > 0.8
+
+
+def test_weights_are_one_on_average_and_larger_for_rare_colours():
+    counts = np.zeros(313)
+    common, rare = color_bins.nearest(np.array([[0, 0], [50, 50]], np.float32)).tolist()
+    counts[common], counts[rare] = 999, 1
+    for mix in (0.0, 0.5, 1.0):
+        weights = color_bins.class_weights(counts + 1e-9, mix)
+        # Smoothed shares, by a sum over all pairs.
+        centres = color_bins.centres().astype(float)
+        kernel = np.exp(-((centres[:, None] - centres) ** 2).sum(-1) / 50)
+        shares = (kernel / kernel.sum(0) * ((counts + 1e-9) / counts.sum())).sum(1)
+        assert (shares * weights).sum() == pytest.approx(1, rel=1e-4)
+        ratio = ((1 - mix) * shares[common] + mix / 313) / ((1 - mix) * shares[rare] + mix / 313)
+        assert weights[rare] / weights[common] == pytest.approx(ratio, rel=1e-4)
+    np.testing.assert_allclose(weights, 1, rtol=1e-5)

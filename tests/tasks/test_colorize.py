@@ -1,0 +1,123 @@
+"""Colorization: soft labels of the true colours, luminance that is kept, sums without padding."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.ops import color_bins, colors, terms
+from vit_jax.storage import color_prior
+from vit_jax.tasks.colorize import Task
+
+RNG = np.random.default_rng(0)
+IMAGE = jnp.asarray(RNG.integers(0, 256, (2, 8, 12, 3), dtype=np.uint8))
+LOGITS = jnp.asarray(RNG.normal(size=(2, 4, 6, 313)), jnp.float32)
+BATCH = {'image': IMAGE, 'mask': jnp.ones(2)}
+
+
+def apply(grey):
+    return {'logits': LOGITS}
+
+
+def true_cells():
+    """(a, b) of cells of 2 x 2 pixels."""
+    ab = np.asarray(colors.rgb_to_lab(IMAGE / 255.0))[..., 1:]
+    return ab.reshape(2, 4, 2, 6, 2, 2).mean(axis=(2, 4))
+
+
+def expected_losses(weights):
+    bins, shares = (np.asarray(x) for x in color_bins.soft_encode(true_cells()))
+    dense = np.zeros((2, 4, 6, 313))
+    np.put_along_axis(dense, bins, shares, axis=-1)
+    entropy = -(dense * np.asarray(jax.nn.log_softmax(LOGITS))).sum(-1)
+    return entropy * weights[bins[..., 0]]
+
+
+@pytest.fixture
+def prior(tmp_path):
+    """A file of colours, and their weights."""
+    counts = RNG.integers(0, 1000, 313)
+    color_prior.write(tmp_path / 'colors.json', counts, 'here')
+    return str(tmp_path / 'colors.json'), color_bins.class_weights(counts, 0.3)
+
+
+def test_the_loss_is_a_weighted_cross_entropy_of_soft_labels(prior):
+    path, weights = prior
+    for task, by in ((Task(), np.ones(313)), (Task(prior=path, rebalance=0.3), weights)):
+        losses = expected_losses(by)
+        found = task.loss({'logits': LOGITS}, BATCH)
+        np.testing.assert_allclose(terms.means(found)['loss'], losses.mean(), rtol=1e-4)
+        assert found['loss'].count == losses.size and found['accuracy'].weight == 0
+
+
+def test_padding_counts_for_nothing():
+    whole = Task().evaluate(apply, BATCH)
+    first = Task().evaluate(apply, {**BATCH, 'mask': jnp.array([1.0, 0.0])})
+    other = {'image': IMAGE.at[1].set(7), 'mask': jnp.array([1.0, 0.0])}
+    again = Task().evaluate(apply, other)
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+        assert float(first[name][1]) == float(whole[name][1]) / 2
+
+
+def test_accuracy_is_that_of_the_likeliest_bin():
+    nearest = color_bins.nearest(true_cells())
+    right = {'logits': 20 * jax.nn.one_hot(nearest, 313)}
+    assert terms.means(Task().loss(right, BATCH))['accuracy'] == 1
+    assert terms.means(Task().loss({'logits': -right['logits']}, BATCH))['accuracy'] == 0
+
+
+def test_a_prediction_keeps_the_luminance():
+    found = Task().predict(apply, BATCH)
+    assert found['ab'].shape == (2, 4, 6, 2) and found['image'].dtype == jnp.uint8
+    grey, again = (
+        np.asarray(colors.to_bytes(colors.to_grey(image / 255.0))).astype(int)
+        for image in (IMAGE, found['image'])
+    )
+    assert np.abs(grey - again).max() <= 1
+
+
+def test_a_grey_image_is_its_own_input():
+    """A grey file, by one channel or by three that are equal, is what its colour image became."""
+    (colour,) = Task().inputs(BATCH)
+    assert colour.shape == (2, 8, 12, 1)
+    grey = jnp.round((colour + 1) * 127.5).astype(jnp.uint8)
+    for image in (grey, jnp.repeat(grey, 3, axis=-1), jnp.repeat(colour, 3, axis=-1)):
+        np.testing.assert_allclose(Task().inputs({'image': image})[0], colour, atol=1e-6)
+
+
+def test_what_is_measured_of_images():
+    """By the true colours, PSNR is limited by the bins alone; grey images are not colourful."""
+    smooth = jnp.broadcast_to(jnp.array([180, 120, 90], jnp.uint8), (1, 8, 12, 3))
+    batch = {'image': smooth, 'mask': jnp.ones(1)}
+    ab = colors.rgb_to_lab(smooth[:, ::2, ::2] / 255.0)[..., 1:]
+    logits = 50 * jax.nn.one_hot(color_bins.nearest(ab), 313)
+    found = {
+        k: float(s / n)
+        for k, (s, n) in Task().evaluate(lambda _: {'logits': logits}, batch).items()
+    }
+    assert found['psnr'] > 30 > found['psnr_of_grey']
+    assert found['colorfulness'] == pytest.approx(found['true_colorfulness'], rel=0.1)
+    grey = jnp.zeros_like(logits).at[..., color_bins.nearest(np.zeros(2, np.float32))].set(50)
+    sums = Task().evaluate(lambda _: {'logits': grey}, batch)
+    assert float(sums['colorfulness'][0]) == pytest.approx(0, abs=0.5)
+    assert sums['psnr'][0] == pytest.approx(float(sums['psnr_of_grey'][0]), abs=0.05)
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(UserError, match=r'rebalance=0: must be in \(0, 1\]'):
+        Task(rebalance=0)
+    with pytest.raises(UserError, match='temperature=0: must be positive'):
+        Task(temperature=0)
+    with pytest.raises(UserError, match='three colours, these have 1'):
+        Task().loss({'logits': LOGITS}, {'image': IMAGE[..., :1]})
+    with pytest.raises(UserError, match=r"there is no 'gone\.json'; make it of the training data"):
+        Task(prior='gone.json').loss({'logits': LOGITS}, BATCH)
+    other = tmp_path / 'other.json'
+    for text in ('{}', '[', json.dumps({'counts': [-1, 2]}), json.dumps({'counts': [0.5]})):
+        other.write_text(text)
+        with pytest.raises(UserError, match='counts'):
+            Task(prior=str(other)).loss({'logits': LOGITS}, BATCH)

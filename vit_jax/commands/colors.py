@@ -1,0 +1,77 @@
+"""Count the colours of images, so that colorization lets rare ones count more."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.commands._parser import Parser
+from vit_jax.errors import UserError
+
+PIXELS = 1024  # of an image
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the file for `config.task.prior`, and says which colours are the most frequent."""
+    parser = Parser('colors', __doc__)
+    parser.add_argument('source', help="'tfds:cifar10', 'folder:PATH', ...")
+    parser.add_argument('--split', default='train', help="'train', 'train[:90%%]'")
+    parser.add_argument('--images', type=int, help='count in so many of them only')
+    parser.add_argument('--out', required=True, metavar='FILE', help='for config.task.prior')
+    args = parser.parse_args(argv)
+    if args.images is not None and args.images < 1:
+        raise UserError(f'--images {args.images}: must be at least 1')
+    out = pathlib.Path(args.out).expanduser()
+    if not out.parent.is_dir():
+        raise UserError(f'--out {out}: there is no folder {out.parent}')
+    from vit_jax.data import sources
+    from vit_jax.ops import color_bins
+    from vit_jax.storage import color_prior
+
+    source = sources.open_source(args.source, args.split)
+    every = max(1, len(source) // (args.images or len(source)))
+    counts = count_colors(source, range(0, len(source), every)[: args.images])
+    color_prior.write(out, counts, source.title)
+    used = np.argsort(-counts, kind='stable')[:3]
+    top = ', '.join(f'{tuple(color_bins.centres()[i].astype(int).tolist())}' for i in used)
+    print(
+        f'{out}: {counts.sum():,} pixels in {np.count_nonzero(counts)} of {len(counts)} bins; '
+        f'most in those around (a, b) = {top}'
+    )
+    return 0
+
+
+def count_colors(source: Any, indices: range) -> np.ndarray:
+    """How many pixels lie in each bin, int64 [Q]: of each image `PIXELS` at random, or all.
+
+    Raises:
+      UserError: if an image has not three colours.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax.data.records import BrokenRecord
+    from vit_jax.ops import color_bins, colors
+
+    @jax.jit
+    def count(rgb: jax.Array) -> jax.Array:
+        bins = color_bins.nearest(colors.rgb_to_lab(rgb / 255)[..., 1:])
+        return jnp.bincount(bins, length=color_bins.NUM_BINS)
+
+    total = np.zeros(color_bins.NUM_BINS, np.int64)
+    rng = np.random.default_rng(0)
+    for index in indices:
+        try:
+            image = source[index]['image']
+        except BrokenRecord:
+            continue
+        if image.shape[-1] != 3:
+            raise UserError(f'{source.record_name(index)}: {image.shape[-1]} colours instead of 3')
+        pixels = image.reshape(-1, 3)
+        if len(pixels) > PIXELS:
+            pixels = pixels[rng.choice(len(pixels), PIXELS, replace=False)]
+        total += np.asarray(count(pixels))
+    return total

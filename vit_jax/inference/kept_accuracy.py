@@ -1,0 +1,93 @@
+"""How much a classifier that was trained in colour sees in images that were given colours.
+
+After Zhang et al., 2016, arXiv:1603.08511, section 3.1: its accuracy on the colorized images, next
+to that on the grey ones and on the originals. It is an evaluator of the task `colorize`:
+
+    evaluate --workdir COLORIZER --evaluator "vit_jax.inference.kept_accuracy(classifier='RUN')"
+"""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from vit_jax import step
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.inference.load import load_run
+from vit_jax.ops import colors
+
+Images = UInt8[np.ndarray, 'B H W 3']
+KINDS = ('colorized', 'grey', 'original')
+
+
+class Evaluator(base.Evaluator):
+    """`accuracy_colorized`, `accuracy_grey` and `accuracy_original`.
+
+    Args:
+      classifier: the run folder of a classifier of colour images, of the same classes.
+    """
+
+    def __init__(self, classifier: str):
+        self._run = load_run(classifier)
+        if not hasattr(self._run.task, 'predict') or not self._run.class_names:
+            raise UserError(f'classifier {classifier!r} is a run that predicts no classes')
+        self._predict = jax.jit(step.make_predict_step(self._run.model, self._run.task))
+        self._rows = 0  # of the first batch, to which the last is padded
+        self.start()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the classifier tells other classes apart."""
+        known, found = self._run.class_names, tuple(dataset.info.class_names)
+        if known != found:
+            raise UserError(
+                f'the classifier {self._run.workdir} tells {len(known)} classes apart, which are '
+                f'not the {len(found)} of the data'
+            )
+        self._source = dataset.source
+
+    def start(self) -> None:
+        self._right: collections.Counter[str] = collections.Counter()
+        self._seen = 0
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if labels or images are missing, or the images are of another size."""
+        if 'image' not in predictions or 'label' not in batch:
+            raise UserError('a classifier needs the images that the task predicts, and labels')
+        colorized, label = predictions['image'], batch['label']
+        grey = np.asarray(colors.to_bytes(colors.to_grey(colorized / np.float32(255))))
+        original = [self._source[i]['image'] for i in batch['index'].tolist()]
+        images = (colorized, grey.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))
+        self._check_sizes(colorized.shape[1:3], images[-1].shape[1:3])
+        for kind, image in zip(KINDS, images, strict=True):
+            self._right[kind] += int((self._classify(image) == label).sum())
+        self._seen += len(label)
+
+    def result(self) -> dict[str, float]:
+        return {f'accuracy_{kind}': self._right[kind] / max(self._seen, 1) for kind in KINDS}
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(f'accuracy_{kind}' for kind in KINDS)
+
+    def _check_sizes(self, made: tuple[int, ...], raw: tuple[int, ...]) -> None:
+        size = tuple(self._run.input_size or made)
+        if not made == raw == size:
+            told = (' x '.join(map(str, sides)) for sides in (made, raw, size))
+            raise UserError(
+                'colorized images of {} pixels, originals of {} and a classifier for {} do not go '
+                'together: measure without transforms that resize'.format(*told)
+            )
+
+    def _classify(self, images: Images) -> Int[np.ndarray, ' B']:
+        """The most likely class of each image."""
+        count = len(images)
+        self._rows = max(self._rows, count)
+        padded = np.pad(images, ((0, self._rows - count), (0, 0), (0, 0), (0, 0)))
+        index = np.arange(self._rows, dtype=np.int32)
+        batch = {'image': padded, 'index': index, 'mask': np.ones(self._rows, np.float32)}
+        predictions, _ = self._predict(self._run.variables, batch)
+        return np.asarray(predictions['probs'])[:count].argmax(axis=-1)

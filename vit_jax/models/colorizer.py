@@ -1,0 +1,232 @@
+"""Colours for a grey image: a ViT reads its patches, and a query for each place asks them.
+
+The colours are bins of (a, b), as in Zhang et al., 2016, arXiv:1603.08511; the queries attend to
+the patches as those of DETR do (Carion et al., 2020, arXiv:2005.12872).
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import _resize
+from vit_jax.models.vit import DTYPES
+from vit_jax.nn import positions
+from vit_jax.nn.attention_maps import AttentionMap, collect
+from vit_jax.nn.blocks import GELUS, Block, Encoder, Mlp, dense
+from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.parameter_pictures import (
+    ParameterPictures,
+    embedding_filters,
+    grid_of,
+    position_similarity,
+)
+from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
+from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.ops.color_bins import NUM_BINS
+
+POSEMBS = ('sincos1d', 'sincos2d', 'learn')
+TABLES = ('pos_embed', 'query_embed')
+
+
+class Model(nn.Module):
+    """An encoder of grey patches, and queries that attend to all of them.
+
+    A query starts as its position alone and never sees another query, so that all it knows of the
+    image has come through its attention maps.
+
+    Attributes:
+      num_bins: Q, of colours.
+      patch_size: side of a patch in pixels.
+      patch_out: each query predicts patch_out x patch_out colours, which tile its patch.
+      width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
+      decoder_depth: blocks of the queries.
+      posemb: 'sincos1d', the table of Vaswani et al. over the patches row by row; 'sincos2d'; or
+        'learn', one table for the patches and one for the queries.
+      dropout: after the position embedding and each dense layer of a block.
+      gelu: 'tanh' (approximate) or 'erf' (exact).
+      norm_eps: added to the variance in layer norms.
+      dtype: of the computation. Parameters, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value, or images do not fit the patches or the positions.
+    """
+
+    num_bins: int = NUM_BINS
+    patch_size: int = 16
+    patch_out: int = 4
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    decoder_depth: int = 2
+    posemb: str = 'learn'
+    dropout: float = 0.0
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    dtype: str = 'float32'
+
+    def __post_init__(self) -> None:
+        check_choice('posemb', self.posemb, POSEMBS)
+        check_choice('gelu', self.gelu, GELUS)
+        check_choice('dtype', self.dtype, DTYPES)
+        check_rate('dropout', self.dropout)
+        if self.width % self.num_heads:
+            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        if self.patch_out < 1 or self.patch_size % self.patch_out:
+            raise UserError(
+                f'patch_out {self.patch_out} does not divide patch_size {self.patch_size}'
+            )
+        if self.decoder_depth < 1:
+            raise UserError(f'decoder_depth must be at least 1, not {self.decoder_depth}')
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side of the square of pixels that one token stands for."""
+        return self.patch_size
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, 'B H W 1'], train: bool = False
+    ) -> dict[str, Float[Array, 'B ...']]:
+        """The colours of grey images.
+
+        Returns:
+          tokens: [B N D] of the encoder, after its norm.
+          logits: [B h w Q] in float32, of the bins, h = H / patch_size * patch_out.
+        """
+        dtype = jnp.dtype(self.dtype)
+        _, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.patch_size)
+        places, queries = (self._positions(name, grid).astype(dtype) for name in TABLES)
+        x = PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
+        x = Dropout(self.dropout)(x + places, train)
+        tokens = self._encoder(dtype)(x, train)
+        queries = jnp.broadcast_to(queries, tokens.shape)
+        colours = self._decoder(dtype)(queries, tokens, places, train)
+        logits = dense(self.patch_out**2 * self.num_bins, dtype=jnp.float32, name='head')(colours)
+        return {'tokens': tokens, 'logits': unpatchify(logits, grid, self.patch_out)}
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W 1']
+    ) -> list[AttentionMap]:
+        """Patches at patches in the encoder; then colours at the patches that decide them."""
+        _, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.patch_size)
+        return [
+            *collect(intermediates, 'encoder', grid, grid),
+            *collect(intermediates, 'decoder', grid, grid, 'cross'),
+        ]
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+    ) -> list[ParameterPictures]:
+        """How alike the positions of patches and of queries are, and the filters of patches."""
+        grid = grid_of(image_size, self.patch_size)
+        tables = {name: params[name] if name in params else self._fixed(grid) for name in TABLES}
+        return [
+            *(position_similarity(name, table[0], grid) for name, table in tables.items()),
+            *embedding_filters(params),
+        ]
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images of another size, as `vit.Model.resize_params`."""
+        new, notes = patch_grid(*new_size, self.patch_size), []
+        old = old_size and patch_grid(*old_size, self.patch_size)
+        for name in TABLES:
+            if self.posemb == 'learn' and name in params:
+                one = {'pos_embed': params[name]}
+                one, note = _resize.positions(one, old, new, 0, method)
+                params = params | {name: one['pos_embed']}
+                notes += [text.replace('pos_embed', name) for text in note]
+        return params, notes
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on; the decoder comes last."""
+        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
+        return '^(patch_embed|pos_embed)(/|$)', *blocks
+
+    def _positions(self, name: str, grid: tuple[int, int]) -> Array:
+        """[1 N D]: of the patches or of the queries."""
+        rows, columns = grid
+        if self.posemb == 'learn':
+            return positions.learned(self, rows * columns, self.width, name=name)
+        return self._fixed(grid)
+
+    def _fixed(self, grid: tuple[int, int]) -> Array:
+        """[1 N D]: sines and cosines, the same for patches and queries."""
+        rows, columns = grid
+        if self.posemb == 'sincos1d':
+            return jnp.asarray(positions.sincos1d(rows * columns, self.width))[None]
+        return jnp.asarray(positions.sincos2d(rows, columns, self.width))[None]
+
+    def _encoder(self, dtype: Any) -> Encoder:
+        block = functools.partial(Block, **self._of_blocks(dtype))
+        return Encoder(block, self.depth, norm_eps=self.norm_eps, dtype=dtype, name='encoder')
+
+    def _decoder(self, dtype: Any) -> 'Decoder':
+        block = functools.partial(CrossBlock, **self._of_blocks(dtype))
+        return Decoder(block, self.decoder_depth, self.norm_eps, dtype, name='decoder')
+
+    def _of_blocks(self, dtype: Any) -> dict[str, Any]:
+        same = ('num_heads', 'mlp_dim', 'dropout', 'gelu', 'norm_eps')
+        return {**{key: getattr(self, key) for key in same}, 'dtype': dtype}
+
+
+class CrossBlock(nn.Module):
+    """A pre-norm block in which each query looks at tokens, and at nothing else.
+
+        x' = A(LN(x), tokens + positions, tokens) + x
+        x  = MLP(LN(x')) + x'
+
+    where A(q, k, v) is multi-head attention. The attributes are those of `nn.blocks.Block`.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    dropout: float = 0.0
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B Q D'],
+        tokens: Float[Array, 'B N D'],
+        places: Float[Array, '#B N D'],
+        train: bool = False,
+    ) -> Float[Array, 'B Q D']:
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
+        cross = MultiHeadAttention(self.num_heads, ('q', 'kv'), dtype=self.dtype, name='cross')
+        y = cross(norm(x), tokens + places, tokens, train=train)
+        x = x + Dropout(self.dropout)(y, train)
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
+        return x + Dropout(self.dropout)(mlp(norm(x), train), train)
+
+
+class Decoder(nn.Module):
+    """Blocks `block_0`, `block_1`, ... and a final layer norm; the arguments are the blocks'."""
+
+    block: Any
+    depth: int
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B Q D'], *inputs: Any) -> Float[Array, 'B Q D']:
+        for i in range(self.depth):
+            x = self.block(name=f'block_{i}')(x, *inputs)
+        return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)

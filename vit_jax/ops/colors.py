@@ -1,0 +1,126 @@
+"""Colours as pure functions: sRGB, linear light, CIE Lab and grey.
+
+sRGB is that of IEC 61966-2-1, its values in [0, 1]. Lab is CIE 1976 under D65: the lightness L is
+in [0, 100], and a and b are zero for greys and lie within -110 and 100 for sRGB.
+
+A grey value is that of the sRGB grey with the same relative luminance, so that an image and its
+grey version have the same L.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+Values = np.ndarray | Array
+
+WHITE = np.array([0.95047, 1.0, 1.08883])  # XYZ of D65
+PRIMARIES = np.array([[0.64, 0.33], [0.30, 0.60], [0.15, 0.06]])  # (x, y) of red, green and blue
+BREAK = 6 / 29  # where CIE's cube root becomes a line
+
+
+def _rgb_to_xyz() -> Float[np.ndarray, '3 3']:
+    """The matrix whose columns are the primaries, which add up to the white."""
+    x, y = PRIMARIES.T
+    columns = np.stack([x / y, np.ones(3), (1 - x - y) / y])
+    return columns * np.linalg.solve(columns, WHITE)
+
+
+_XYZ = _rgb_to_xyz()
+_RGB = np.linalg.inv(_XYZ)
+
+
+def to_linear(rgb: Float[Values, '*B']) -> Float[Array, '*B']:
+    """Light, of which black has 0 and white 1, of values of sRGB."""
+    return jnp.where(rgb <= 0.04045, rgb / 12.92, ((jnp.maximum(rgb, 0) + 0.055) / 1.055) ** 2.4)
+
+
+def from_linear(light: Float[Values, '*B']) -> Float[Array, '*B']:
+    """Values of sRGB, the inverse of `to_linear`."""
+    root = 1.055 * jnp.maximum(light, 0.0031308) ** (1 / 2.4) - 0.055
+    return jnp.where(light <= 0.0031308, 12.92 * light, root)
+
+
+def luminance(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
+    """Relative luminance Y of sRGB, 0 to 1."""
+    return _mix(to_linear(rgb), _XYZ[1])[..., None]
+
+
+def to_grey(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
+    """The value of sRGB whose grey has the luminance of a colour."""
+    return from_linear(luminance(rgb))
+
+
+def rgb_to_lab(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
+    """L, a and b of sRGB."""
+    light = to_linear(rgb)
+    x, y, z = (_lab_curve(_mix(light, row / white)) for row, white in zip(_XYZ, WHITE, strict=True))
+    return jnp.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
+
+
+def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
+    """Linear red, green and blue; outside of [0, 1] where sRGB has no such colour."""
+    y = (lab[..., 0] + 16) / 116
+    curves = y + lab[..., 1] / 500, y, y - lab[..., 2] / 200
+    xyz = jnp.stack([_inverse_curve(c) * w for c, w in zip(curves, WHITE, strict=True)], axis=-1)
+    return jnp.stack([_mix(xyz, row) for row in _RGB], axis=-1)
+
+
+def lab_to_rgb(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
+    """sRGB of colours within its gamut, the inverse of `rgb_to_lab`."""
+    return from_linear(lab_to_linear(lab))
+
+
+def colorize(grey: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
+    """sRGB of the luminance of `grey`, with the colours `ab` as far as its gamut allows.
+
+    A colour beyond the gamut moves straight to the grey of its luminance until it is inside: it
+    loses saturation, but neither luminance nor dominant wavelength.
+    """
+    light = to_linear(grey)
+    lightness = 116 * _lab_curve(light) - 16
+    away = lab_to_linear(jnp.concatenate([lightness, ab], axis=-1)) - light
+    room = jnp.where(away > 0, 1 - light, light) / jnp.maximum(jnp.abs(away), 1e-12)
+    share = jnp.minimum(room.min(axis=-1, keepdims=True), 1)
+    return jnp.clip(from_linear(light + share * away), 0, 1)
+
+
+def to_bytes(values: Float[Values, '*B']) -> UInt8[Array, '*B']:
+    """Values of sRGB as the nearest of 0..255."""
+    return jnp.round(jnp.clip(values, 0, 1) * 255).astype(jnp.uint8)
+
+
+def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
+    """How colourful images are: about 0 (grey) to 110, on the scale of bytes.
+
+    M3 of Hasler and Suesstrunk, "Measuring colourfulness in natural images", 2003, section 6.
+    """
+    red, green, blue = (255 * rgb[..., i] for i in range(3))
+    opponents = jnp.stack([red - green, (red + green) / 2 - blue], axis=-1)
+    deviation, mean = (jnp.linalg.norm(f(opponents, axis=(-3, -2)), axis=-1) for f in _MOMENTS)
+    return deviation + 0.3 * mean
+
+
+_MOMENTS = (jnp.std, jnp.mean)
+
+
+def psnr(a: Float[Values, '*B H W C'], b: Float[Values, '*B H W C']) -> Float[Array, '*B']:
+    """Peak signal to noise ratio in dB of images in [0, 1]; 100 where they are the same."""
+    error = jnp.square(a - b).mean(axis=(-3, -2, -1))
+    return -10 * jnp.log10(jnp.maximum(error, 1e-10))
+
+
+def _mix(channels: Values, weights: np.ndarray) -> Array:
+    """A weighted sum of three channels, in float32 on every device, unlike a matrix product."""
+    first, second, third = (channels[..., i] * float(weight) for i, weight in enumerate(weights))
+    return jnp.asarray(first + second + third)
+
+
+def _lab_curve(t: Values) -> Array:
+    """CIE's cube root, with a line near zero."""
+    return jnp.where(t > BREAK**3, jnp.cbrt(t), t / (3 * BREAK**2) + 4 / 29)
+
+
+def _inverse_curve(t: Values) -> Array:
+    return jnp.where(t > BREAK, t**3, 3 * BREAK**2 * (t - 4 / 29))

@@ -1,0 +1,147 @@
+"""Colorization: the likely colours of a grey image, which is made of the colour image.
+
+Zhang et al., 2016, arXiv:1603.08511, section 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+from vit_jax.ops import color_bins, colors, pixels
+from vit_jax.ops.terms import Term
+from vit_jax.storage import color_prior
+
+Batch = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Cross entropy between the bins of (a, b) and soft labels, rare colours weighing more.
+
+    Images are bytes or float, of three colours, or of one where there is no truth to compare with.
+
+    Attributes:
+      prior: the file of how often each colour occurs, as the command `colors` writes it; '' lets
+        all colours weigh the same. Only training and evaluation read it.
+      rebalance: lambda of the weights, see `color_bins.class_weights`.
+      temperature: of the mean that makes one colour of a distribution; 0.38 in the paper.
+      value_range: what bytes 0..255 become before the model. Images that are float have it already.
+    """
+
+    prior: str = ''
+    rebalance: float = color_bins.REBALANCE
+    temperature: float = color_bins.TEMPERATURE
+    value_range: tuple[float, float] = (-1.0, 1.0)
+
+    rngs = ('dropout',)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rebalance <= 1:
+            raise UserError(f'config.task.rebalance={self.rebalance}: must be in (0, 1]')
+        if self.temperature <= 0:
+            raise UserError(f'config.task.temperature={self.temperature}: must be positive')
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W 1']]:
+        """The grey images, as an eight-bit file would hold them."""
+        low, high = self.value_range
+        return (self._grey(batch) * (high - low) + low,)
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Means over the cells of the output: the weighted cross entropy (equation 2), and
+        `accuracy`, how often the likeliest bin is that of the true colour, as a mere metric.
+        """
+        losses, correct = self._compare(outputs, batch)
+        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(losses))
+        cells = mask.sum() * losses[0].size
+        losses, correct = ((values * mask[:, None, None]).sum() for values in (losses, correct))
+        return {'loss': Term(losses, cells), 'accuracy': Term(correct, cells, weight=0.0)}
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        """Sums and counts over the real examples; padding has mask 0.
+
+        Besides the terms of the loss: `psnr`, in dB, of the colour images, with `psnr_of_grey` to
+        compare with, and `colorfulness` (Hasler and Suesstrunk, 2003), with `true_colorfulness`.
+        """
+        outputs, truth = apply(*self.inputs(batch)), self._rgb(batch)
+        made, grey = self._colorize(outputs, batch), self._grey(batch)
+        images = {
+            'psnr': colors.psnr(made, truth),
+            'psnr_of_grey': colors.psnr(jnp.broadcast_to(grey, truth.shape), truth),
+            'colorfulness': colors.colorfulness(made),
+            'true_colorfulness': colors.colorfulness(truth),
+        }
+        terms, mask = self.loss(outputs, batch), batch['mask']
+        return {
+            **{name: (term.sum, term.count) for name, term in terms.items()},
+            **{name: ((values * mask).sum(), mask.sum()) for name, values in images.items()},
+        }
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """The colours.
+
+        Returns:
+          ab: [B h w 2] of the cells of the output.
+          image: [B H W 3], bytes: the colours on the luminance of the input.
+        """
+        outputs = apply(*self.inputs(batch))
+        image = colors.to_bytes(self._colorize(outputs, batch))
+        return {'ab': self._ab(outputs), 'image': image}
+
+    def _rgb(self, batch: Batch) -> Float[Array, 'B H W C']:
+        """The colour images, 0 to 1."""
+        low, high = self.value_range
+        return (pixels.to_range(batch['image'], self.value_range) - low) / (high - low)
+
+    def _grey(self, batch: Batch) -> Float[Array, 'B H W 1']:
+        """Grey images, 0 to 1 in steps of bytes: a file that is grey already stays the same."""
+        rgb = self._rgb(batch)
+        return jnp.round(255 * colors.to_grey(jnp.broadcast_to(rgb, (*rgb.shape[:3], 3)))) / 255
+
+    def _compare(
+        self, outputs: dict, batch: Batch
+    ) -> tuple[Float[Array, 'B h w'], Float[Array, 'B h w']]:
+        """The weighted cross entropy of each cell, and 1 where its likeliest bin is right."""
+        logits = outputs['logits']
+        bins, shares = color_bins.soft_encode(self._truth(batch, logits.shape[1:3]))
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), bins, axis=-1)
+        nearest = bins[..., 0]
+        losses = -(shares * log_probs).sum(-1) * jnp.asarray(self._weights())[nearest]
+        return losses, (jnp.argmax(logits, axis=-1) == nearest).astype(jnp.float32)
+
+    def _truth(self, batch: Batch, grid: tuple[int, int]) -> Float[Array, 'B h w 2']:
+        """The true colours, the mean of the pixels of each cell.
+
+        Raises:
+          UserError: if the images have no colours.
+        """
+        rgb = self._rgb(batch)
+        if rgb.shape[-1] != 3:
+            raise UserError(
+                f'task colorize learns of images with three colours, these have {rgb.shape[-1]}'
+            )
+        batch_size, (rows, columns) = len(rgb), grid
+        ab = colors.rgb_to_lab(rgb)[..., 1:]
+        cells = ab.reshape(batch_size, rows, rgb.shape[1] // rows, columns, -1, 2)
+        return cells.mean(axis=(2, 4))
+
+    def _weights(self) -> np.ndarray:
+        """[Q], of every bin."""
+        if not self.prior:
+            return np.ones(color_bins.NUM_BINS, np.float32)
+        return color_bins.class_weights(color_prior.read(self.prior), self.rebalance)
+
+    def _ab(self, outputs: dict) -> Float[Array, 'B h w 2']:
+        return color_bins.annealed_mean(outputs['logits'], self.temperature)
+
+    def _colorize(self, outputs: dict, batch: Batch) -> Float[Array, 'B H W 3']:
+        """The colours, enlarged, on the luminance of the input; 0 to 1."""
+        ab, grey = self._ab(outputs), self._grey(batch)
+        return colors.colorize(grey, jax.image.resize(ab, (*grey.shape[:3], 2), 'bilinear'))

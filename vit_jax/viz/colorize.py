@@ -1,0 +1,115 @@
+"""Images in the colours that a model gives them, beside the grey ones, at the size of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vit_jax.ops import colors
+from vit_jax.viz import figures
+from vit_jax.viz.predictions import Context, Photo
+
+WHOLE = True
+TITLES = ('grey', 'colorized', 'original')
+SIDE = 3.0  # inches of an image
+PIXELS = 720  # of its longer side, in the picture
+CHUNK = 2**18  # pixels coloured at once
+
+Picture = UInt8[np.ndarray, 'Y X 3']
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """How colourful the image has become (Hasler and Suesstrunk, 2003); of a colour file also how
+    colourful it was, and the PSNR in dB between the two, at the size that the model sees.
+    """
+    row = {'colorfulness': _colorfulness(prediction['image'])}
+    if has_colors(photo.original):
+        error = np.square((prediction['image'] - photo.image.astype(np.float64)) / 255).mean()
+        row['true_colorfulness'] = _colorfulness(photo.image)
+        row['psnr'] = float(-10 * np.log10(max(error, 1e-10)))
+    return [row]
+
+
+def _colorfulness(image: Picture) -> float:
+    return float(colors.colorfulness(jnp.asarray(image / 255.0, jnp.float32)))
+
+
+def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
+    """Whether any pixel is not grey."""
+    return bool((image != image[..., :1]).any())
+
+
+def image(prediction: Mapping[str, np.ndarray], photo: Photo) -> Picture:
+    """The file in colour: its own luminance in every pixel, and the colours enlarged."""
+    height, width = photo.original.shape[:2]
+    channels = (Image.fromarray(prediction['ab'][..., i].astype(np.float32)) for i in range(2))
+    size = (width, height)
+    ab = [np.asarray(c.resize(size, Image.Resampling.BILINEAR)).ravel() for c in channels]
+    pixels = _rgb(photo.original).reshape(-1, 3), np.stack(ab, axis=-1)
+    made = np.empty_like(pixels[0])
+    for first in range(0, len(made), CHUNK):
+        # Chunks of one size are one program.
+        chunks = [part[first : first + CHUNK] for part in pixels]
+        count = len(chunks[0])
+        filled = [np.pad(chunk, ((0, CHUNK - count), (0, 0))) for chunk in chunks]
+        made[first : first + count] = np.asarray(_recolor(*filled))[:count]
+    return made.reshape(height, width, 3)
+
+
+@jax.jit
+def _recolor(rgb: UInt8[Array, 'N 3'], ab: Float[Array, 'N 2']) -> UInt8[Array, 'N 3']:
+    return colors.to_bytes(colors.colorize(_grey(rgb), ab))
+
+
+def _grey(rgb: colors.Values) -> Array:
+    """What a grey file would hold, 0 to 1."""
+    return colors.to_bytes(colors.to_grey(rgb / 255.0)) / 255.0
+
+
+def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
+    return np.broadcast_to(image, (*image.shape[:2], 3))
+
+
+def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> list[Picture]:
+    """Grey, in colour, and the original where that has colours; not larger than is seen."""
+    original = _rgb(photo.original)
+    made = [_thumbnail(image(prediction, photo))]
+    if has_colors(original):
+        made.append(_thumbnail(original))
+    grey = np.asarray(_grey(_thumbnail(original)))
+    return [_rgb(np.round(grey * 255).astype(np.uint8)), *made]
+
+
+def _thumbnail(picture: Picture) -> Picture:
+    thumbnail = Image.fromarray(picture)
+    thumbnail.thumbnail((PIXELS, PIXELS))
+    return np.asarray(thumbnail)
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """A line of two or three pictures for every image."""
+    lines = [panels(p, photo) for p, photo in zip(predictions, photos, strict=True)]
+    columns = max(map(len, lines))
+    heights = [SIDE * line[0].shape[0] / line[0].shape[1] for line in lines]
+    figure = Figure(figsize=(SIDE * columns, sum(heights) + 0.3), layout='constrained')
+    grid = figure.subplots(
+        len(lines), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
+    )
+    for i, line in enumerate(lines):
+        for axes, panel, title in zip(grid[i], line, TITLES, strict=False):
+            figures.show_image(axes, panel, title if i == 0 else '')
+        for axes in grid[i][len(line) :]:
+            axes.set_axis_off()
+            axes.set_title(TITLES[-1] if i == 0 else '', fontsize=8, color=figures.INK, pad=3)
+    return figure
