@@ -40,7 +40,6 @@ class Model(nn.Module):
     image has come through its attention maps.
 
     Attributes:
-      num_bins: Q, of colours.
       patch_size: side of a patch in pixels.
       patch_out: each query predicts patch_out x patch_out colours, which tile its patch.
       width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
@@ -56,7 +55,6 @@ class Model(nn.Module):
       UserError: if a field has no such value, or images do not fit the patches or the positions.
     """
 
-    num_bins: int = NUM_BINS
     patch_size: int = 16
     patch_out: int = 4
     width: int = 768
@@ -98,7 +96,8 @@ class Model(nn.Module):
 
         Returns:
           tokens: [B N D] of the encoder, after its norm.
-          logits: [B h w Q] in float32, of the bins, h = H / patch_size * patch_out.
+          logits: [B h w Q] in float32, of the bins of `ops.color_bins`; h is
+            H / patch_size * patch_out.
         """
         dtype = jnp.dtype(self.dtype)
         _, height, width, _ = images.shape
@@ -109,7 +108,7 @@ class Model(nn.Module):
         tokens = self._encoder(dtype)(x, train)
         queries = jnp.broadcast_to(queries, tokens.shape)
         colours = self._decoder(dtype)(queries, tokens, places, train)
-        logits = dense(self.patch_out**2 * self.num_bins, dtype=jnp.float32, name='head')(colours)
+        logits = dense(self.patch_out**2 * NUM_BINS, dtype=jnp.float32, name='head')(colours)
         return {'tokens': tokens, 'logits': unpatchify(logits, grid, self.patch_out)}
 
     def attention_maps(

@@ -27,7 +27,7 @@ def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
     if text is None:
         raise UserError(
             f'config.task.prior: there is no {os.fspath(path)!r}; make it of the training data by '
-            "'python -m vit_jax colors SOURCE --out FILE'"
+            '`python -m vit_jax colors SOURCE --out FILE`'
         )
     try:
         counts = np.array(json.loads(text)['counts'])
