@@ -33,7 +33,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if smoke:
         config.model.update(width=32, depth=1, mlp_dim=64, num_heads=2, decoder_depth=1)
     else:
-        config.model.update(width=128, depth=4, mlp_dim=256, num_heads=4, decoder_depth=2)
+        config.model.update(width=96, depth=4, mlp_dim=192, num_heads=4, decoder_depth=2)
     config.task = dict(name='colorize', prior='')
 
     images = dict(source='scenes:160' if smoke else 'tfds:cifar10', workers=0)
