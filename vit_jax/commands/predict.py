@@ -48,9 +48,8 @@ def main(argv: Sequence[str]) -> int:
         run = dataclasses.replace(run, model=viz.adapt_model(run.model, args))
     if hasattr(viz, 'adapt_task'):
         run = dataclasses.replace(run, task=viz.adapt_task(run.task, args))
-    read, whole = photo_reader(run).read, getattr(viz, 'WHOLE', False)
-    size = image_size(args) or (run.input_size if whole else None)
-    photos = [read(path, size, whole=whole) for path in args.image]
+    read = photo_reader(run).read
+    photos = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
     predict = predictor(run, args.seed)
     predictions = [predict(photo.fields, photo.number) for photo in photos]

@@ -15,6 +15,7 @@ from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.inference.load import Run, eval_section
+from vit_jax.viz import predictions
 from vit_jax.viz.predictions import Photo
 
 
@@ -28,26 +29,22 @@ class PhotoReader:
       size: (height, width) that all images of the data have before the transforms;
         None where they come in any size, which the transforms then take care of.
       padded: (height, width) that images are padded to after the transforms; None for no padding.
+      squeezed: (height, width) that whole files are resized to, whatever their aspect ratio, in the
+        place of the transforms; None for the transforms.
     """
 
     transforms: Transforms
     channels: int
     size: tuple[int, int] | None
     padded: tuple[int, int] | None = None
+    squeezed: tuple[int, int] | None = None
 
-    def read(
-        self,
-        path: str | pathlib.Path,
-        size: tuple[int, int] | None = None,
-        *,
-        whole: bool = False,
-    ) -> Photo:
+    def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
         """Reads one file.
 
         Args:
           path: a JPEG, PNG or WebP file of any size and colour mode.
           size: crop and resize to (height, width) instead of the run's transforms.
-          whole: squeeze the file to `size`, whatever its aspect ratio, so that nothing is cut off.
 
         Raises:
           UserError: if there is no such file, or it is no intact image.
@@ -57,21 +54,19 @@ class PhotoReader:
         height, width = original.shape[:2]
         corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
         try:
-            fields = self._transform({'image': original, 'points': corners}, size, whole)
+            fields = self._transform({'image': original, 'points': corners}, size)
         except UserError:  # a transform of the user's own may not tell where its pixels come from
-            fields = self._transform({'image': original}, size, whole)
+            fields = self._transform({'image': original}, size)
         moved = fields.pop('points', None)
         affine = None if moved is None else affine_between(corners, moved)
         colour = 'grey' if self.channels == 1 else 'RGB'
         note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
         return Photo(path, original, fields, note, affine)
 
-    def _transform(
-        self, record: Record, size: tuple[int, int] | None, whole: bool
-    ) -> dict[str, np.ndarray]:
+    def _transform(self, record: Record, size: tuple[int, int] | None) -> dict[str, np.ndarray]:
         """The arrays of a record in which the model's input lies."""
-        if size is not None and whole:
-            record = fitted(geometry.resize(record, *size, 'bicubic'), self.padded and size)
+        if self.squeezed is not None:
+            record = geometry.resize(record, *(size or self.squeezed), 'bicubic')
         elif size is not None:
             record = fitted(fit(record, size), self.padded and size)
         else:
@@ -96,11 +91,13 @@ def photo_reader(run: Run) -> PhotoReader:
     if not run.image:
         raise UserError(f'{run.workdir}: the model of this run was not trained on images')
     section, size = eval_section(run.config), run.image['size']
+    whole = getattr(predictions.find(run.config.task.name), 'WHOLE', False)
     return PhotoReader(
         parse_transforms(without_annotations(section.get('transforms', ''))),
         run.image['channels'],
         tuple(size) if size else None,
         tuple(section.sizes[-1]) if section.get('sizes') else None,
+        run.input_size if whole else None,
     )
 
 

@@ -79,4 +79,4 @@ def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
     pictures = axes.T[:COMPONENTS].reshape(-1, height, width, channels)
     pictures = pictures[..., 0] if channels == 1 else pictures
     caption = 'principal components of the filters, the largest first'
-    return [ParameterPictures('patch_embed/kernel', pictures, 'component', caption)]
+    return [ParameterPictures('patch_embed/kernel', pictures, 'filter', caption)]
