@@ -15,7 +15,9 @@ images, 18 million, in batches of 512.
 
 Expected: that a classifier trained in colour keeps more of its accuracy than on grey images. The
 paper has 56.0 % of VGG-16 on its colours, 52.7 % on grey, 68.3 % on the originals, and 32.3 % of
-people fooled (published, tables 1 and 2). Not measured by this project yet.
+people fooled (published, tables 1 and 2). Not measured by this project yet. Planned (`scaling plan
+--config experiments/colorization/imagenet.py:B/16`): 2.4 exaFLOPs, 14 TPU v3 chip-hours at 40 % of
+the peak.
 """
 
 from ml_collections import ConfigDict
