@@ -9,14 +9,13 @@ follow.
 
 Zhang et al., 2016, arXiv:1603.08511. Theirs are the 313 bins with soft labels, the rebalancing
 (lambda 0.5), colours at a quarter of the resolution (56 x 56 of 224 pixels), and the mean at a
-temperature of 0.38. They train by Adam (0.9, 0.99) from 3e-5 on, 40 images a batch, for 450,000
-steps, and without augmentation but crops and flips; here a ViT's optimizer takes as many
-images, 18 million, in batches of 512.
+temperature of 0.38. Their solver takes 500,000 steps of Adam (0.9, 0.99) from 3e-5 on, with 40
+images a batch; here a ViT's optimizer takes as many images, 20 million, in batches of 512.
 
 Expected: that a classifier trained in colour keeps more of its accuracy than on grey images. The
 paper has 56.0 % of VGG-16 on its colours, 52.7 % on grey, 68.3 % on the originals, and 32.3 % of
-people fooled (published, tables 1 and 2). Not measured by this project yet. Planned (`scaling plan
---config experiments/colorization/imagenet.py:B/16`): 2.4 exaFLOPs, 14 TPU v3 chip-hours at 40 % of
+people fooled (published, table 1). Not measured by this project yet. Planned (`scaling plan
+--config experiments/colorization/imagenet.py:B/16`): 2.7 exaFLOPs, 15 TPU v3 chip-hours at 40 % of
 the peak.
 """
 
@@ -24,7 +23,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import vit
 
-IMAGES = 18_000_000  # 450,000 steps of 40
+IMAGES = 20_000_000  # 500,000 steps of 40
 ARGS = ('smoke', 'S/16', 'B/16', ...)
 
 
