@@ -19,11 +19,12 @@ def rng():
     return np.random.default_rng(0)
 
 
-def run_on(source, split='train', transforms=''):
+def run_on(source, split='train', transforms='', task='classify'):
     data = {'source': source, 'split': split, 'transforms': transforms}
-    config = ConfigDict({'data': data | {'split': 'nowhere'}, 'evals': {'test': data}})
+    sections = {'data': data | {'split': 'nowhere'}, 'evals': {'test': data}}
+    config = ConfigDict({**sections, 'task': {'name': task}})
     image = raw_images(open_source(source, split))
-    return Run(pathlib.Path(), config, None, None, {}, 0, (), image)
+    return Run(pathlib.Path(), config, None, None, {}, 0, (), image, (8, 8))
 
 
 def halves(height, width):
@@ -45,6 +46,21 @@ def test_a_large_photo_becomes_like_the_data(tmp_path):
     assert photo.image.shape == (8, 8, 1)
     assert (photo.image[:, :3] < 20).all()
     assert (photo.image[:, 5:] > 235).all()
+
+
+def test_a_photo_that_is_given_colours_is_seen_whole(tmp_path):
+    """The columns at the sides, which the middle square leaves out, are there, and squeezed."""
+    image = halves(100, 300)
+    image[:, :40] = 128
+    Image.fromarray(image).save(tmp_path / 'a.png')
+    run = run_on('scenes', 'test', 'central_crop(2)', task='colorize')
+    reader = image_files.photo_reader(run)
+    for size, columns in ((None, 8), ((16, 24), 24)):
+        photo = reader.read(tmp_path / 'a.png', size)
+        assert photo.image.shape == (*(size or (8, 8)), 3)
+        assert abs(int(photo.image[4, 0, 0]) - 128) < 20
+        corner = photo.to_original(np.array([[columns, 0.0]]))
+        np.testing.assert_allclose(corner, [[300, 0]], atol=1e-3)
 
 
 def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
