@@ -88,6 +88,17 @@ def test_collectives_know_their_axis(found):
     assert op.collective.sent == 8 * 128 * 4  # there and back, each half of it
 
 
+def test_an_exchange_that_goes_on_beside_other_work_counts_once(module, found):
+    ops = roofline.operations(module)
+    (gather,) = [op for op in ops if op.collective and op.collective.kind == 'all-gather']
+    whole = 64 * 128 * 2
+    assert gather.asynchronous
+    assert (gather.collective.size, gather.collective.sent) == (whole, whole * 3 / 4)
+    assert gather.bytes == whole // 4 + whole
+    # The work beside it moves its own bytes alone.
+    assert found['encoder/block_*/mlp, forward', 'fusion'].bytes == 2 * 8 * 128 * 4
+
+
 @pytest.mark.parametrize(
     ('text', 'groups'),
     [

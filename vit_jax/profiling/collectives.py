@@ -57,19 +57,38 @@ class Collective:
 def collective(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Collective | None:
-    """The exchange that an instruction is or begins, or None."""
+    """The exchange that an instruction is or begins, or None; what goes on with one is none."""
     kind = instruction.opcode.removesuffix('-start')
     if kind in KINDS:
         groups = _groups(instruction.attributes)
         size = sum(a.size for name in instruction.operands for a in computation[name].arrays)
         chips = max(map(len, groups), default=1)
         return Collective(kind, size * (chips if kind == 'all-gather' else 1), groups)
+    if continues(instruction):
+        return None
     for name in instruction.called:
         inside = module.computations[name]
         for inner in inside:
             if found := collective(module, inside, inner):
-                return found
+                # Of the sum a chip keeps its part.
+                scattered = name.startswith('all-reduce-scatter')
+                return dataclasses.replace(found, kind='reduce-scatter') if scattered else found
     return None
+
+
+def begins(instruction: Instruction) -> bool:
+    """Whether an exchange is begun that goes on in other instructions."""
+    return instruction.name.startswith('async-collective-start')
+
+
+def continues(instruction: Instruction) -> bool:
+    """Whether an exchange that was begun before goes on inside, beside other work."""
+    return any(name.startswith('async_collective_fusion') for name in instruction.called)
+
+
+def ends(instruction: Instruction) -> bool:
+    """Whether an exchange that was begun before is waited for."""
+    return instruction.name.startswith('async-collective-done')
 
 
 def _groups(attributes: str) -> tuple[tuple[int, ...], ...]:

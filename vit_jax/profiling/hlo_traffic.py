@@ -5,8 +5,12 @@ What lies in VMEM already, or stays there, is not counted; of what is sliced onl
 
 from __future__ import annotations
 
+import re
+
+from vit_jax.profiling.collectives import begins, continues
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
 
+ALIASING = re.compile(r'output_to_operand_aliasing=\{(.*?\))\}')
 SLICES = ('slice', 'dynamic-slice', 'gather')
 THROUGH = ('bitcast', 'reshape')
 UPDATE = 'dynamic-update-slice'
@@ -28,13 +32,14 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
 
 
 def _of_fusion(inside: Computation, operands: list[Instruction], outside: Instruction) -> int:
+    written, read = _carried(outside)
     reads = sum(
         _hbm(operand) if (part := _part_read(inside, parameter)) is None
         else part * (operand.arrays[0].space == 0)
-        for parameter, operand in zip(inside.parameters, operands, strict=False)
-        if operand.arrays
+        for i, (parameter, operand) in enumerate(zip(inside.parameters, operands, strict=False))
+        if operand.arrays and i not in read
     )  # fmt: skip
-    return reads + _written(inside, outside)
+    return reads + _written(inside, outside, written)
 
 
 def _part_read(inside: Computation, parameter: Instruction) -> int | None:
@@ -53,17 +58,28 @@ def _part_read(inside: Computation, parameter: Instruction) -> int | None:
     return total
 
 
-def _written(inside: Computation, outside: Instruction) -> int:
+def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
+    """Results and operands of an exchange that goes on, which were counted where it began."""
+    match = ALIASING.search(fusion.attributes)
+    if match is None or not (begins(fusion) or continues(fusion)):
+        return set(), set()
+    pairs = re.findall(r'\{(\d*)\}: \((\d+)', match[1])
+    results = {int(result or 0) for result, _ in pairs}
+    return results, set() if begins(fusion) else {int(operand) for _, operand in pairs}
+
+
+def _written(inside: Computation, outside: Instruction, skipped: set[int]) -> int:
     """Bytes that a fusion writes; in place of an array that it updates, the update."""
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     if outside.opcode == 'async-start':  # (what is read), what is written, context
         return sum(array.hbm for array in outside.arrays[len(outside.operands) :][: len(results)])
     if len(results) != len(outside.arrays):
-        return sum(array.hbm for array in outside.arrays)
+        return sum(a.hbm for i, a in enumerate(outside.arrays) if i not in skipped)
     return sum(
         _size_written(inside, result) * (array.space == 0)
-        for result, array in zip(results, outside.arrays, strict=True)
+        for i, (result, array) in enumerate(zip(results, outside.arrays, strict=True))
+        if i not in skipped
     )
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vit_jax.profiling import hlo_traffic
-from vit_jax.profiling.collectives import Collective, collective
+from vit_jax.profiling.collectives import Collective, begins, collective, ends
 from vit_jax.profiling.hlo_flops import flops
 from vit_jax.profiling.hlo_loops import trips
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
@@ -79,7 +79,7 @@ def _walk(
 ) -> Iterator[Operation]:
     for instruction in computation:
         opcode = instruction.opcode
-        if opcode in FREE or opcode.endswith(('-done', '-update')):
+        if opcode in FREE or opcode.endswith(('-done', '-update')) or ends(instruction):
             continue
         called = [module.computations[name] for name in instruction.called]
         if opcode == 'while':
@@ -101,8 +101,7 @@ def _operation(
     count: int,
     asynchronous: bool,
 ) -> Operation:
-    name = instruction.name
-    started = instruction.opcode.endswith('-start') or 'async-collective' in name
+    started = instruction.opcode.endswith('-start') or begins(instruction)
     return Operation(
         path=module_path(_op_name(module, instruction)) or instruction.opcode,
         kind=instruction.opcode,
