@@ -62,6 +62,7 @@ LONGEST_FIRST = (
     'models/test_detr.py',
     'tasks/test_detect.py',
     'commands/test_detection.py',
+    'commands/test_colorization.py',
     'models/test_swin.py',
     'sweeps/test_sweep_processes.py',
     'commands/test_attention_text.py',

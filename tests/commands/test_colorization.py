@@ -9,6 +9,8 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.ops import colors
 
+pytestmark = pytest.mark.slow  # a colorizer is trained
+
 CONFIG = 'experiments/colorization/cifar10.py:smoke'
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (24, 40), dtype=np.uint8)
