@@ -331,6 +331,29 @@ def test_pad_objects():
     np.testing.assert_array_equal(fitted['boxes'], out['boxes'])
 
 
+@pytest.mark.parametrize('spec', ['flip', 'resize((33, 27))', 'resize_small(20)'])
+def test_numbered_masks_move_as_the_masks_do(spec):
+    record = scene(0)
+    moved = run(f'number_masks|{spec}|pad_objects(5)', record)
+    assert moved['segments'].dtype == np.int16 and 'masks' not in moved
+    expected = run(f'{spec}|number_masks', record)['segments']
+    np.testing.assert_array_equal(moved['segments'], expected)
+    fitted = geometry.fit(moved, (64, 64))['segments']
+    height, width = expected.shape
+    np.testing.assert_array_equal(fitted[:height, :width], expected)
+    assert not fitted[height:].any() and not fitted[:, width:].any()
+
+
+def test_numbered_masks_are_those_of_the_rows():
+    masks = np.array([[[1, 1, 0]], [[0, 1, 0]]], bool)
+    record = {'image': np.zeros((1, 3, 3), np.uint8), 'masks': masks}
+    np.testing.assert_array_equal(run('number_masks', record)['segments'], [[1, 2, 0]])
+    with pytest.raises(UserError, match='put number_masks after what cuts the image'):
+        run('number_masks|random_crop(1)', record)
+    with pytest.raises(UserError, match='number_masks: the record has no masks; it has image'):
+        run('number_masks', {'image': record['image']})
+
+
 def test_pad_objects_says_what_it_cuts_off(caplog):
     caplog.set_level(logging.WARNING)
     pad, record = parse_transforms('pad_objects(2)'), scene(0)

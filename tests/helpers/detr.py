@@ -1,4 +1,4 @@
-"""A small DETR of transformers to compare with, its parameters as ours, and a padded batch."""
+"""Small DETRs of transformers to compare with, their parameters as ours, and a padded batch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import detr_panoptic
 from vit_jax.models.detr import Model
 
 CLASSES, QUERIES, WIDTH, HEADS = 5, 7, 32, 4
-MODEL = Model(
-    num_classes=CLASSES,
-    layers=(1, 2, 1, 1),
-    backbone_width=4,
-    num_queries=QUERIES,
-    width=WIDTH,
-    depth=2,
-    decoder_depth=3,
-    num_heads=HEADS,
-    mlp_dim=24,
-    dropout=0.0,
-)
+SIZE: dict[str, Any] = {
+    'num_classes': CLASSES,
+    'layers': (1, 2, 1, 1),
+    'backbone_width': 4,
+    'num_queries': QUERIES,
+    'width': WIDTH,
+    'depth': 2,
+    'decoder_depth': 3,
+    'mlp_dim': 24,
+    'dropout': 0.0,
+}
+MODEL = Model(num_heads=HEADS, **SIZE)
+# Transformers wants the width and the heads together to be a multiple of 8.
+PANOPTIC_HEADS = 8
+PANOPTIC = detr_panoptic.Model(num_heads=PANOPTIC_HEADS, **SIZE)
 SIZES = ((96, 128), (75, 131))  # of the images, neither square nor multiples of the stride
 PADDED = (100, 140)
 
@@ -57,8 +61,29 @@ def tensors(batch: dict[str, jax.Array]) -> dict[str, Any]:
 
 
 def reference() -> Any:
-    """The model of transformers, with parameters and statistics none of which is zero or one."""
+    """A detector of transformers, with parameters and statistics none of which is zero or one."""
     import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return perturbed(transformers.DetrForObjectDetection(_config(HEADS, ['stage4'])))
+
+
+def panoptic_reference() -> Any:
+    """The same with masks, which depend on the query and not on the image alone."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    stages = [f'stage{i + 1}' for i in range(4)]
+    model = perturbed(transformers.DetrForSegmentation(_config(PANOPTIC_HEADS, stages)))
+    with torch.no_grad():
+        model.bbox_attention.q_proj.weight *= 4
+        model.mask_head.conv1.conv.weight[:, WIDTH:] *= 100
+    return model
+
+
+def _config(heads: int, stages: list[str]) -> Any:
     import transformers
 
     backbone = transformers.ResNetConfig(
@@ -66,9 +91,9 @@ def reference() -> Any:
         hidden_sizes=[16, 32, 64, 128],
         depths=[1, 2, 1, 1],
         layer_type='bottleneck',
-        out_features=['stage4'],
+        out_features=stages,
     )
-    config = transformers.DetrConfig(
+    return transformers.DetrConfig(
         use_timm_backbone=False,
         backbone=None,
         use_pretrained_backbone=False,
@@ -78,15 +103,20 @@ def reference() -> Any:
         d_model=WIDTH,
         encoder_layers=2,
         decoder_layers=3,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
         encoder_ffn_dim=24,
         decoder_ffn_dim=24,
         dropout=0.0,
         attn_implementation='eager',
     )
-    torch.manual_seed(0)
-    model = transformers.DetrForObjectDetection(config).eval()
+
+
+def perturbed(model: Any) -> Any:
+    """The model with noise on all of its parameters and statistics, for evaluation."""
+    import torch
+
+    model = model.eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -146,15 +176,17 @@ def our_params(model: Any) -> dict[str, Any]:
         scale = weight / np.sqrt(var + 1e-5)
         return {'scale': scale, 'bias': bias - mean * scale}
 
+    count = model.config.encoder_attention_heads
+
     def heads(name: str, letters: str) -> dict[str, Any]:
         parts = [dense(f'{name}.{letter}_proj') for letter in letters]
-        kernels = [part['kernel'].reshape(WIDTH, HEADS, -1) for part in parts]
-        biases = [part['bias'].reshape(HEADS, -1) for part in parts]
+        kernels = [part['kernel'].reshape(WIDTH, count, -1) for part in parts]
+        biases = [part['bias'].reshape(count, -1) for part in parts]
         return {'kernel': np.stack(kernels, 1), 'bias': np.stack(biases)}
 
     def attention(name: str, *kernels: str) -> dict[str, Any]:
         out = dense(f'{name}.o_proj')
-        out['kernel'] = out['kernel'].reshape(HEADS, -1, WIDTH)
+        out['kernel'] = out['kernel'].reshape(count, -1, WIDTH)
         return {**{letters: heads(name, letters) for letters in kernels}, 'out': out}
 
     def block(name: str) -> dict[str, Any]:
@@ -198,3 +230,29 @@ def our_params(model: Any) -> dict[str, Any]:
         'bbox_embed': {f'layer_{i}': dense(f'bbox_predictor.layers.{i}') for i in range(3)},
     }
     return jax.tree.map(jnp.asarray, params)
+
+
+def panoptic_params(model: Any) -> dict[str, Any]:
+    """`our_params` of a model with masks."""
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+    def conv(name: str) -> dict[str, Any]:
+        kernel = state[f'{name}.weight'].transpose(2, 3, 1, 0)
+        return {'kernel': kernel, 'bias': state[f'{name}.bias']}
+
+    def norm(name: str) -> dict[str, Any]:
+        return {'scale': state[f'{name}.weight'], 'bias': state[f'{name}.bias']}
+
+    blocks = ['conv1', 'conv2', *(f'fpn_stages.{i}.refine' for i in range(3))]
+    head = {'out': conv('mask_head.output_conv')}
+    for i, name in enumerate(blocks):
+        head[f'conv_{i}'] = conv(f'mask_head.{name}.conv')
+        head[f'norm_{i}'] = norm(f'mask_head.{name}.norm')
+    for i in range(3):
+        head[f'adapter_{i}'] = conv(f'mask_head.fpn_stages.{i}.fpn_adapter')
+    both = [f'bbox_attention.{letter}_proj' for letter in 'qk']
+    weights = [state[f'{n}.weight'].T.reshape(WIDTH, PANOPTIC_HEADS, -1) for n in both]
+    biases = [state[f'{n}.bias'].reshape(PANOPTIC_HEADS, -1) for n in both]
+    qk = {'kernel': np.stack(weights, 1), 'bias': np.stack(biases)}
+    own = {'mask_head': head, 'bbox_attention': {'qk': qk}}
+    return {**our_params(model.detr), **jax.tree.map(jnp.asarray, own)}

@@ -13,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import detr
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet_v1 import ResNet, Stage, conv
+from vit_jax.ops.masks import resize_nearest
 
 # All parameters but those of frozen norms, which the authors count as buffers (measured by
 # their code), and of these the kernels that do not learn in their recipe.
@@ -120,7 +121,7 @@ def test_a_mask_shrinks_to_the_pixels_that_torch_takes():
     mask = np.random.default_rng(0).random((2, 133, 80)) < 0.5
     for size in ((5, 3), (42, 25), (133, 80)):
         wanted = torch.nn.functional.interpolate(torch.from_numpy(mask)[None].float(), size)[0]
-        np.testing.assert_array_equal(detr.shrink_mask(jnp.asarray(mask), *size), wanted.bool())
+        np.testing.assert_array_equal(resize_nearest(jnp.asarray(mask), size), wanted.bool())
 
 
 def test_the_grid_is_that_of_the_feature_map():

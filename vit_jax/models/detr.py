@@ -5,7 +5,7 @@ Carion et al., 2020, arXiv:2005.12872.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import block_order
 from vit_jax.nn.resnet_v1 import NORMS as BACKBONE_NORMS
 from vit_jax.nn.resnet_v1 import ResNet
+from vit_jax.ops.masks import resize_nearest
 
 # Table 1 of the paper: blocks of each stage, and whether the last one is dilated.
 VARIANTS = {
@@ -40,6 +41,22 @@ def variant(name: str) -> dict[str, Any]:
         raise UserError(nearest('DETR variant', name, VARIANTS))
     layers, dilate = VARIANTS[name]
     return {'layers': layers, 'dilate': dilate}
+
+
+class Seen(NamedTuple):
+    """What a detector has made of images before its heads read it.
+
+    Attributes:
+      stages: the feature maps of the ResNet, the last one last.
+      features: that one with the width of a token.
+      memory: what the encoder makes of them.
+      hidden: what each block of the decoder makes of the queries, normalised, in float32.
+    """
+
+    stages: list[Float[Array, 'B _ _ _']]
+    features: Float[Array, 'B h w D']
+    memory: Memory
+    hidden: Float[Array, 'B L Q D']
 
 
 class Model(nn.Module):
@@ -148,10 +165,24 @@ class Model(nn.Module):
           aux_logits, aux_boxes: [B L-1 Q ...], the same after each block of the decoder but the
             last.
         """
+        return self.heads(self.see(images, pixel_mask, train).hidden)
+
+    def see(
+        self,
+        images: Float[Array, 'B H W C'],
+        pixel_mask: Bool[Array, 'B H W'] | None = None,
+        train: bool = False,
+    ) -> Seen:
+        """All that the heads of this model, and of others, read; see `__call__`."""
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
-        memory = self.encode(images, pixel_mask, train)
-        hidden = self._decode(memory, train).astype(jnp.float32)
+        stages = self.backbone(images)
+        features = self.input_proj(stages[-1])
+        memory = self._encode(features, pixel_mask, train)
+        return Seen(stages, features, memory, self._decode(memory, train).astype(jnp.float32))
+
+    def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
+        """The objects of `__call__`, from what the decoder makes of its queries."""
         logits, boxes = self.class_embed(hidden), self.bbox_embed(hidden)
         return {
             'logits': logits[:, -1],
@@ -160,16 +191,13 @@ class Model(nn.Module):
             'aux_boxes': boxes[:, :-1],
         }
 
-    def encode(
-        self, images: Float[Array, 'B H W C'], pixel_mask: Bool[Array, 'B H W'], train: bool = False
+    def _encode(
+        self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
     ) -> Memory:
         """What the decoder looks at: a token for each cell of the last feature map, row by row."""
-        features = self.backbone(images)[-1]
-        mask = shrink_mask(pixel_mask, *features.shape[1:3])
+        mask = resize_nearest(pixel_mask, features.shape[1:3])
         positions = masked_sine2d(mask, self.width)
-        tokens, positions = (
-            x.reshape(x.shape[0], -1, self.width) for x in (self.input_proj(features), positions)
-        )
+        tokens, positions = (x.reshape(x.shape[0], -1, self.width) for x in (features, positions))
         attended = mask.reshape(len(mask), 1, 1, -1)
         tokens = self.encoder(tokens, attended, train, positions)
         return Memory(tokens, attended, positions)
@@ -245,15 +273,3 @@ class BoxHead(nn.Module):
         for i in range(2):
             x = nn.relu(dense(self.hidden_dim, name=f'layer_{i}')(x))
         return nn.sigmoid(dense(4, name='layer_2')(x))
-
-
-def shrink_mask(mask: Bool[Array, 'B H W'], height: int, width: int) -> Bool[Array, 'B h w']:
-    """The mask of a smaller grid: each cell has the value of its upper left pixel.
-
-    It is PyTorch's `nearest`, which `jax.image.resize` does not have.
-    """
-    rows, columns = (
-        jnp.arange(new) * old // new
-        for old, new in zip(mask.shape[1:], (height, width), strict=True)
-    )
-    return mask[:, rows[:, None], columns]

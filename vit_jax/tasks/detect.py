@@ -61,11 +61,10 @@ class Task:
     rngs = ('dropout',)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self)[:-2]:
-            if getattr(self, field.name) < 0:
-                raise UserError(
-                    f'config.task.{field.name}={getattr(self, field.name)}: must not be negative'
-                )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith(('_cost', '_weight')) and value < 0:
+                raise UserError(f'config.task.{field.name}={value}: must not be negative')
         if min(self.std) <= 0:
             raise UserError(f'config.task.std={self.std}: must be positive')
 
@@ -82,7 +81,14 @@ class Task:
         objects for boxes. Metrics are `accuracy`, of the classes of the objects that are matched,
         and `unmatched`, the share of the objects for which there was no prediction left.
         """
-        sums = {name: x.sum(0) for name, x in self._losses(outputs, batch).items()}
+        targets = targets_of(batch)
+        return self.set_terms(outputs, targets, self.match(outputs, targets))
+
+    def set_terms(
+        self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
+    ) -> dict[str, Term]:
+        """The terms of `loss` for objects that are matched already."""
+        sums = {name: x.sum(0) for name, x in self._sums(outputs, targets, places).items()}
         terms: dict[str, Term] = {}
         for prefix, of in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
             terms |= {
@@ -100,8 +106,19 @@ class Task:
         """What `loss` has for the last block, and `loss`: the mean of the losses of images, each
         with its own normalisers, so that it does not depend on the batches.
         """
-        found = self._losses(apply(*self.inputs(batch)), batch)
-        found = jax.tree.map(lambda x: (x.T * batch['mask']).T, found)
+        outputs, targets = apply(*self.inputs(batch)), targets_of(batch)
+        return self.set_means(outputs, targets, self.match(outputs, targets), batch['mask'])
+
+    def set_means(
+        self,
+        outputs: dict,
+        targets: Targets,
+        places: Int[Array, 'B L N'],
+        examples: Float[Array, ' B'],
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """`evaluate` for objects that are matched already, of the `examples` that are not 0."""
+        found = self._sums(outputs, targets, places)
+        found = jax.tree.map(lambda x: (x.T * examples).T, found)
         weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
         per_image = (
             self.class_weight * found['class'].sum(1) / weight
@@ -111,7 +128,7 @@ class Task:
         last = {name: found[name][:, -1].sum() for name in ('class', 'box', 'giou', 'correct')}
         count = found['objects'].sum()
         return {
-            'loss': (per_image.sum(), batch['mask'].sum()),
+            'loss': (per_image.sum(), examples.sum()),
             'class': (last['class'], found['weight'].sum()),
             'box': (last['box'], count),
             'giou': (last['giou'], count),
@@ -127,7 +144,10 @@ class Task:
           labels: int32 [B Q].
           boxes: [B Q 4] by corners, shares of the sides of the real image.
         """
-        outputs = apply(*self.inputs(batch))
+        return self.detected(apply(*self.inputs(batch)))
+
+    def detected(self, outputs: dict) -> dict[str, jax.Array]:
+        """`predict` for the model's outputs."""
         probs = jax.nn.softmax(outputs['logits'])[..., :-1]
         return {
             'scores': probs.max(-1),
@@ -135,16 +155,18 @@ class Task:
             'boxes': box_ops.to_corners(outputs['boxes']),
         }
 
-    def _losses(self, outputs: dict, batch: Batch) -> dict[str, Float[Array, 'B *L']]:
+    def match(self, outputs: dict, targets: Targets) -> Int[Array, 'B L N']:
+        """The query of each object by each block, the last one last; -1 for none."""
+        logits, boxes = _all_blocks(outputs)
+        return match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
+
+    def _sums(
+        self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
+    ) -> dict[str, Float[Array, 'B *L']]:
         """Sums over each image: `class`, `box`, `giou` and `correct` of all L blocks, the last one
         last; and what they count: `weight`, `objects` and `unmatched`.
         """
-        targets = targets_of(batch)
-        logits, boxes = (
-            jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
-            for name in ('logits', 'boxes')
-        )
-        places = match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
+        logits, boxes = _all_blocks(outputs)
         matched, place = places >= 0, places.clip(0)
         queries, none = logits.shape[-2], logits.shape[-1] - 1
 
@@ -189,6 +211,15 @@ class Task:
         distance = jnp.abs(wanted - found).sum(-1)
         giou = box_ops.giou(*map(box_ops.to_corners, (wanted, found)))
         return self.box_cost * distance - self.class_cost * probs - self.giou_cost * giou
+
+
+def _all_blocks(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q 4']]:
+    """Logits and boxes of all blocks of the decoder, the last one last."""
+    logits, boxes = (
+        jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
+        for name in ('logits', 'boxes')
+    )
+    return logits, boxes
 
 
 def _each_block(x: Array, logits: Float[Array, 'B L Q C']) -> Array:

@@ -61,6 +61,27 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
     return apply
 
 
+@transform
+@of_annotations
+def number_masks() -> Callable[[Record], Record]:
+    """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
+    object that a pixel belongs to, 0 where it belongs to none; of several the last.
+
+    A batch of masks would be as many times larger as it has objects.
+    """
+
+    def apply(record: Record) -> Record:
+        if 'masks' not in record:
+            raise UserError(f'the record has no masks; it has {", ".join(record)}')
+        segments = np.zeros(np.shape(record['masks'])[1:], np.int16)
+        for row, mask in enumerate(record['masks']):
+            segments[mask != 0] = row + 1
+        rest = {name: value for name, value in record.items() if name != 'masks'}
+        return {**rest, 'segments': segments}
+
+    return apply
+
+
 def _padded(array: np.ndarray, count: int) -> np.ndarray:
     padded = np.zeros((count, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array[:count]

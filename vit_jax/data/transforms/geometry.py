@@ -1,9 +1,10 @@
 """Geometry of a record: what lies in the image moves with it.
 
-    image   uint8 [H, W, C]
-    boxes   float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
-    masks   [N, H, W], true or not 0 where the object is
-    points  float32 [P, 2], (x, y) in pixels
+    image     uint8 [H, W, C]
+    boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
+    masks     [N, H, W], true or not 0 where the object is
+    points    float32 [P, 2], (x, y) in pixels
+    segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, or 0
 
 Each function takes a record that has some of these besides `image`, and returns a new one; it
 raises UserError if the record has something that it cannot move, see `movable`.
@@ -151,6 +152,8 @@ def _move(
     moved = {**record, 'image': image(record['image'])}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))
+    if 'segments' in record:
+        moved['segments'] = masks(np.asarray(record['segments'])[None])[0]
     if 'points' in record:
         moved['points'] = points(np.asarray(record['points'])).astype(np.float32)
     if 'boxes' in record:

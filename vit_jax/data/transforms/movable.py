@@ -1,12 +1,13 @@
 """What a transform that moves pixels can take along, and what it refuses.
 
-Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks` and `points`, which
-`geometry` moves. Another array of two or more dimensions, or a nested list such as polygons, is
+Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks`, `points` and `segments`,
+which `geometry` moves. Another array of two or more dimensions, or a nested list such as polygons, is
 refused: left where it is, it would be wrong without anybody noticing.
 
 Where there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other
 names are taken for facts about the whole image. `areas` follow a change of scale, and are
-refused where objects are cut, for nobody knows what is left of them.
+refused where objects are cut, for nobody knows what is left of them; so are `segments`, which
+number the rows of the objects.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ def image_size(record: Record) -> tuple[int, int]:
 def check(record: Record) -> None:
     """Raise UserError unless everything in the record can be moved with its image."""
     height, width = image_size(record)
-    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width)}
+    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (width,)}
     for name, value in record.items():
         if name in forms:
             if np.shape(value)[1:] != forms[name]:
-                expected = ', '.join(map(str, ('N', *forms[name])))
+                rows = height if name == 'segments' else 'N'
+                expected = ', '.join(map(str, (rows, *forms[name])))
                 raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
         elif name != 'image' and _lies_in_image(value):
             raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
@@ -55,6 +57,8 @@ def check_cut(record: Record) -> None:
     check_unpadded(record)
     if 'areas' in record:
         raise UserError(f"'areas' are unknown of objects that are cut; {_without(record, 'areas')}")
+    if 'segments' in record:
+        raise UserError('segments cannot be cut; put number_masks after what cuts the image')
 
 
 def check_image_is_alone(record: Record) -> None:

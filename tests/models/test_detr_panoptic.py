@@ -1,0 +1,110 @@
+"""DETR with masks: exact sizes, outputs of transformers, what of it learns."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from helpers import detr as helper
+
+from vit_jax.models import detr, detr_panoptic
+from vit_jax.nn.encoder_decoder import Memory
+from vit_jax.nn.mask_head import ObjectMaps
+
+# Measured by the authors' code, for 250 classes.
+TOTAL, MASK_HEAD, BBOX_ATTENTION = 42_899_288, 1_202_073, 131_584
+
+
+@pytest.fixture(scope='module')
+def batch():
+    return helper.batch()
+
+
+@pytest.fixture(scope='module')
+def theirs():
+    pytest.importorskip('torch')
+    pytest.importorskip('transformers')
+    return helper.panoptic_reference()
+
+
+@pytest.fixture(scope='module')
+def params(theirs):
+    return helper.panoptic_params(theirs)
+
+
+def sizes(model, side=64):
+    images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    return {path: p.size for path, p in flatten_dict(params, sep='/').items()}
+
+
+def test_exact_parameter_counts():
+    found = sizes(detr_panoptic.Model(num_classes=250, **detr.variant('R50')))
+    trained = {p: n for p, n in found.items() if not (p.startswith('backbone') and 'norm' in p)}
+    assert sum(trained.values()) == TOTAL
+    parts = {
+        part: sum(n for path, n in found.items() if path.startswith(f'{part}/'))
+        for part in ('mask_head', 'bbox_attention')
+    }
+    assert parts == {'mask_head': MASK_HEAD, 'bbox_attention': BBOX_ATTENTION}
+
+
+@pytest.mark.parametrize('dilate', [False, True])
+def test_masks_have_a_quarter_of_the_sides(dilate):
+    for layers in ((1,), (1, 1, 1), (1, 1, 1, 1)):
+        model = dataclasses.replace(helper.PANOPTIC, layers=layers, dilate=dilate)
+        images = jax.ShapeDtypeStruct((2, 90, 67, 3), jnp.float32)
+        outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), images)
+        assert outputs['masks'].shape == (2, helper.QUERIES, 23, 17)
+        assert outputs['masks'].dtype == jnp.float32
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+def test_outputs_equal_those_of_transformers_on_padded_images(theirs, params, batch):
+    import torch
+
+    with torch.no_grad():
+        expected = theirs(**helper.tensors(batch))
+    run = jax.jit(lambda p, *inputs: helper.PANOPTIC.apply({'params': p}, *inputs))
+    with jax.default_matmul_precision('highest'):
+        outputs = run(params, batch['image'], batch['pixel_mask'])
+    np.testing.assert_allclose(outputs['logits'], expected.logits, atol=1e-5)
+    np.testing.assert_allclose(outputs['boxes'], expected.pred_boxes, atol=1e-5)
+    np.testing.assert_allclose(outputs['masks'], expected.pred_masks, atol=5e-5)
+    # A mask is that of its query: they differ by far more than the tolerance.
+    assert np.median(np.asarray(outputs['masks']).std(axis=1)) > 2e-3
+
+
+def test_heads_share_one_softmax_and_nobody_looks_at_padding():
+    rng = np.random.default_rng(0)
+    queries, tokens = (jnp.asarray(rng.normal(size=(2, n, 8)), jnp.float32) for n in (3, 5))
+    mask = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)[:, None, None]
+    layer, memory = ObjectMaps(4), Memory(tokens, mask)
+    maps, _ = jax.jit(layer.init_with_output)(jax.random.key(0), queries, memory)
+    assert maps.shape == (2, 3, 5, 4)
+    np.testing.assert_allclose(maps.sum((2, 3)), 1, rtol=1e-6)
+    assert np.ptp(maps.sum(2)) > 0.01  # some heads look more than others
+    assert not maps[1, :, 3:].any() and (maps[1, :, :3] > 0).all()
+
+
+@pytest.mark.slow
+def test_a_frozen_detector_gets_no_gradient():
+    small = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
+    model = dataclasses.replace(helper.PANOPTIC, frozen_detector=True, **small)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 48, 3)), jnp.float32)
+
+    @jax.jit
+    def slopes(images):
+        params = model.init(jax.random.key(0), images)['params']
+        return jax.grad(lambda p: sum((x**2).sum() for x in apply(p).values()))(params)
+
+    def apply(params):
+        return model.apply({'params': params}, images)
+
+    grads = slopes(images)
+    learns = {part for part, tree in grads.items() if any(map(np.any, jax.tree.leaves(tree)))}
+    assert learns == {'mask_head', 'bbox_attention'}
+    assert set(grads) - learns == set(detr_panoptic.DETECTOR)

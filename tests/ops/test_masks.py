@@ -1,0 +1,78 @@
+"""Sizes of masks and losses of their pixels: those of PyTorch and of transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.ops import masks
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize('size', [(5, 60), (42, 49)])
+def test_sizes_are_those_of_torch(rng, size):
+    torch = pytest.importorskip('torch')
+    resize = torch.nn.functional.interpolate
+    x = rng.normal(size=(2, 13, 25)).astype(np.float32)
+    wanted = resize(torch.from_numpy(x)[None], size)[0]
+    np.testing.assert_array_equal(masks.resize_nearest(jnp.asarray(x), size), wanted)
+    wanted = resize(torch.from_numpy(x)[None], size, mode='bilinear')[0]
+    np.testing.assert_allclose(masks.resize_bilinear(jnp.asarray(x), size), wanted, atol=1e-5)
+
+
+def test_losses_are_those_of_transformers(rng):
+    torch = pytest.importorskip('torch')
+    pytest.importorskip('transformers')
+    from transformers.loss import loss_for_object_detection as theirs
+
+    logits = rng.normal(size=(3, 6, 7)).astype(np.float32) * 4
+    targets = rng.random((3, 6, 7)) < 0.3
+    targets[2] = False
+    inputs = torch.from_numpy(logits).flatten(1).requires_grad_()
+    wanted = torch.from_numpy(targets).flatten(1).float()
+    real = jnp.ones((1, 6, 7), bool)
+    for ours, function in (
+        (masks.focal_loss, theirs.sigmoid_focal_loss),
+        (masks.dice_loss, theirs.dice_loss),
+    ):
+        expected = function(inputs, wanted, 5)
+        (slope,) = torch.autograd.grad(expected, inputs)
+        found, mine = jax.value_and_grad(
+            lambda x, f=ours: f(x, jnp.asarray(targets), real).sum() / 5
+        )(jnp.asarray(logits))
+        assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+        np.testing.assert_allclose(mine, slope.reshape(logits.shape), atol=1e-6)
+
+
+def test_padding_does_not_count(rng):
+    logits, targets = rng.normal(size=(2, 5, 6)), rng.random((2, 5, 6)) < 0.5
+    padded = [np.pad(x, [(0, 0), (0, 3), (0, 1)], mode='wrap') for x in (logits, targets)]
+    real = np.pad(np.ones((1, 5, 6), bool), [(0, 0), (0, 3), (0, 1)])
+    for loss in (masks.focal_loss, masks.dice_loss):
+        expected = loss(*map(jnp.asarray, (logits, targets)), jnp.ones((1, 5, 6), bool))
+        np.testing.assert_allclose(loss(*map(jnp.asarray, (*padded, real))), expected, rtol=1e-5)
+
+
+def test_sure_and_right_is_no_loss():
+    targets = jnp.asarray(np.arange(24).reshape(1, 4, 6) % 3 == 0)
+    for loss in (masks.focal_loss, masks.dice_loss):
+        assert loss(jnp.where(targets, 30.0, -30.0), targets, jnp.ones_like(targets)) < 1e-6
+
+
+def test_losses_and_gradients_are_finite_where_nothing_is_real_or_all_is_sure():
+    far = jnp.full((1, 2, 2), 1e4) * jnp.array([[1, -1], [-1, 1]])
+    for targets in (far > 0, far < 0, jnp.zeros((1, 2, 2), bool)):
+        for real in (jnp.ones((1, 2, 2), bool), jnp.zeros((1, 2, 2), bool)):
+            for loss in (masks.focal_loss, masks.dice_loss):
+                found = jax.value_and_grad(lambda x, f=loss: f(x, targets, real).sum())(far)  # noqa: B023
+                assert all(np.isfinite(x).all() for x in found)
+
+
+def test_masks_of_numbered_segments():
+    segments = jnp.array([[[0, 1], [3, 3]]])
+    expected = [[[0, 1], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [1, 1]]]
+    np.testing.assert_array_equal(masks.of_segments(segments, 3)[0], expected)

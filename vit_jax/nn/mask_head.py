@@ -1,0 +1,124 @@
+"""From objects that a detector has found to their masks: where each looks, made fine step by step.
+
+Carion et al., 2020, arXiv:2005.12872, section 4.4 and figure 8.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.nn.attention import masked_softmax
+from vit_jax.nn.encoder_decoder import Memory
+from vit_jax.nn.multi_head import Heads
+from vit_jax.ops.masks import resize_nearest
+
+# Kaiming uniform with gain 1, as the authors' head starts.
+KERNEL = nn.initializers.lecun_uniform()
+
+
+class ObjectMaps(nn.Module):
+    """Where each object looks in the image: attention without values. Parameter `qk`.
+
+    The softmax goes over all heads and cells together, so that the heads share one sum.
+    """
+
+    num_heads: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, queries: Float[Array, 'B Q D'], memory: Memory) -> Float[Array, 'B Q N H']:
+        """The weight of each cell for each query and head, in float32."""
+        query, key = Heads(self.num_heads, self.dtype, name='qk')(queries, memory.tokens)
+        scores = jnp.einsum(
+            'bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32
+        ) / math.sqrt(query.shape[-1])
+        mask = memory.mask.swapaxes(-1, -2)  # [B 1 N 1], the same for all queries and heads
+        flat, seen = (
+            x.reshape(*x.shape[:2], -1) for x in (scores, jnp.broadcast_to(mask, scores.shape))
+        )
+        return masked_softmax(flat, seen).reshape(scores.shape)
+
+
+class MaskHead(nn.Module):
+    """Convolutions that enlarge the maps of objects to a quarter of the image's sides.
+
+    Five of 3 x 3 pixels with group norms, `conv_0` to `conv_4`; before each of the last three the
+    maps get the size of a finer stage of the ResNet and its features, by `adapter_0` to
+    `adapter_2`. Then `out`. What all objects of an image share is computed once.
+
+    Attributes:
+      width: of the features; the channels fall from there to a sixteenth of it.
+      dtype: of the computation; the masks are float32.
+    """
+
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        features: Float[Array, 'B h w D'],
+        maps: Float[Array, 'B Q h w N'],
+        stages: Sequence[Float[Array, 'B _ _ _']],
+    ) -> Float[Array, 'B Q H W']:
+        """Logits of each object's pixels.
+
+        Args:
+          features: of the image, in the grid of the maps.
+          maps: N of each object.
+          stages: finer and finer feature maps of the image; the last one has the size of the masks.
+        """
+        queries = maps.shape[1]
+        make = functools.partial(nn.Conv, dtype=self.dtype, kernel_init=KERNEL)
+        norm = functools.partial(group_norm, dtype=self.dtype)
+        channels = features.shape[-1] + maps.shape[-1]
+        x = ObjectConv(channels, self.dtype, name='conv_0')(features, maps)
+        x = nn.relu(norm(channels, name='norm_0')(x))
+        for i in range(len(stages) + 1):
+            if i > 0:
+                finer = make(x.shape[-1], (1, 1), name=f'adapter_{i - 1}')(stages[i - 1])
+                x = resize_nearest(x, finer.shape[1:3]) + jnp.repeat(finer, queries, axis=0)
+            channels = self.width // 2 ** (i + 1)
+            x = make(channels, (3, 3), name=f'conv_{i + 1}')(x)
+            x = nn.relu(norm(channels, name=f'norm_{i + 1}')(x))
+        x = make(1, (3, 3), name='out')(x).astype(jnp.float32)
+        return x.reshape(-1, queries, *x.shape[1:3])
+
+
+class ObjectConv(nn.Module):
+    """A convolution of 3 x 3 pixels of an image's features and an object's maps, concatenated.
+
+    A convolution is a sum over channels: the part of the features is the same for all objects.
+    """
+
+    channels: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, features: Float[Array, 'B h w D'], maps: Float[Array, 'B Q h w N']
+    ) -> Float[Array, 'M h w C']:
+        """The objects of all images one after the other, M = B Q."""
+        width = features.shape[-1]
+        kernel = self.param('kernel', KERNEL, (3, 3, width + maps.shape[-1], self.channels))
+        bias = self.param('bias', nn.initializers.zeros, (self.channels,))
+
+        def conv(x: Array, kernel: Array) -> Array:
+            layout = ('NHWC', 'HWIO', 'NHWC')
+            x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+            return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', dimension_numbers=layout)
+
+        common = conv(features, kernel[:, :, :width]) + bias.astype(self.dtype)
+        own = conv(maps.reshape(-1, *maps.shape[2:]), kernel[:, :, width:])
+        return own + jnp.repeat(common, maps.shape[1], axis=0)
+
+
+def group_norm(channels: int, **kwargs: Any) -> nn.GroupNorm:
+    """Group norm with 8 groups, or with fewer where the channels have no 8 equal parts."""
+    return nn.GroupNorm(math.gcd(8, channels), epsilon=1e-5, **kwargs)

@@ -1,0 +1,69 @@
+"""Masks of objects as pure functions: their size, and losses of their pixels."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+Size = tuple[int, int]  # height, width
+
+
+def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Size) -> Shaped[Array, 'B h w *C']:
+    """Resize so that each new pixel has the value of the old one below its upper left corner.
+
+    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its centre.
+    """
+    rows, columns = (
+        jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)
+    )
+    return x[:, rows[:, None], columns]
+
+
+def resize_bilinear(x: Float[Array, '*B H W'], size: Size) -> Float[Array, '*B h w']:
+    """Resize by interpolating between the centres of pixels, without antialiasing."""
+    return jax.image.resize(x, (*x.shape[:-2], *size), 'linear', antialias=False)
+
+
+def of_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N H W']:
+    """The mask of each object n < `count`, where `segments` is n + 1."""
+    return segments[:, None] == jnp.arange(1, count + 1)[:, None, None]
+
+
+def focal_loss(
+    logits: Float[Array, '*B H W'],
+    targets: Bool[Array, '*B H W'],
+    real: Bool[Array, '*#B H W'],
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+) -> Float[Array, '*B']:
+    """Cross entropy with little weight for pixels that are right already, a mean over each mask.
+
+    -a (1 - p)^gamma log p, where p is the probability of what is right, and a is alpha within the
+    object and 1 - alpha outside of it (Lin et al., 2017, arXiv:1708.02002, equation 5).
+
+    Args:
+      logits: of the pixel being in the object.
+      targets: whether it is.
+      real: where the image is not padding; the other pixels do not count.
+      alpha, gamma: see above.
+    """
+    margin = jnp.where(targets, logits, -logits)
+    weight = jnp.where(targets, alpha, 1 - alpha) * jax.nn.sigmoid(-margin) ** gamma
+    pixels = weight * jax.nn.softplus(-margin) * real
+    return pixels.sum((-2, -1)) / real.sum((-2, -1)).clip(1)
+
+
+def dice_loss(
+    logits: Float[Array, '*B H W'],
+    targets: Bool[Array, '*B H W'],
+    real: Bool[Array, '*#B H W'],
+) -> Float[Array, '*B']:
+    """1 - (2 |p t| + 1) / (|p| + |t| + 1) of each mask, with |.| the sum over its real pixels.
+
+    Milletari et al., 2016, arXiv:1606.04797, with the summands of the authors of DETR, for which an
+    object without a pixel has a loss too. The arguments are those of `focal_loss`.
+    """
+    probs, targets = jax.nn.sigmoid(logits) * real, targets & real
+    shared = (probs * targets).sum((-2, -1))
+    return 1 - (2 * shared + 1) / (probs.sum((-2, -1)) + targets.sum((-2, -1)) + 1)

@@ -1,0 +1,132 @@
+"""Panoptic segmentation by a detector: the losses of detection, and those of each object's mask.
+
+Carion et al., 2020, arXiv:2005.12872, section 4.4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.ops import masks as mask_ops
+from vit_jax.ops.terms import Term
+from vit_jax.tasks import detect
+from vit_jax.tasks.detect import Batch, pixel_mask, targets_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(detect.Task):
+    """Boxes, classes and masks of the things and the stuff of an image.
+
+    Attributes:
+      mask_weight, dice_weight: of focal and dice loss in the loss.
+      stuff: the classes of which an image has one segment at most, such as sky.
+
+    The other attributes are those of detection.
+    """
+
+    mask_weight: float = 1.0
+    dice_weight: float = 1.0
+    stuff: tuple[int, ...] = ()
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """That of detection, and the focal loss `mask` and `dice` of the objects that are matched,
+        by the last block of the decoder alone, each a mean over objects.
+
+        Padding does not count. Where there is none both are those of the authors, who count it.
+        """
+        targets, segments = targets_of(batch), segments_of(batch)
+        places, real = self.match(outputs, targets), pixel_mask(batch)
+        sums = mask_sums(outputs['masks'], places[:, -1], segments, real)
+        count = targets.real.sum()
+        return {
+            **self.set_terms(outputs, targets, places),
+            'mask': Term(sums['mask'].sum(), count, self.mask_weight),
+            'dice': Term(sums['dice'].sum(), count, self.dice_weight),
+        }
+
+    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """What `loss` has for the last block, and `loss` as in detection."""
+        outputs, targets = apply(*self.inputs(batch)), targets_of(batch)
+        places, real = self.match(outputs, targets), pixel_mask(batch)
+        means = self.set_means(outputs, targets, places, batch['mask'])
+        sums = mask_sums(outputs['masks'], places[:, -1], segments_of(batch), real)
+        sums = {name: x * batch['mask'] for name, x in sums.items()}
+        per_image = self.mask_weight * sums['mask'] + self.dice_weight * sums['dice']
+        loss, examples = means['loss']
+        count = means['box'][1]
+        return {
+            **means,
+            'loss': (loss + (per_image / targets.real.sum(-1).clip(1)).sum(), examples),
+            'mask': (sums['mask'].sum(), count),
+            'dice': (sums['dice'].sum(), count),
+        }
+
+    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+        """What `vit_jax.ops.panoptic.merge` makes segments of.
+
+        Returns:
+          scores: [B Q], the probability of the class; 0 where no object is more probable.
+          labels: int32 [B Q].
+          boxes: [B Q 4] by corners, shares of the sides of the real image.
+          things: bool [B Q], whether the class is one of things.
+          masks: [B Q h w], logits of the pixels of the padded image.
+          frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
+        """
+        outputs = apply(*self.inputs(batch))
+        found = self.detected(outputs)
+        none = outputs['logits'].argmax(-1) == outputs['logits'].shape[-1] - 1
+        mask = pixel_mask(batch)
+        frame = jnp.broadcast_to(jnp.array(mask.shape[1:]), (len(mask), 2))
+        return {
+            **found,
+            'scores': jnp.where(none, 0, found['scores']),
+            'things': ~jnp.isin(found['labels'], jnp.array(self.stuff, jnp.int32)),
+            'masks': outputs['masks'],
+            'frame': frame.astype(jnp.int32),
+            'size': jnp.stack([mask[:, :, 0].sum(-1), mask[:, 0].sum(-1)], -1).astype(jnp.int32),
+        }
+
+
+def mask_sums(
+    masks: Float[Array, 'B Q h w'],
+    places: Int[Array, 'B N'],
+    segments: Int[Array, 'B H W'],
+    real: Bool[Array, 'B H W'],
+) -> dict[str, Float[Array, ' B']]:
+    """Focal and dice loss of the masks of matched objects, summed over each image.
+
+    Args:
+      masks: logits of the pixels of each query's object, at any size.
+      places: the query of each object, -1 for none.
+      segments: see `segments_of`.
+      real: where the image is not padding.
+    """
+    found = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
+    logits = mask_ops.resize_bilinear(found, segments.shape[1:])
+    wanted = mask_ops.of_segments(segments, places.shape[1])
+    losses = {
+        'mask': mask_ops.focal_loss(logits, wanted, real[:, None]),
+        'dice': mask_ops.dice_loss(logits, wanted, real[:, None]),
+    }
+    return {name: (x * (places >= 0)).sum(-1) for name, x in losses.items()}
+
+
+def segments_of(batch: dict[str, Any]) -> Int[Array, 'B H W']:
+    """1 + the row of the object that a pixel belongs to, 0 where it belongs to none.
+
+    Raises:
+      UserError: if the batch has none.
+    """
+    if 'segments' not in batch:
+        raise UserError(
+            f"panoptic segmentation needs 'segments', the data have {', '.join(batch)}: take a "
+            "source with masks, and let the transforms end in 'number_masks|pad_objects(100)'"
+        )
+    return batch['segments']
