@@ -49,7 +49,7 @@ def test_segments_are_objects(tmp_path):
     found = source.annotations(0)
     assert found.pop('size') == (3, 4)
     assert all(np.array_equal(found[key], record[key]) for key in record if key != 'image')
-    assert panoptic.Source(str(tmp_path), 'val').is_thing == (True, False)
+    assert source.info.stuff == (1,)
 
 
 def test_pictures_that_are_not_as_listed_are_broken(tmp_path):

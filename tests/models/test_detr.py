@@ -11,9 +11,9 @@ from helpers import detr as helper
 
 from vit_jax.errors import UserError
 from vit_jax.models import detr
+from vit_jax.nn.mask_head import resize_nearest
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet_v1 import ResNet, Stage, conv
-from vit_jax.ops.masks import resize_nearest
 
 # All parameters but those of frozen norms, which the authors count as buffers (measured by
 # their code), and of these the kernels that do not learn in their recipe.
@@ -116,10 +116,10 @@ def test_positions_are_counted_within_the_real_image():
         masked_sine2d(mask, 6)
 
 
-def test_a_mask_shrinks_to_the_pixels_that_torch_takes():
+def test_a_mask_gets_the_pixels_that_torch_takes():
     torch = pytest.importorskip('torch')
     mask = np.random.default_rng(0).random((2, 133, 80)) < 0.5
-    for size in ((5, 3), (42, 25), (133, 80)):
+    for size in ((5, 3), (42, 25), (133, 80), (140, 171)):
         wanted = torch.nn.functional.interpolate(torch.from_numpy(mask)[None].float(), size)[0]
         np.testing.assert_array_equal(resize_nearest(jnp.asarray(mask), size), wanted.bool())
 

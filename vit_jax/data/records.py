@@ -25,11 +25,13 @@ class SourceInfo:
       num_classes: labels are in 0..num_classes-1.
       class_names: one name a class.
       vocab_size: ids of sequences are in 0..vocab_size-1; 0 where there are none.
+      stuff: the classes, such as sky, of which an image has one segment at most.
     """
 
     num_classes: int
     class_names: tuple[str, ...]
     vocab_size: int = 0
+    stuff: tuple[int, ...] = ()
 
     @property
     def has_names(self) -> bool:

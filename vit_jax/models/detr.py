@@ -16,11 +16,11 @@ from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.encoder_decoder import NORMS, DecoderBlock, EncoderBlock, Memory, Stack
+from vit_jax.nn.mask_head import resize_nearest
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import block_order
 from vit_jax.nn.resnet_v1 import NORMS as BACKBONE_NORMS
 from vit_jax.nn.resnet_v1 import ResNet
-from vit_jax.ops.masks import resize_nearest
 
 # Table 1 of the paper: blocks of each stage, and whether the last one is dilated.
 VARIANTS = {

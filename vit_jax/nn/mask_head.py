@@ -11,12 +11,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.encoder_decoder import Memory
 from vit_jax.nn.multi_head import Heads
-from vit_jax.ops.masks import resize_nearest
 
 # Kaiming uniform with gain 1, as the authors' head starts.
 KERNEL = nn.initializers.lecun_uniform()
@@ -122,3 +121,16 @@ class ObjectConv(nn.Module):
 def group_norm(channels: int, **kwargs: Any) -> nn.GroupNorm:
     """Group norm with 8 groups, or with fewer where the channels have no 8 equal parts."""
     return nn.GroupNorm(math.gcd(8, channels), epsilon=1e-5, **kwargs)
+
+
+def resize_nearest(
+    x: Shaped[Array, 'B H W *C'], size: tuple[int, int]
+) -> Shaped[Array, 'B h w *C']:
+    """Resize so that each new pixel has the value of the old one below its upper left corner.
+
+    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its centre.
+    """
+    rows, columns = (
+        jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)
+    )
+    return x[:, rows[:, None], columns]

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 Size = tuple[int, int]  # height, width
-
-
-def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Size) -> Shaped[Array, 'B h w *C']:
-    """Resize so that each new pixel has the value of the old one below its upper left corner.
-
-    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its centre.
-    """
-    rows, columns = (
-        jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)
-    )
-    return x[:, rows[:, None], columns]
 
 
 def resize_bilinear(x: Float[Array, '*B H W'], size: Size) -> Float[Array, '*B h w']:

@@ -37,6 +37,13 @@ def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarra
     return _resize(x, size, _bicubic)
 
 
+def bilinear_half_pixel(
+    x: Float[Values, 'h w D'], size: Size
+) -> Float[np.ndarray, 'new_h new_w D']:
+    """Linear interpolation between the centres of cells, antialiased where cells become fewer."""
+    return _resize(x, size, _antialiased)
+
+
 def pinv_patch_kernel(
     kernel: Float[Values, 'p q C D'], size: Size
 ) -> Float[np.ndarray, 'new_p new_q C D']:

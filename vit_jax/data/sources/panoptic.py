@@ -25,9 +25,6 @@ class Source:
 
     The objects are the segments, things and stuff alike; their boxes are the smallest around their
     pixels. A segment without a pixel is left out, and a pixel that belongs to none is in no mask.
-
-    Attributes:
-      is_thing: one a class; the others are stuff, of which an image has at most one segment.
     """
 
     def __init__(self, path: str, split: str):
@@ -38,8 +35,9 @@ class Source:
         with coco.coco_format(file, name):
             categories = sorted(content['categories'], key=lambda c: c['id'])
             self._labels = {category['id']: i for i, category in enumerate(categories)}
-            self.is_thing = tuple(bool(category['isthing']) for category in categories)
-            self.info = SourceInfo(len(categories), tuple(str(c['name']) for c in categories))
+            names = tuple(str(category['name']) for category in categories)
+            stuff = tuple(i for i, category in enumerate(categories) if not category['isthing'])
+            self.info = SourceInfo(len(categories), names, stuff=stuff)
             self._images = sorted(content['images'], key=lambda image: image['id'])
             self._folder = coco.image_folder(root, split, self._images, name)
             self._segments = {one['image_id']: one for one in content['annotations']}

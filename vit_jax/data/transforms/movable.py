@@ -1,8 +1,8 @@
 """What a transform that moves pixels can take along, and what it refuses.
 
-Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks`, `points` and `segments`,
-which `geometry` moves. Another array of two or more dimensions, or a nested list such as polygons, is
-refused: left where it is, it would be wrong without anybody noticing.
+Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks`, `points` and
+`segments`, which `geometry` moves. Another array of two or more dimensions, or a nested list such
+as polygons, is refused: left where it is, it would be wrong without anybody noticing.
 
 Where there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other
 names are taken for facts about the whole image. `areas` follow a change of scale, and are

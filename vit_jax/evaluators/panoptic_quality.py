@@ -1,0 +1,170 @@
+"""Panoptic quality: how well segments are found, and how well those that are found fit.
+
+Kirillov et al., 2019, arXiv:1801.00868, section 4; details that the paper leaves open are those of
+https://cocodataset.org/#panoptic-eval.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.ops import panoptic
+
+NAMES = ('PQ', 'SQ', 'RQ')
+NEEDED = ('masks', 'scores', 'labels', 'things', 'frame', 'size')
+
+
+class Counts(NamedTuple):
+    """What is added up over images, for each class.
+
+    Attributes:
+      iou: the sum over pairs of a segment that is found and its truth.
+      found: such pairs (TP).
+      wrong: segments without a truth (FP).
+      missed: truths that are not found (FN).
+    """
+
+    iou: Float[np.ndarray, ' C']
+    found: Int[np.ndarray, ' C']
+    wrong: Int[np.ndarray, ' C']
+    missed: Int[np.ndarray, ' C']
+
+
+class Evaluator(base.Evaluator):
+    """PQ, SQ and RQ, 0 to 1, means over the classes that occur; of things and of stuff too, where
+    the data have both.
+
+    The images are those of the source, whatever the transforms make of them for the model, which
+    must be shown whole images.
+
+    Args:
+      threshold: least probability of a segment.
+    """
+
+    def __init__(self, threshold: float = panoptic.THRESHOLD):
+        if not 0 <= threshold < 1:
+            raise UserError(f'threshold={threshold}: must be in [0, 1)')
+        self.threshold = threshold
+        self.start()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the images have no segments."""
+        self._source, self._info = dataset.source, dataset.info
+        record = dataset.source.annotations(0)
+        if record and (missing := {'masks', 'labels'} - record.keys()):
+            raise UserError(
+                f'{dataset.source.title}: the records have no {min(missing)!r} to compare with; '
+                f'they have {", ".join(record)}'
+            )
+
+    def start(self) -> None:
+        self._counts: list[Counts] = []
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if the task predicts no segments."""
+        if missing := [name for name in NEEDED if name not in predictions]:
+            raise UserError(f'segments are evaluated, but the task predicts no {missing[0]!r}')
+        for row, index in enumerate(batch['index'].tolist()):
+            prediction = {name: x[row] for name, x in predictions.items()}
+            self._counts.append(self._compare(prediction, self._source.annotations(index)))
+
+    def result(self) -> dict[str, float]:
+        count = self._info.num_classes
+        zeros = Counts(np.zeros(count), *np.zeros((3, count), int))
+        counts = Counts(*map(sum, zip(zeros, *self._counts, strict=True)))
+        every = np.arange(count)
+        found = dict(zip(NAMES, quality(counts, every), strict=True))
+        stuff = np.isin(every, self._info.stuff)
+        if stuff.any() and not stuff.all():
+            for kind, chosen in (('things', ~stuff), ('stuff', stuff)):
+                values = quality(counts, every[chosen])
+                found |= {f'{name}_{kind}': x for name, x in zip(NAMES, values, strict=True)}
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        return NAMES
+
+    def _compare(self, prediction: Arrays, truth: Arrays) -> Counts:
+        numbers, queries = panoptic.of_prediction(
+            prediction, lambda x: panoptic.resize_numbers(x, truth['size']), self.threshold
+        )
+        wanted = np.zeros(truth['size'], int)
+        for row, mask in enumerate(truth['masks']):
+            wanted[mask] = row + 1
+        crowd = truth.get('crowd', np.zeros(len(truth['labels']), bool))
+        return compare(
+            numbers,
+            prediction['labels'][queries],
+            wanted,
+            truth['labels'],
+            crowd,
+            self._info.num_classes,
+        )
+
+
+def compare(
+    found: Int[np.ndarray, 'H W'],
+    labels: Int[np.ndarray, ' S'],
+    wanted: Int[np.ndarray, 'H W'],
+    truths: Int[np.ndarray, ' N'],
+    crowd: Bool[np.ndarray, ' N'],
+    num_classes: int,
+) -> Counts:
+    """The segments of one image and its true ones.
+
+    A pair of one class with an IoU above 1/2 is a match, of which a segment has one at most. Pixels
+    that truly belong to nothing (VOID) are not in the union. A crowd is neither found nor missed.
+    A segment without a match is not wrong if it lies for more than half on VOID and on crowds of
+    its class.
+
+    Args:
+      found: 1 + the number of the segment that a pixel belongs to, 0 for none.
+      labels: classes of the segments.
+      wanted, truths: the same of the truth.
+      crowd: which true segments are many objects that nobody has told apart.
+      num_classes: classes in all.
+    """
+    shape = len(truths) + 1, len(labels) + 1
+    pairs = np.bincount((wanted * shape[1] + found).ravel(), minlength=shape[0] * shape[1])
+    pairs = pairs.reshape(shape)
+    areas, shared = pairs.sum(axis=0)[1:], pairs[1:, 1:]
+    void = pairs[0, 1:]
+    union = pairs.sum(axis=1)[1:, None] + areas - shared - void
+    same = truths[:, None] == labels
+    iou = np.where(same & ~crowd[:, None], shared / np.maximum(union, 1), 0)
+    match = iou > 0.5
+    ignored = void + (shared * (same & crowd[:, None])).sum(axis=0)
+    wrong = ~match.any(axis=0) & (ignored <= 0.5 * areas)
+    missed = ~match.any(axis=1) & ~crowd
+
+    def per_class(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(classes, weights, minlength=num_classes)
+
+    rows, columns = np.nonzero(match)
+    return Counts(
+        per_class(truths[rows], iou[rows, columns]),
+        per_class(truths[rows]),
+        per_class(labels[wrong]),
+        per_class(truths[missed]),
+    )
+
+
+def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> tuple[float, float, float]:
+    """PQ, SQ and RQ, the means over those of these classes that occur; -1 if none does.
+
+    SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
+    """
+    iou, found, wrong, missed = (x[classes] for x in counts)
+    occurs = found + wrong + missed > 0
+    if not occurs.any():
+        return -1.0, -1.0, -1.0
+    half = found + 0.5 * wrong + 0.5 * missed
+    sq = iou / np.maximum(found, 1)
+    rq = found / np.where(occurs, half, 1)
+    return tuple(float(x[occurs].mean()) for x in (sq * rq, sq, rq))
