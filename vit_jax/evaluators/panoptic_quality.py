@@ -6,7 +6,7 @@ https://cocodataset.org/#panoptic-eval.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -77,7 +77,7 @@ class Evaluator(base.Evaluator):
     def result(self) -> dict[str, float]:
         count = self._info.num_classes
         zeros = Counts(np.zeros(count), *np.zeros((3, count), int))
-        counts = Counts(*map(sum, zip(zeros, *self._counts, strict=True)))
+        counts = Counts(*(np.sum(x, axis=0) for x in zip(zeros, *self._counts, strict=True)))
         every = np.arange(count)
         found = dict(zip(NAMES, quality(counts, every), strict=True))
         stuff = np.isin(every, self._info.stuff)
@@ -90,7 +90,7 @@ class Evaluator(base.Evaluator):
     def names(self) -> tuple[str, ...]:
         return NAMES
 
-    def _compare(self, prediction: Arrays, truth: Arrays) -> Counts:
+    def _compare(self, prediction: Arrays, truth: dict[str, Any]) -> Counts:
         numbers, queries = panoptic.of_prediction(
             prediction, lambda x: panoptic.resize_numbers(x, truth['size']), self.threshold
         )
@@ -167,4 +167,5 @@ def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> tuple[float, floa
     half = found + 0.5 * wrong + 0.5 * missed
     sq = iou / np.maximum(found, 1)
     rq = found / np.where(occurs, half, 1)
-    return tuple(float(x[occurs].mean()) for x in (sq * rq, sq, rq))
+    pq, sq, rq = (float(x[occurs].mean()) for x in (sq * rq, sq, rq))
+    return pq, sq, rq

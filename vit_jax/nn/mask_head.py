@@ -34,9 +34,8 @@ class ObjectMaps(nn.Module):
     def __call__(self, queries: Float[Array, 'B Q D'], memory: Memory) -> Float[Array, 'B Q N H']:
         """The weight of each cell for each query and head, in float32."""
         query, key = Heads(self.num_heads, self.dtype, name='qk')(queries, memory.tokens)
-        scores = jnp.einsum(
-            'bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32
-        ) / math.sqrt(query.shape[-1])
+        products = jnp.einsum('bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32)
+        scores = products * math.sqrt(self.num_heads / queries.shape[-1])
         mask = memory.mask.swapaxes(-1, -2)  # [B 1 N 1], the same for all queries and heads
         flat, seen = (
             x.reshape(*x.shape[:2], -1) for x in (scores, jnp.broadcast_to(mask, scores.shape))
@@ -123,9 +122,7 @@ def group_norm(channels: int, **kwargs: Any) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(8, channels), epsilon=1e-5, **kwargs)
 
 
-def resize_nearest(
-    x: Shaped[Array, 'B H W *C'], size: tuple[int, int]
-) -> Shaped[Array, 'B h w *C']:
+def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Sequence[int]) -> Shaped[Array, 'B h w *C']:
     """Resize so that each new pixel has the value of the old one below its upper left corner.
 
     It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its centre.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Size = tuple[int, int]  # height, width
 
-
-def resize_bilinear(x: Float[Array, '*B H W'], size: Size) -> Float[Array, '*B h w']:
+def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Array, '*B h w']:
     """Resize by interpolating between the centres of pixels, without antialiasing."""
     return jax.image.resize(x, (*x.shape[:-2], *size), 'linear', antialias=False)
 

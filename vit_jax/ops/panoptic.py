@@ -52,20 +52,20 @@ def merge(
       labels: the classes.
       things: whether they are classes of things.
       masks: logits of the pixels.
-      place: makes the map of another image of an [h w] map of whole numbers; pixels are counted
-        there.
+      place: makes the map of another image of an [h w] map of whole numbers, -1 in pixels that
+        are in none of the masks; pixels are counted there.
       threshold: predictions whose score is no more are left out.
     """
     queries = np.flatnonzero(scores > threshold)
     fuse = True
     while True:
         if not len(queries):
-            return Segments(np.zeros_like(place(np.zeros(masks.shape[1:], int))), queries)
+            return Segments(0 * place(np.zeros(masks.shape[1:], int)), queries)
         owners = masks[queries].argmax(axis=0)
         if fuse:
             owners = _first_of_stuff(labels[queries], things[queries])[owners]
         owners = place(owners)
-        large = np.bincount(owners.ravel(), minlength=len(queries)) >= LEAST
+        large = np.bincount(owners[owners >= 0], minlength=len(queries)) >= LEAST
         if large.all():
             return Segments(owners + 1, queries)
         # What fusing has emptied is gone after the first time.
@@ -82,9 +82,9 @@ def of_prediction(
     sure = np.flatnonzero(prediction['scores'] > threshold)
     frame, (height, width) = prediction['frame'].tolist(), prediction['size'].tolist()
     masks = bilinear_half_pixel(prediction['masks'][sure].transpose(1, 2, 0), tuple(frame))
-    rows = (prediction[name][sure] for name in ('scores', 'labels', 'things'))
+    scores, labels, things = (prediction[name][sure] for name in ('scores', 'labels', 'things'))
     masks = masks[:height, :width].transpose(2, 0, 1)
-    numbers, queries = merge(*rows, masks, place, threshold)
+    numbers, queries = merge(scores, labels, things, masks, place, threshold)
     return Segments(numbers, sure[queries])
 
 

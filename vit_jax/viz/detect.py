@@ -99,16 +99,21 @@ def draw(
     predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
 ) -> Figure:
     """The files with a frame around each object, and its class and score beside it."""
+    figure, cells = image_grid(photos)
+    for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
+        figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
+        draw_objects(axes, photo.original.shape[:2], rows(prediction, photo, context))
+    return figure
+
+
+def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
+    """A figure with a place for each file."""
     lines = math.ceil(len(photos) / ACROSS)
     columns = math.ceil(len(photos) / lines)
     tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
     size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
     figure = Figure(figsize=size, layout='constrained')
-    for i, (prediction, photo) in enumerate(zip(predictions, photos, strict=True)):
-        axes = figure.add_subplot(lines, columns, i + 1)
-        figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
-        draw_objects(axes, photo.original.shape[:2], rows(prediction, photo, context))
-    return figure
+    return figure, [figure.add_subplot(lines, columns, i + 1) for i in range(len(photos))]
 
 
 def caption(example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
@@ -150,19 +155,28 @@ def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[st
             frame: dict[str, Any] = {'fill': False, 'linewidth': line, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
         text = f'{objects[i]["class"]} {objects[i]["score"]:.2f}'
-        room = (0.6 * SIZE * len(text) + 4) / 72 * inch, (SIZE + 5) / 72 * inch
-        place = label_place((x, y, width, height), room, size, taken)
+        place = label_place((x, y, width, height), label_room(text, inch), size, taken)
         taken.append(place)
-        axes.text(
-            place[0] + 2 / 72 * inch,
-            place[1] + place[3] / 2,
-            text,
-            va='center',
-            fontsize=SIZE,
-            color='white',
-            parse_math=False,
-            bbox={'facecolor': colour(i), 'edgecolor': 'none', 'pad': 1.5},
-        )
+        write_label(axes, place, text, colour(i), inch)
+
+
+def label_room(text: str, inch: float) -> tuple[float, float]:
+    """Width and height in pixels of a label, where so many pixels are an inch."""
+    return (0.6 * SIZE * len(text) + 4) / 72 * inch, (SIZE + 5) / 72 * inch
+
+
+def write_label(axes: Axes, place: Box, text: str, ground: Any, inch: float) -> None:
+    """White letters in a place that `label_place` has found, on this colour."""
+    axes.text(
+        place[0] + 2 / 72 * inch,
+        place[1] + place[3] / 2,
+        text,
+        va='center',
+        fontsize=SIZE,
+        color='white',
+        parse_math=False,
+        bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.5},
+    )
 
 
 def label_place(

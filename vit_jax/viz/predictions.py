@@ -83,13 +83,21 @@ class Photo:
         Raises:
           UserError: if the transforms of the run do not tell.
         """
+        linear, shift = self._map()
+        return (points - shift) @ np.linalg.inv(linear).T
+
+    def from_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
+        """The inverse of `to_original`; raises as it does."""
+        linear, shift = self._map()
+        return points @ linear.T + shift
+
+    def _map(self) -> tuple[Float[np.ndarray, '2 2'], Float[np.ndarray, '2']]:
         if self.affine is None:
             raise UserError(
                 f'{self.path}: the transforms of this run do not tell where pixels come from; '
                 'let them take the record, and move its points'
             )
-        linear, shift = self.affine[:, :2], self.affine[:, 2]
-        return (points - shift) @ np.linalg.inv(linear).T
+        return self.affine[:, :2], self.affine[:, 2]
 
 
 @dataclasses.dataclass(frozen=True)

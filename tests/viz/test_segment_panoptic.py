@@ -1,0 +1,99 @@
+"""Segments as rows and drawn: pixels of the file, as COCO writes them, in colours that differ."""
+
+import argparse
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.viz import segment_panoptic as viz
+from vit_jax.viz.predictions import Context, Photo
+
+ROOT2 = ((0.5, 0, 0), (0, 0.5, 0))
+
+
+def photo(affine=ROOT2):
+    """A file of 24 x 32 pixels, seen at half the size and padded to 16 x 20."""
+    mask = np.zeros((16, 20), bool)
+    mask[:12, :16] = True
+    fields = {'image': np.zeros((16, 20, 3), np.uint8), 'pixel_mask': mask}
+    affine = None if affine is None else np.array(affine, np.float64)
+    original = np.full((24, 32, 3), 100, np.uint8)
+    return Photo(pathlib.Path('street.png'), original, fields, '', affine)
+
+
+def context(threshold=0.85):
+    return Context(('car', 'sky'), argparse.Namespace(threshold=threshold))
+
+
+def prediction():
+    """A car in the left quarter of the image, sky elsewhere; masks at a quarter of the size."""
+    car = np.full((4, 5), -5, np.float32)
+    car[:, 0] = 5
+    return {
+        'scores': np.array([0.9, 0.3, 0.95], np.float32),
+        'labels': np.array([0, 0, 1]),
+        'things': np.array([True, True, False]),
+        'masks': np.stack([car, car, -car]),
+        'frame': np.array([16, 20]),
+        'size': np.array([12, 16]),
+    }
+
+
+def test_rows_are_in_pixels_of_the_file_the_largest_first():
+    sky, car = viz.rows(prediction(), photo(), context())
+    assert (sky['class'], sky['kind'], sky['isthing'], sky['id']) == ('sky', 'stuff', 0, 2)
+    assert (car['class'], car['kind'], car['category_id']) == ('car', 'thing', 0)
+    assert car['bbox'] == [0, 0, 8, 24]
+    assert sky['bbox'] == [8, 0, 24, 24]
+    assert (car['area'], sky['area']) == (8 * 24, 24 * 24)
+    assert car['segmentation'] == {'size': [24, 32], 'counts': [0, 8 * 24, 24 * 24]}
+    assert sky['segmentation'] == {'size': [24, 32], 'counts': [8 * 24, 24 * 24]}
+    assert car['score'] == pytest.approx(0.9)
+    assert [row['class'] for row in viz.rows(prediction(), photo(), context(0.92))] == ['sky']
+    assert viz.rows(prediction(), photo(), context(0.99)) == []
+
+
+def test_runs_are_those_of_coco():
+    mask_utils = pytest.importorskip('pycocotools.mask')
+    mask = np.random.default_rng(0).random((5, 7)) < 0.5
+    for given in (mask, ~mask):
+        runs = {'size': list(given.shape), 'counts': viz.run_lengths(given)}
+        decoded = mask_utils.decode(mask_utils.frPyObjects(runs, *given.shape))
+        np.testing.assert_array_equal(decoded, given)
+
+
+def test_pixels_that_the_model_has_not_seen_are_of_no_segment():
+    """Twice the size, from (10, 20) on: rows from 20 and columns from 10 of the file are seen."""
+    place = viz.on_file(np.zeros((12, 16), int), photo([[2, 0, -20], [0, 2, -40]]))
+    seen = place >= 0
+    assert seen.sum() == 4 * 8
+    assert seen[20:, 10:18].all()
+
+
+def test_the_picture_has_a_colour_and_a_name_for_each_segment():
+    numbers = np.kron([[0, 1], [2, 3]], np.ones((30, 40), int))
+    picture = viz.painted(np.full((60, 80, 3), 100, np.uint8), numbers)
+    inner = [picture[y, x] for y, x in ((10, 10), (10, 70), (50, 10), (50, 70))]
+    assert (inner[0] == 100).all()  # of no segment
+    apart = [np.abs(a.astype(int) - b).max() for a in inner for b in inner if a is not b]
+    assert min(apart) > 30
+    assert (picture[50, 39:41] == 255).any()
+    figure = viz.draw([prediction()] * 2, [photo()] * 2, context())
+    for axes in figure.axes:
+        assert {text.get_text() for text in axes.texts} == {'car 0.90', 'sky 0.95'}
+
+
+def test_a_name_is_written_where_its_segment_is_thickest():
+    mask = np.zeros((20, 30), bool)
+    mask[:, :3] = mask[8:19, 12:25] = True
+    x, y = viz.middle(mask)
+    assert 16 <= x <= 20 and 11 <= y <= 15
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match=r'--threshold 1: must be in \[0, 1\)'):
+        viz.rows(prediction(), photo(), context(1))
+    with pytest.raises(UserError, match='where pixels come from'):
+        viz.rows(prediction(), photo(affine=None), context())

@@ -1,0 +1,172 @@
+"""What panoptic segmentation predicts: every pixel of the file in the colour of its segment."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vit_jax.errors import UserError
+from vit_jax.ops import panoptic
+from vit_jax.viz import detect, figures
+from vit_jax.viz.predictions import Context, Photo
+
+COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
+BAR = 'score'
+OPACITY = 0.5  # of a colour on the image
+LINE = 0.004  # of the wider side of the image, of the lines between segments
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """How sure the model has to be."""
+    parser.add_argument(
+        '--threshold',
+        type=float,
+        default=panoptic.THRESHOLD,
+        metavar='P',
+        help='least score of what is shown',
+    )
+
+
+def rows(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> list[dict[str, Any]]:
+    """The segments, the largest first, with the keys of COCO's panoptic results.
+
+    `bbox` is (x, y, width, height) in pixels of the file, `category_id` the number of the class in
+    the run's data, from 0, and `segmentation` the pixels as COCO writes them: lengths of runs
+    without and with the segment in turn, column by column.
+
+    Raises:
+      UserError: as `segments`.
+    """
+    numbers, queries = segments(prediction, photo, context)
+    found = [
+        _row(number, numbers == number, int(query), prediction, context)
+        for number, query in enumerate(queries, start=1)
+    ]
+    return sorted(found, key=lambda row: -row['area'])
+
+
+queries = detect.queries
+
+
+def segments(
+    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
+) -> panoptic.Segments:
+    """Those of the file.
+
+    Raises:
+      UserError: if the threshold is none, or the transforms of the run do not tell where pixels
+        come from.
+    """
+    threshold = context.flags.threshold
+    if not 0 <= threshold < 1:
+        raise UserError(f'--threshold {threshold}: must be in [0, 1)')
+    return panoptic.of_prediction(prediction, lambda x: on_file(x, photo), threshold)
+
+
+def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
+    """A map of what the model sees as one of the file; -1 where it sees nothing."""
+    height, width = photo.original.shape[:2]
+    y, x = np.mgrid[:height, :width] + 0.5
+    x, y = np.floor(photo.from_original(np.stack([x, y], axis=-1))).astype(int).transpose(2, 0, 1)
+    inside = (x >= 0) & (x < numbers.shape[1]) & (y >= 0) & (y < numbers.shape[0])
+    found = numbers[y.clip(0, numbers.shape[0] - 1), x.clip(0, numbers.shape[1] - 1)]
+    return np.where(inside, found, -1)
+
+
+def draw(
+    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
+) -> Figure:
+    """The files with their segments in colours, each with its class and score."""
+    figure, cells = detect.image_grid(photos)
+    for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
+        numbers, queries = segments(prediction, photo, context)
+        picture = painted(figures.as_picture(photo.original), numbers)
+        figures.show_image(axes, picture, photo.path.name, size=9)
+        names = [
+            f'{context.class_name(int(prediction["labels"][q]))} {prediction["scores"][q]:.2f}'
+            for q in queries
+        ]
+        label(axes, numbers, names)
+    return figure
+
+
+def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
+    """The image under the colours of its segments, with white lines between them."""
+    colours = np.array([(0, 0, 0), *map(detect.colour, range(numbers.max()))]) * 255
+    mixed = image * (1 - OPACITY) + colours[numbers] * OPACITY
+    mixed = np.where((numbers == 0)[..., None], image, mixed)
+    return np.where(_edges(numbers)[..., None], 255, mixed).astype(np.uint8)
+
+
+def label(axes: Axes, numbers: Int[np.ndarray, 'Y X'], names: Sequence[str]) -> None:
+    """The name of each segment where it is thickest, none on another where there is room."""
+    inch = numbers.shape[1] / detect.WIDTH
+    taken: list[detect.Box] = []
+    areas = np.bincount(numbers.ravel(), minlength=len(names) + 1)[1:]
+    for i in np.argsort(areas, kind='stable').tolist():
+        x, y = middle(numbers == i + 1)
+        wide, tall = detect.label_room(names[i], inch)
+        # Of a box so large that the first place at one of its corners is around the middle.
+        box = (x - wide / 2, y + tall / 2, wide, tall)
+        place = detect.label_place(box, (wide, tall), numbers.shape, taken)
+        taken.append(place)
+        detect.write_label(axes, place, names[i], detect.colour(i), inch)
+
+
+def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
+    """(x, y) of the pixel that is farthest from the edge of a mask."""
+    from scipy import ndimage
+
+    depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
+    y, x = np.unravel_index(depth.argmax(), depth.shape)
+    return int(x), int(y)
+
+
+def run_lengths(mask: Bool[np.ndarray, 'Y X']) -> list[int]:
+    """Lengths of runs of pixels outside and inside of a mask in turn, column by column."""
+    flat = mask.ravel(order='F')
+    starts = np.flatnonzero(np.diff(flat)) + 1
+    ends = [0, *starts.tolist(), flat.size]
+    lengths = [b - a for a, b in itertools.pairwise(ends)]
+    return [0, *lengths] if flat[0] else lengths
+
+
+def _row(
+    number: int,
+    mask: np.ndarray,
+    query: int,
+    prediction: Mapping[str, np.ndarray],
+    context: Context,
+) -> dict[str, Any]:
+    y, x = np.nonzero(mask)
+    class_id, thing = int(prediction['labels'][query]), bool(prediction['things'][query])
+    left, top = int(x.min()), int(y.min())
+    return {
+        'id': number,
+        'class': context.class_name(class_id),
+        'category_id': class_id,
+        'isthing': int(thing),
+        'kind': 'thing' if thing else 'stuff',
+        'score': float(prediction['scores'][query]),
+        'area': int(mask.sum()),
+        'bbox': [left, top, int(x.max()) + 1 - left, int(y.max()) + 1 - top],
+        'segmentation': {'size': list(mask.shape), 'counts': run_lengths(mask)},
+    }
+
+
+def _edges(numbers: Int[np.ndarray, 'Y X']) -> Bool[np.ndarray, 'Y X']:
+    """Pixels of segments that are near another one."""
+    from scipy import ndimage
+
+    width = 2 * max(1, round(LINE * max(numbers.shape) / 2)) + 1
+    highest = ndimage.maximum_filter(numbers, width)
+    return (highest != ndimage.minimum_filter(numbers, width)) & (numbers > 0)
