@@ -60,7 +60,7 @@ class TextStandIn(StandIn):
 
 
 class BoxStandIn(StandIn):
-    """In place of images with boxes."""
+    """In place of images with boxes and masks."""
 
     def __len__(self):
         return 200
@@ -69,7 +69,8 @@ class BoxStandIn(StandIn):
         boxes = np.array([[2, 3, 30, 40]], np.float32)
         crowd, labels = np.zeros(1, bool), np.array([index % 10], np.int32)
         image = np.zeros((64, 48, 3), np.uint8)
-        return {'image': image, 'boxes': boxes, 'labels': labels, 'crowd': crowd}
+        record = {'image': image, 'boxes': boxes, 'labels': labels, 'crowd': crowd}
+        return {**record, 'masks': np.ones((1, 64, 48), bool)}
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +85,7 @@ def any_source(monkeypatch, vocab):
 
     def open_or_stand_in(name, split):
         stand_in = TextStandIn if name.startswith(TEXT) else StandIn
-        stand_in = BoxStandIn if name.startswith('coco:') else stand_in
+        stand_in = BoxStandIn if name.startswith(('coco:', 'panoptic:')) else stand_in
         try:
             return open_source(name, split)
         except UserError:
@@ -181,7 +182,12 @@ def test_smoke_is_small_and_needs_no_download(path):
         < 2_000_000
     )
     used = {s.source for s in (config.data, *config.evals.values())}
-    assert {name.partition(':')[0] for name in used} <= {'digits', 'scenes', 'synthetic'}
+    assert {name.partition(':')[0] for name in used} <= {
+        'digits',
+        'scenes',
+        'scenes_panoptic',
+        'synthetic',
+    }
 
 
 @pytest.mark.parametrize('path', CONFIGS)

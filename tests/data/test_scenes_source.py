@@ -67,3 +67,17 @@ def test_mistakes():
             open_source(f'scenes:{path}', 'train')
     with pytest.raises(UserError, match='several digits or none'):
         open_source('scenes', 'train[:5 per class]')
+
+
+def test_grounds_are_stuff_behind_the_same_digits():
+    panoptic = open_source('scenes_panoptic:60', 'train')
+    grounds = set()
+    for i, expected in enumerate(RECORDS):
+        record = panoptic[i]
+        np.testing.assert_array_equal(record['image'], expected['image'])
+        np.testing.assert_array_equal(record['labels'][:-1], expected['labels'])
+        np.testing.assert_array_equal(record['boxes'][:-1], expected['boxes'])
+        assert (record['masks'].sum(0) == 1).all()
+        grounds.add(panoptic.info.class_names[record['labels'][-1]])
+    assert grounds == set(scenes.GROUNDS)
+    assert panoptic.info.stuff == (10, 11, 12, 13)

@@ -98,11 +98,6 @@ FORMS = {
     'transformers 5, timm': lambda flat: renamed(flat, *RESNET),
     'the hub': lambda flat: renamed(flat, *RESNET, *HUB),
     'the authors': of_authors,
-    'panoptic': lambda flat: {
-        **{f'detr.{name}': array for name, array in of_authors(flat).items()},
-        'mask_head.lay1.weight': np.zeros((1, 1, 3, 3), np.float32),
-        'bbox_attention.q_linear.weight': np.zeros((1, 1), np.float32),
-    },
 }
 
 
@@ -114,9 +109,46 @@ def test_every_naming_is_read(form, flat, expected):
     assert_same(imported.params, expected)
     assert load.build(imported.model) == helper.MODEL.clone(dropout=0.1)
     assert imported.task == {'name': 'detect'}
-    assert any('mask head' in note for note in imported.notes) == (
-        'mask_head.lay1.weight' in theirs
-    )
+
+
+PARTS = (('conv', 'lay'), ('norm', 'gn'))
+MASKS = (
+    *((f'.conv{i}.{part}.', f'.{ours}{i}.') for i in (1, 2) for part, ours in PARTS),
+    *(
+        (f'.fpn_stages.{i}.refine.{part}.', f'.{ours}{i + 3}.')
+        for i in range(3)
+        for part, ours in PARTS
+    ),
+    *((f'.fpn_stages.{i}.fpn_adapter.', f'.adapter{i + 1}.') for i in range(3)),
+    *((f'.{letter}_proj.', f'.{letter}_linear.') for letter in 'qk'),
+    ('.output_conv.', '.out_lay.'),
+)
+
+
+def panoptic_of_authors(flat):
+    heads = ('mask_head.', 'bbox_attention.')
+    own = {name: array for name, array in flat.items() if name.startswith(heads)}
+    detector = {n.removeprefix('detr.'): a for n, a in flat.items() if n.startswith('detr.')}
+    named = {f'detr.{name}': array for name, array in of_authors(detector).items()}
+    return {**named, **renamed(own, *MASKS)}
+
+
+@pytest.mark.parametrize('form', [dict, panoptic_of_authors])
+def test_every_naming_of_masks_is_read(form):
+    pytest.importorskip('torch')
+    pytest.importorskip('transformers')
+    model = helper.panoptic_reference()
+    flat = form({name: tensor.numpy() for name, tensor in model.state_dict().items()})
+    assert detr.matches(flat)
+    imported = detr.read(flat, {})
+    assert_same(imported.params, helper.panoptic_params(model))
+    assert load.build(imported.model) == helper.PANOPTIC.clone(dropout=0.1)
+    assert imported.task == {'name': 'segment_panoptic', 'stuff': ()}
+    without = {
+        name: array for name, array in flat.items() if '.k_' not in name or 'bbox' not in name
+    }
+    with pytest.raises(UserError, match=r'bbox_attention/k\.weight is absent'):
+        detr.read(without, {})
 
 
 def test_what_transformers_saves(model, expected, tmp_path):

@@ -1,9 +1,10 @@
 """Where examples come from: a name and a split open a random-access source.
 
-Names: `digits`, `scenes`, `coco:PATH`, `panoptic:PATH`, `tfds:NAME`, `folder:PATH`, `text:PATH`,
-`synthetic:TASK`, or a dotted module of one's own that has a class `Source(path, split)` as
-`vit_jax.data.records.Source` describes it. Splits follow TFDS: `train`, `train[:90%]`,
-`train[100:200]`, `train+test`, and `train[:5 per class]` (see `vit_jax.data.splits`).
+Names: `digits`, `scenes`, `scenes_panoptic`, `coco:PATH`, `panoptic:PATH`, `tfds:NAME`,
+`folder:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted module of one's own that has a class
+`Source(path, split)` as `vit_jax.data.records.Source` describes it. Splits follow TFDS: `train`,
+`train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]` (see
+`vit_jax.data.splits`).
 `only_classes` of what is opened leaves some classes out.
 """
 

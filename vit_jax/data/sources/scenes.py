@@ -49,21 +49,26 @@ class Source:
         return self._length
 
     def __getitem__(self, index: int, /) -> Record:
+        return self.with_ground(index)[0]
+
+    def with_ground(self, index: int) -> tuple[Record, str]:
+        """A record, and which of GROUNDS is behind its digits."""
         if not 0 <= index < self._length:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))
         height, width = rng.integers(SIDES[0], SIDES[1] + 1, 2).tolist()
-        image = _ground(rng, height, width)
+        image, ground = _ground(rng, height, width)
         masks, labels = self._place_digits(rng, image)
         if rng.random() < 0.5:
             image = 255 - image
-        return {
+        record = {
             'image': image,
             'boxes': boxes_around(masks),
             'labels': np.array(labels, np.int32),
             'masks': masks,
             'areas': masks.sum((1, 2)).astype(np.float32),
         }
+        return record, ground
 
     def labels(self) -> np.ndarray:
         raise UserError('source scenes: an image has several digits or none, and no class itself')
@@ -106,17 +111,18 @@ def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def _ground(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """A textured ground in two dark colours, with noise: uint8 [height width 3]."""
-    pattern = _pattern(rng, height, width)[..., None]
+def _ground(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, str]:
+    """A textured ground in two dark colours, with noise: uint8 [height width 3]; and its kind."""
+    kind = GROUNDS[rng.integers(len(GROUNDS))]
+    pattern = _pattern(rng, kind, height, width)[..., None]
     first, second = rng.uniform(20, 120, (2, 1, 1, 3))
     noise = rng.normal(0, 6, (height, width, 1))
-    return np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
+    image = np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
+    return image, kind
 
 
-def _pattern(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _pattern(rng: np.random.Generator, kind: str, height: int, width: int) -> np.ndarray:
     """One of GROUNDS, 0 to 1."""
-    kind = GROUNDS[rng.integers(len(GROUNDS))]
     if kind == 'clouds':
         return resample(rng.integers(0, 256, (5, 5, 1), np.uint8), height, width, 'bicubic')[
             ..., 0

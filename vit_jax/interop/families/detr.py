@@ -22,8 +22,8 @@ from vit_jax.interop.imported import ImportedModel
 _BN_EPS = 1e-5
 _HEADS = 8  # of all released models; the shapes do not tell
 _SIZE, _TRANSFORMS = (800, 1333), 'resize_small(800, max=1333)'
-# Of panoptic segmentation, which this package does not do yet.
-_MASKS = ('bbox_attention.', 'mask_head.')
+# COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
+_COCO_PANOPTIC, _STUFF = 250, tuple(range(91, 250))
 
 
 def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Table:
@@ -90,7 +90,30 @@ _TRANSFORMERS_BLOCK = (
 _AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
 _AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
 
+# The names of transformers 5, and those of the authors and the hub.
+_MASK_HEAD: names.Table = (
+    *(
+        (f'bbox_attention.{letter}_{end}', f'bbox_attention/{letter}')
+        for letter in 'qk'
+        for end in ('proj', 'linear')
+    ),
+    ('mask_head.conv{1}.conv', 'mask_head/conv_{0}'),
+    ('mask_head.conv{1}.norm', 'mask_head/norm_{0}'),
+    ('mask_head.fpn_stages.{0}.fpn_adapter', 'mask_head/adapter_{0}'),
+    *(
+        (f'mask_head.fpn_stages.{i}.refine.{kind}', f'mask_head/{kind}_{i + 2}')
+        for i in range(3)
+        for kind in ('conv', 'norm')
+    ),
+    ('mask_head.output_conv', 'mask_head/out'),
+    ('mask_head.lay{1}', 'mask_head/conv_{0}'),
+    ('mask_head.gn{1}', 'mask_head/norm_{0}'),
+    ('mask_head.adapter{1}', 'mask_head/adapter_{0}'),
+    ('mask_head.out_lay', 'mask_head/out'),
+)
+
 TABLE: names.Table = (
+    *_MASK_HEAD,
     *_resnet('backbone.0.body.'),
     *_resnet(''),
     *(
@@ -143,7 +166,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
-    """A detector, that of a panoptic model, or the backbone of one.
+    """A detector, a panoptic model, or the backbone of one.
 
     Args:
       flat: see `files.read_arrays`.
@@ -154,18 +177,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     """
     source = 'DETR'
     notes = []
-    if any(name.startswith(_MASKS) for name in flat):
-        notes.append('the mask head is left out: only the boxes are read')
     # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
     used = {
         name.removeprefix('detr.'): array
         for name, array in flat.items()
-        if not (name.startswith((*_MASKS, 'fc.')) or name.endswith('num_batches_tracked'))
+        if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }
     named = names.rename(used, TABLE, source)
     heads = int(extra.get('encoder_attention_heads', _HEADS))
     params = _converted(named, heads)
-    model: dict[str, Any] = {'name': 'detr', **_backbone(params)}
+    panoptic = 'mask_head/out/kernel' in params
+    model: dict[str, Any] = {'name': 'detr_panoptic' if panoptic else 'detr', **_backbone(params)}
     if 'query_embed' in params:
         model |= _transformer(params, heads)
     else:
@@ -178,10 +200,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         model=model,
         image_size=_SIZE,
         source=source,
-        task={'name': 'detect', **_colours(extra)},
+        task={**_task(model), **_colours(extra)},
         transforms=_TRANSFORMS,
         notes=tuple(notes),
     )
+
+
+def _task(model: Mapping[str, Any]) -> dict[str, Any]:
+    if model['name'] == 'detr':
+        return {'name': 'detect'}
+    stuff = _STUFF if model['num_classes'] == _COCO_PANOPTIC else ()
+    return {'name': 'segment_panoptic', 'stuff': stuff}
 
 
 def _converted(named: Flat, heads: int) -> Flat:
@@ -195,6 +224,9 @@ def _converted(named: Flat, heads: int) -> Flat:
         elif module.startswith('backbone/') and 'norm' in last:
             if leaf == 'weight':
                 params |= _folded(named, module)
+        elif parent == 'bbox_attention':
+            if leaf == 'weight' and last == 'q':
+                params |= _projections(named, parent, heads)
         elif parent.endswith(('/attention', '/cross')) and last != 'out':
             if leaf == 'weight' and last in ('q', 'packed'):
                 params |= _projections(named, parent, heads)
@@ -208,7 +240,7 @@ def _converted(named: Flat, heads: int) -> Flat:
 def _leaf(module: str, leaf: str) -> str:
     if leaf != 'weight':
         return leaf
-    return 'scale' if module.endswith('norm') else 'kernel'
+    return 'scale' if 'norm' in module else 'kernel'
 
 
 def _layout(module: str, array: np.ndarray) -> np.ndarray:
@@ -229,20 +261,27 @@ def _folded(named: Flat, module: str) -> Flat:
 
 def _projections(named: Flat, parent: str, heads: int) -> Flat:
     """Queries, keys and values, together or apart, as the kernels of our attention."""
-    parts = {}
+    groups, parts = _groups(parent), {}
     for leaf in ('weight', 'bias'):
         if f'{parent}/packed.{leaf}' in named:
-            three = np.split(named[f'{parent}/packed.{leaf}'], 3)
+            each = np.split(named[f'{parent}/packed.{leaf}'], 3)
         else:
-            three = [_get(named, f'{parent}/{letter}.{leaf}') for letter in 'qkv']
+            each = [_get(named, f'{parent}/{x}.{leaf}') for group in groups for x in group]
         # [D H K] or [H K]
-        parts[leaf] = [a.T.reshape(*a.T.shape[:-1], heads, -1) for a in three]
-    groups = {'qkv': (0, 1, 2)} if parent.endswith('/attention') else {'q': (0,), 'kv': (1, 2)}
+        parts[leaf] = [a.T.reshape(*a.T.shape[:-1], heads, -1) for a in each]
     params = {}
-    for group, places in groups.items():
+    for group in groups:
+        places = ['qkv'.index(letter) for letter in group]
         params[f'{parent}/{group}/kernel'] = np.stack([parts['weight'][i] for i in places], 1)
         params[f'{parent}/{group}/bias'] = np.stack([parts['bias'][i] for i in places])
     return params
+
+
+def _groups(parent: str) -> tuple[str, ...]:
+    """The letters of the projections that are one kernel of ours."""
+    if parent == 'bbox_attention':
+        return ('qk',)
+    return ('qkv',) if parent.endswith('/attention') else ('q', 'kv')
 
 
 def _get(named: Flat, name: str) -> np.ndarray:
