@@ -36,7 +36,7 @@ def imagenet(config: ConfigDict) -> None:
     """The paper's recipe; 10,000 training images are left out to choose by."""
     config.total, config.batch_size = '300000 steps', 768
     config.model = dict(name='coltran_upsampler', levels=8, depth=4, dtype='bfloat16')
-    square, small = "resize_small(256, 'box')", "resize(64, 'box')"
+    square, small = 'resize_small_tf(256)', "resize_tf(64, 'area')"
     images = dict(source='tfds:imagenet2012', workers=16)
     config.data = dict(images, split='train[:-10000]')
     config.data.transforms = f'{square}|random_crop(256)|{small}'

@@ -18,8 +18,8 @@ peak): 46,356,936 parameters, 100 exaFLOPs, 563 chip-hours; the authors used 16 
 `val`. Measured after 24,000 images, in 27 minutes of one CPU core beside other work: 1.06 (the
 parallel head has 3.06; 9 bits are those of all colours alike).
 
-Apart from the authors' code: images are resized as by their 'area', which is 'box' here; scales of
-conditional layers start around one, and those in the attention have biases.
+Apart from the authors' code: scales of conditional layers start around one, and those in the
+attention have biases; images are made smaller before a square is cut out of them, not after.
 """
 
 from ml_collections import ConfigDict
@@ -42,7 +42,7 @@ def imagenet(config: ConfigDict) -> None:
     """The paper's recipe; 10,000 training images are left out to choose by."""
     config.total, config.batch_size = '450000 steps', 224
     config.model = dict(name='coltran', dtype='bfloat16')
-    square, small = "resize_small(256, 'box')", "resize(64, 'box')"
+    square, small = 'resize_small_tf(256)', "resize_tf(64, 'area')"
     images = dict(source='tfds:imagenet2012', workers=16)
     config.data = dict(images, split='train[:-10000]')
     config.data.transforms = f'{square}|random_crop(256)|{small}'

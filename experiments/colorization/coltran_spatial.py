@@ -37,7 +37,7 @@ def imagenet(config: ConfigDict) -> None:
     """The paper's recipe; 10,000 training images are left out to choose by."""
     config.total, config.batch_size = '300000 steps', 32
     config.model = dict(name='coltran_upsampler', levels=256, depth=3, dtype='bfloat16')
-    square = "resize_small(256, 'box')"
+    square = 'resize_small_tf(256)'
     images = dict(source='tfds:imagenet2012', workers=16)
     config.data = dict(images, split='train[:-10000]')
     config.data.transforms = f'{square}|random_crop(256)'

@@ -56,7 +56,7 @@ def colorize(runs, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(load_lib, 'load_run', lambda path, *args, **kwargs: runs[path])
     path = tmp_path / 'photo.png'
     rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 256, (10, 12, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(rng.integers(0, 256, (10, 16, 3), dtype=np.uint8)).save(path)
 
     def run(*words):
         assert cli.main(['colorize', '--workdir', 'core', *words, str(path)]) == 0
@@ -71,6 +71,7 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
     printed = colorize(*chain, '--samples', '2', '--out', str(out))
     assert 'read as 8 x 8 RGB' in printed and printed.count('bits a pixel') == 2
     assert out.read_bytes().startswith(b'\x89PNG')
+    colorize('--as-seen', '--out', str(out))
     (found,) = json.loads(colorize(*chain, '--samples', '2', '--json'))
     assert [row['sample'] for row in found['samples']] == [0, 1]
     again, other = (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
+from vit_jax.ops import colors
 from vit_jax.tasks.coltran import Task
 from vit_jax.viz import coltran, coltran_upsampler
 from vit_jax.viz.predictions import Context, Photo
@@ -32,6 +33,17 @@ def test_samples_are_told_and_drawn_between_grey_and_original():
     assert (grey == grey[..., :1]).all()
     figure = coltran.draw([PREDICTION, PREDICTION], [seen, photo(SAMPLES[0, ..., :1])], CONTEXT)
     assert sum(bool(axes.images) for axes in figure.axes) == 4 + 3
+
+
+def test_colours_are_laid_over_the_file_and_its_luminance_stays():
+    seen = photo(SAMPLES[1].repeat(2, axis=1))  # a file twice as wide
+    panels = coltran.over_file(seen, SAMPLES)
+    assert [title for title, _ in panels] == ['grey', 'sample 0', 'sample 1', 'original']
+    grey, sample, _, original = (picture / 255 for _, picture in panels)
+    assert sample.shape == original.shape == (6, 16, 3)
+    luminance = np.asarray(colors.luminance(sample))
+    np.testing.assert_allclose(luminance, colors.luminance(grey), atol=0.02)
+    assert np.abs(sample - grey).max() > 0.05
 
 
 def test_a_grey_photograph_has_no_original_to_compare_with():

@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
         return coltran.table(one.samples, one.bits_per_dim, one.photo)
 
     if args.out is not None:
-        panels = [coltran.shown(one.photo, one.samples) for one in found]
+        panel = coltran.shown if args.as_seen else coltran.over_file
+        panels = [panel(one.photo, one.samples) for one in found]
         save_figure(coltran.lines(panels), args.out, '--out')
     if args.json:
         results = [{'image': str(one.photo.path), 'samples': table(one)} for one in found]
@@ -65,6 +66,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     coltran.add_flags(parser)
     parser.add_argument('--out', metavar='FILE', help='a picture too: .png, .pdf, .svg or .jpg')
+    parser.add_argument(
+        '--as-seen',
+        action='store_true',
+        help='draw what the models make at their size, not its colours on the file',
+    )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of the samples')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, grey or in colours')

@@ -12,13 +12,15 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 
+from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
-from vit_jax.viz import figures
+from vit_jax.viz import colorize, figures
 from vit_jax.viz.predictions import Context, Photo
 
+WHOLE = True
 SIDE = 1.8  # inches of an image
 LEAST = 128  # pixels of its shorter side
-Panels = list[tuple[str, UInt8[np.ndarray, 'H W 3']]]
+Panels = list[tuple[str, UInt8[np.ndarray, '_ _ 3']]]  # with titles
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +88,19 @@ def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
     pictures = [('grey', luma(photo.image)), *numbered]
     return pictures if is_grey(photo.image) else [*pictures, ('original', photo.image)]
+
+
+def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
+    """The file in grey, with the colours of each sample on its own luminance, and the original."""
+    each = [colorize.panels({'ab': ab(sample)}, photo) for sample in samples]
+    grey, _, *original = each[0]
+    numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
+    return [('grey', grey), *numbered, *(('original', picture) for picture in original)]
+
+
+def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:
+    """The colours of Lab without their lightness."""
+    return np.asarray(colors.rgb_to_lab(image / np.float32(255)))[..., 1:]
 
 
 def lines(panels: Sequence[Panels]) -> Figure:

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from vit_jax.viz.coltran import Panels, is_grey, lines, luma, psnr
 from vit_jax.viz.predictions import Context, Photo
 
+WHOLE = True
+
 
 def rows(
     prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
