@@ -47,3 +47,14 @@ def test_evaluations_that_become_the_same_are_one(run_with, capsys):
         *('test[:40]_odd/loss', 'test[:40]_odd/accuracy'),
         'test[:40]_knn/knn_accuracy',
     }
+
+
+def test_a_report_has_every_class_and_agrees_with_the_accuracy(smoke_run, tmp_path, capsys):
+    picture = tmp_path / 'confusion.png'
+    found = results(capsys, '--workdir', smoke_run, '--report', picture)
+    matrix, rows = found['classes']['matrix'], found['classes']['rows']
+    correct = sum(matrix[i][i] for i in range(10))
+    assert correct / sum(map(sum, matrix)) == pytest.approx(found['test/accuracy'])
+    assert [row['examples'] for row in rows] == list(map(sum, matrix))
+    assert picture.stat().st_size > 0
+    assert main(['evaluate', '--workdir', str(smoke_run), '--report', 'a.txt']) == 2

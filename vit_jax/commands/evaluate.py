@@ -14,7 +14,8 @@ from vit_jax.commands._evaluators import (
     parse_classes,
 )
 from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
 
@@ -29,11 +30,20 @@ def main(argv: Sequence[str]) -> int:
     )
     add_evaluator_flags(parser)
     parser.add_argument('--batch-size', type=int)
+    parser.add_argument(
+        '--report',
+        metavar='FILE',
+        help='accuracy of each class too, and the confusion matrix as a picture',
+    )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f'--batch-size {args.batch_size}: must be at least 1')
     check_model_flags(parser, args)
+    if args.report is not None:
+        from vit_jax.viz.figures import check_format
+
+        check_format(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint says nothing of data: give --source and --split')
     entries = evaluator_entries(args.evaluator, args.fit)
@@ -55,16 +65,61 @@ def main(argv: Sequence[str]) -> int:
     evals = evaluations.open_evals(run.config, layout, steps, trained(run))
     variables = layout.create(lambda loaded: loaded, run.variables)
     titled = {titles.get(name, name): one for name, one in evals.items()}
+    reported = None
+    if args.report is not None:
+        title, of = next(iter(titled.items()))
+        reported = confusion_of(of.data)
+        titled[f'{title}_classes'] = evaluations.Evaluation(of.data, reported)
     results = evaluations.run(steps, titled, variables)
+    classes = {} if reported is None else {'classes': write_report(reported, of.data, args.report)}
     if args.json:
-        print(json.dumps({'step': run.step, **results}))
+        print(json.dumps({'step': run.step, **results, **classes}))
     else:
         for title, one in titled.items():
             if one.signature:
                 print(f'{title}: {one.signature}')
         step = '' if run.step is None else f'step {run.step}  '
         print(step + '  '.join(f'{k} {v:.4f}' for k, v in results.items()))
+        if classes:
+            print(f'{class_table(classes["classes"])}\n{args.report}')
     return 0
+
+
+def confusion_of(data: Any) -> Any:
+    """An evaluator that sees which classes are taken for which; UserError without classes."""
+    from vit_jax.evaluators import confusion
+
+    evaluator = confusion.Evaluator()
+    try:
+        evaluator.open(data)
+    except UserError as e:
+        raise UserError(f'--report: {data.source.title}: {e}') from e
+    return evaluator
+
+
+def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
+    """Draws the confusion matrix, and returns it with the rows of the classes."""
+    from vit_jax.evaluators import confusion
+    from vit_jax.viz import confusion as viz
+
+    names = data.info.class_names or tuple(map(str, range(data.info.num_classes)))
+    save_figure(viz.draw(evaluator.matrix, names, data.source.title), path, '--report')
+    return {'rows': confusion.rows(evaluator.matrix, names), 'matrix': evaluator.matrix.tolist()}
+
+
+def class_table(report: dict[str, Any]) -> str:
+    """The rows of the classes as columns of text, the least accurate first."""
+    measured = [row for row in report['rows'] if row['accuracy'] is not None]
+    lines = [
+        [
+            row['class'],
+            f'{row["accuracy"]:.4f}',
+            f'{row["examples"]:,}',
+            row['most_confused_with'] or '',
+        ]
+        for row in sorted(measured, key=lambda row: row['accuracy'])
+    ]
+    return align([['class', 'accuracy', 'examples', 'most confused with'], *lines], left=1)
 
 
 def trained(run: Any) -> Any:

@@ -1,0 +1,62 @@
+"""Accuracy class by class, and which classes are taken for which."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
+
+
+class Evaluator(base.Evaluator):
+    """`mean_class_accuracy`, in which every class counts the same however many examples it has.
+
+    Attributes:
+      matrix: [classes, classes] of a pass, examples of each class (row) by what was predicted
+        (column).
+    """
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the data have no classes."""
+        if not dataset.info.num_classes:
+            raise UserError('the data have no classes to tell apart')
+        size = dataset.info.num_classes
+        self.matrix = np.zeros((size, size), np.int64)
+
+    def start(self) -> None:
+        self.matrix = np.zeros_like(self.matrix)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        if 'probs' not in predictions or 'label' not in batch:
+            raise UserError('a class is predicted for no example, or none is known of it')
+        predicted = predictions['probs'][..., : len(self.matrix)].argmax(-1)
+        np.add.at(self.matrix, (batch['label'], predicted), 1)
+
+    def result(self) -> dict[str, float]:
+        counts = self.matrix.sum(axis=1)
+        shares = self.matrix.diagonal()[counts > 0] / counts[counts > 0]
+        return {'mean_class_accuracy': float(shares.mean())}
+
+    def names(self) -> tuple[str, ...]:
+        return ('mean_class_accuracy',)
+
+
+def rows(matrix: np.ndarray, names: tuple[str, ...]) -> list[dict[str, object]]:
+    """A row a class: its `class`, `examples`, `accuracy`, and `most_confused_with`.
+
+    Args:
+      matrix: see `Evaluator`.
+      names: of the classes.
+    """
+    table = []
+    for label, name in enumerate(names):
+        wrong = matrix[label].copy()
+        wrong[label] = 0
+        count, most = int(matrix[label].sum()), int(wrong.argmax())
+        accuracy = float(matrix[label, label] / count) if count else None
+        other = names[most] if wrong[most] else None
+        table.append(
+            {'class': name, 'examples': count, 'accuracy': accuracy, 'most_confused_with': other}
+        )
+    return table
