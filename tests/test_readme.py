@@ -103,7 +103,9 @@ def released(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-CODE = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+BLOCKS = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+TRAINING = [code for code in BLOCKS if 'vit_jax.train(' in code]
+CODE = [code for code in BLOCKS if code not in TRAINING]
 
 
 @pytest.mark.parametrize('code', CODE)
@@ -114,7 +116,14 @@ def test_code_in_the_readme_runs(code, released):
 
 
 def test_the_readme_has_code():
-    assert len(CODE) == 2
+    assert (len(CODE), len(TRAINING)) == (2, 1)
+
+
+def test_training_in_the_readme_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr('vit_jax.trainer.train.train', lambda config, folder: {'test/accuracy': 1})
+    exec(TRAINING[0].replace("'runs/digits'", repr(str(tmp_path))), {})
+    assert capsys.readouterr().out == '1\n'
 
 
 PAGES = sorted((ROOT / 'docs').glob('*.md'))
