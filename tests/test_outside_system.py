@@ -19,6 +19,8 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.viz import curves
 
+pytestmark = pytest.mark.slow
+
 LAB = pathlib.Path(__file__).parent / 'helpers' / 'my_lab'
 
 

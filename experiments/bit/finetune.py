@@ -86,8 +86,8 @@ def smoke() -> ConfigDict:
     """The rule for CIFAR-10, at a size that trains in seconds."""
     config = get_config('cifar10')
     config.init = {'from': ''}
-    config.total, config.batch_size = '20 steps', 32
-    config.model.update(layers=(1, 1))
+    config.total, config.batch_size = '20 steps', 16
+    config.model.update(layers=(1,))
     config.optim.schedule.update(warmup='10%', boundaries=('30%', '60%', '90%'))
     config.data.update(source='digits', transforms='resize_tf(20)|random_crop(16)|flip', workers=0)
     config.evals.test.update(source='digits', transforms='resize_tf(16)')

@@ -24,9 +24,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.total = '20 steps' if smoke else '90 epochs'
-    config.batch_size = 32 if smoke else 4096
+    config.batch_size = 16 if smoke else 4096
 
-    size = dict(layers=(1, 1)) if smoke else bit_resnet.variant(arg or 'R50x1')
+    size = dict(layers=(1,)) if smoke else bit_resnet.variant(arg or 'R50x1')
     config.model = dict(name='bit_resnet', num_classes=placeholder(int), dtype='bfloat16', **size)
     config.task = dict(name='classify')
 

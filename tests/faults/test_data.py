@@ -92,6 +92,7 @@ def test_few_broken_images_are_named_and_counted(photos, tmp_path, caplog):
     assert any(': 2 of 40 records broken: ' in line for line in named)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(33, 34)
 @pytest.mark.usefixtures('one_device')
 def test_many_broken_images_end_the_run(photos, tmp_path, capsys):

@@ -179,6 +179,7 @@ def test_paddings_differ_on_even_images_with_stride_two():
     assert np.abs(same.apply(params, x) - symmetric).max() > 0.1
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     full = Model(num_classes=5, **TINY)
     half = dataclasses.replace(full, dtype='bfloat16')

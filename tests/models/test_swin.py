@@ -71,6 +71,7 @@ def test_the_smallest_variant_has_its_size():
     assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == 37_382
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [(12, 12), (13, 22)])
 def test_maps_of_any_size(size):
     model = Model(num_classes=5, **TINY)

@@ -173,15 +173,14 @@ def hf_state(params):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('shape', 'size', 'batch'),
     [
-        pytest.param(variant('B/16'), (224, 224), 1, marks=pytest.mark.slow),
-        pytest.param(
-            {**TINY, 'patch_size': 8}, (24, 40), 3, marks=[pytest.mark.parity, pytest.mark.slow]
-        ),
+        pytest.param({**variant('B/16'), 'depth': 2}, (224, 224), 1),
+        pytest.param({**TINY, 'patch_size': 8}, (24, 40), 3, marks=pytest.mark.parity),
     ],
-    ids=['B/16', 'not square'],
+    ids=['two blocks of B/16', 'not square'],
 )
 def test_parity_with_transformers(shape, size, batch):
     torch = pytest.importorskip('torch')
@@ -216,6 +215,7 @@ def test_parity_with_transformers(shape, size, batch):
         np.testing.assert_allclose(weights, expected.attentions[i], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('pool', 'posemb'), list(zip(POOLS, itertools.cycle(['sincos2d', 'learn']), strict=False))
 )

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.digests import tree_digest
 from helpers.object_servers import SCHEMES, serve_bucket
+from helpers.xla import use_one_device, xla_flags
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -50,7 +51,7 @@ def bucket(request):
 
 
 @pytest.fixture(autouse=True)
-def at_the_root(repo, monkeypatch):
+def at_the_root(repo, monkeypatch, one_device):
     monkeypatch.chdir(repo)
 
 
@@ -66,6 +67,7 @@ def local(tmp_path_factory, repo):
     folder = tmp_path_factory.mktemp('local') / 'run'
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(repo)
+        use_one_device(patch)
         assert main(train(folder)) == 0
     return folder
 
@@ -103,7 +105,8 @@ def losses(folder) -> list[tuple[int, float]]:
 def kill_at_step(step: int, folder) -> None:
     command = [sys.executable, '-u', '-m', 'vit_jax', *train(folder)]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL, 'text': True}
-    with subprocess.Popen(command, **pipes) as process:
+    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         try:
             assert any(line.startswith(f'step {step}/') for line in process.stdout)
         finally:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TOTAL = 80
 CONFIG = 'experiments/vit/digits.py:smoke'
-FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '4', 'every.eval': '20'}
+FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '8', 'every.eval': '20'}
 
 
 def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     assert digest(made.run_folder(0)) == digest(alone)
 
 
-def test_a_worker_trains_the_example(tmp_path, repo, monkeypatch):
+def test_a_worker_trains_the_example(tmp_path, repo, monkeypatch, one_device):
     monkeypatch.chdir(repo)
     place = ['--workdir', str(tmp_path), '--storage', f'sqlite:///{tmp_path}/sweep.db']
     assert (

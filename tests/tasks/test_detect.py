@@ -206,6 +206,7 @@ def evaluated(outputs, batch):
     return TASK.evaluate(lambda *inputs: outputs, batch)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch):
     def sums(rows):
         part = {**jax.tree.map(lambda x: x[rows], batch), 'mask': jnp.ones(len(rows))}

@@ -159,6 +159,7 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: pathlib.Path, whole: pat
     jax.tree.map(np.testing.assert_array_equal, variables_of(tmp_path), variables_of(whole))
 
 
+@pytest.mark.slow
 def test_devices_do_not_show(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     eight = train.train(get_config(), tmp_path)
     assert eight == pytest.approx(result_of(whole), rel=1e-5)
@@ -192,16 +193,21 @@ def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
 
 @pytest.fixture
 def text(tmp_path: pathlib.Path) -> dict[str, object]:
+    return write_text(tmp_path)
+
+
+def write_text(folder: pathlib.Path) -> dict[str, object]:
+    """Pairs of sentences and their vocabulary; the section of a config that reads them."""
     rng = np.random.default_rng(0)
     words = [''.join(rng.choice(list('abcdefgh'), 4)) for _ in range(30)]
     sides = [[' '.join(rng.choice(words, 6)) for _ in range(120)] for _ in range(2)]
-    (tmp_path / 'pairs.tsv').write_text('\n'.join(map('\t'.join, zip(*sides, strict=True))))
+    (folder / 'pairs.tsv').write_text('\n'.join(map('\t'.join, zip(*sides, strict=True))))
     vocab = vocabulary.train([*sides[0], *sides[1]], 50, 'bpe')
-    (tmp_path / 'v.model').write_bytes(vocab.model)
+    (folder / 'v.model').write_bytes(vocab.model)
     return {
-        'source': f'text:{tmp_path}/pairs.tsv',
+        'source': f'text:{folder}/pairs.tsv',
         'split': 'train[:100]',
-        'vocab': str(tmp_path / 'v.model'),
+        'vocab': str(folder / 'v.model'),
         'transforms': 'tokenize(32)',
         'buckets': (16, 32),
         'cache': True,
@@ -246,16 +252,17 @@ def translation_config(text: dict[str, object]) -> ConfigDict:
     return config_lib.override(config, [])
 
 
-@pytest.fixture
-def translated(tmp_path: pathlib.Path, text: dict[str, object]) -> pathlib.Path:
+@pytest.fixture(scope='module')
+def translated(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp('translated')
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        one_run(translation_config(text), tmp_path / 'run')
-    (tmp_path / 'printed').write_text(printed.getvalue())
-    return tmp_path / 'run'
+        one_run(translation_config(write_text(folder)), folder / 'run')
+    (folder / 'printed').write_text(printed.getvalue())
+    return folder / 'run'
 
 
 @pytest.mark.slow
-def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, text, capsys) -> None:
+def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, capsys) -> None:
     lines = read_metrics(translated)
     steps = {
         name: [line['step'] for line in lines if f'{name}/{metric}' in line]
