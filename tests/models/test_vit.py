@@ -225,7 +225,7 @@ def test_outputs_and_gradients_of_every_pooling(pool, posemb):
     )
     images = images_like(2, 8, 12, 3)
     params = perturbed(model, images)
-    outputs = model.apply({'params': params}, images)
+    outputs = jax.jit(model.apply)({'params': params}, images)
     tokens = 6 + (pool in ('cls', 'patches'))
     per_token = (tokens,) if pool == 'none' else ()
     assert outputs['tokens'].shape == (2, tokens, 16)
@@ -247,7 +247,7 @@ def test_pooling_takes_the_tokens_it_names():
     }
     for pool, pick in picks.items():
         model = Model(pool=pool, **TINY)
-        outputs = model.apply({'params': perturbed(model, images)}, images)
+        outputs = jax.jit(model.apply)({'params': perturbed(model, images)}, images)
         assert 'logits' not in outputs
         np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
 
@@ -273,7 +273,7 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
 def test_fixed_positions_leave_the_class_token_alone():
     model = Model(posemb='sincos2d', **TINY)
     images = jnp.zeros((1, 8, 8, 3))
-    params = model.init(jax.random.key(0), images)['params']
+    params = jax.jit(model.init)(jax.random.key(0), images)['params']
     _, kept = model.apply(
         {'params': params},
         images,
@@ -296,8 +296,8 @@ def test_scanned_model_equals_the_unrolled_one():
     for fields in ({'scan': True}, {'scan': True, 'remat': True}):
         scanned = dataclasses.replace(unrolled, **fields)
         np.testing.assert_allclose(
-            scanned.apply({'params': stacked}, images)['logits'],
-            unrolled.apply({'params': params}, images)['logits'],
+            jax.jit(scanned.apply)({'params': stacked}, images)['logits'],
+            jax.jit(unrolled.apply)({'params': params}, images)['logits'],
             atol=1e-5,
         )
 
@@ -309,7 +309,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     initial = half.init(jax.random.key(0), images)['params']
     assert {leaf.dtype for leaf in jax.tree.leaves(initial)} == {jnp.dtype('float32')}
     params = perturbed(full, images)
-    expected = full.apply({'params': params}, images)['logits']
+    expected = jax.jit(full.apply)({'params': params}, images)['logits']
     outputs, kept = half.apply({'params': params}, images, mutable='intermediates')
     assert outputs['tokens'].dtype == jnp.bfloat16
     assert outputs['logits'].dtype == jnp.float32
@@ -340,14 +340,14 @@ def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
     alone = model.apply(params, images[:2], train=True, rngs=rngs)['logits']
     np.testing.assert_allclose(alone, train[:2], atol=1e-5)
     plain = dataclasses.replace(model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
-    evaluated = model.apply(params, images)['logits']
-    np.testing.assert_array_equal(evaluated, plain.apply(params, images)['logits'])
+    evaluated = jax.jit(model.apply)(params, images)['logits']
+    np.testing.assert_array_equal(evaluated, jax.jit(plain.apply)(params, images)['logits'])
 
 
 @pytest.mark.slow
 def test_initial_values():
     model = Model(num_classes=5, head_bias=-10.0, **{**TINY, 'width': 64, 'mlp_dim': 256})
-    params = model.init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))['params']
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))['params']
     assert not np.asarray(params['cls_token']).any()
     assert not np.asarray(params['head']['kernel']).any()
     np.testing.assert_array_equal(params['head']['bias'], np.full(5, -10.0))
@@ -359,7 +359,7 @@ def test_initial_values():
         # Xavier: uniform of variance 2 / (64 + 256).
         assert np.std(layer['kernel']) == pytest.approx((2 / 320) ** 0.5, rel=0.02)
         assert 0 < np.std(layer['bias']) < 2e-6
-    outputs = model.apply({'params': params}, images_like(2, 64, 64, 3))
+    outputs = jax.jit(model.apply)({'params': params}, images_like(2, 64, 64, 3))
     np.testing.assert_array_equal(outputs['logits'], np.full((2, 5), -10.0))
 
 
@@ -409,7 +409,7 @@ def test_impossible_fields_are_refused_at_construction(fields, message):
 
 def test_images_of_another_size_than_pos_embed_are_refused():
     model = Model(**TINY)
-    variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
     with pytest.raises(UserError, match='rows for 5 tokens, but these images have 7'):
         model.apply(variables, jnp.zeros((1, 8, 12, 3)))
     with pytest.raises(UserError, match='8x10: their width is not a positive multiple of'):
@@ -418,8 +418,8 @@ def test_images_of_another_size_than_pos_embed_are_refused():
 
 def test_fixed_positions_take_images_of_any_size():
     model = Model(num_classes=5, posemb='sincos2d', **TINY)
-    variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
-    assert model.apply(variables, jnp.zeros((2, 12, 20, 3)))['tokens'].shape == (2, 16, 16)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    assert jax.jit(model.apply)(variables, jnp.zeros((2, 12, 20, 3)))['tokens'].shape == (2, 16, 16)
 
 
 def test_fields_are_hashable_and_survive_json():
