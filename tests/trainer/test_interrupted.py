@@ -30,9 +30,9 @@ def handlers():
     signal.signal(signal.SIGHUP, before[1])
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path) -> int:
+def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
     config = f'{repo}/experiments/vit/digits.py:smoke'
-    return main(['train', '--config', config, '--workdir', str(folder)])
+    return main(['train', '--config', config, '--workdir', str(folder), *flags])
 
 
 def evaluations(folder: pathlib.Path) -> list[dict]:
@@ -72,13 +72,19 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
 def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
     repo, tmp_path, smoke_run, monkeypatch, capsys
 ):
+    flag = '--config.every.log=5'
+
     def full(events, step, values):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(EventFile, 'add', full)
-        assert train(repo, tmp_path) == EXIT_PREEMPTED
+        assert train(repo, tmp_path, flag) == EXIT_PREEMPTED
     said = capsys.readouterr().out
+    trained = [line['step'] for line in run_folder.read_metrics(tmp_path) if 'train/loss' in line]
+    assert trained == [5, 6], 'that of the step that was saved waited for the save'
+    assert run_folder.steps(tmp_path) == [6]
     assert 'metrics.jsonl could not be written (No space left on device): stopped after' in said
-    assert train(repo, tmp_path) == 0
+    assert train(repo, tmp_path, flag) == 0
+    assert evaluations(tmp_path) == evaluations(smoke_run)
     assert run_folder.read_result(tmp_path) == run_folder.read_result(smoke_run)

@@ -18,7 +18,7 @@ from vit_jax.storage import paths
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer.due import due
 from vit_jax.trainer.meter import Diverged, Meter
-from vit_jax.trainer.writer import Writer, clock
+from vit_jax.trainer.writer import Lines, Writer, clock
 
 TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
 
@@ -182,7 +182,7 @@ def test_a_full_disk_is_told_once_and_nothing_more_is_tried(tmp_path, what):
     if what == 'events':
         writer.events._records = RecordWriter(full.open('wb'))
     else:
-        writer.file = full.open('a')
+        writer.lines = Lines(full)
     for step in (2, 3):
         writer.write(step, TRAIN)
         writer.draw()
@@ -192,6 +192,28 @@ def test_a_full_disk_is_told_once_and_nothing_more_is_tried(tmp_path, what):
     assert read_metrics(tmp_path)[0]['step'] == 1
     write(tmp_path, 1, [2])
     assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_lines_that_a_full_disk_cut_off_are_whole_once_there_is_room(tmp_path):
+    lines, room = Lines(tmp_path / 'lines'), [4]
+    file = lines._file
+
+    def write(content):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = file.write(content[: room[0]])
+        room[0] -= written
+        return written
+
+    lines._file = SimpleNamespace(write=write)
+    lines.add('first')
+    with pytest.raises(OSError, match='No space'):
+        lines.write()
+    assert (tmp_path / 'lines').read_text() == 'firs'
+    lines.add('second')
+    room[0] = 100
+    lines.write()
+    assert (tmp_path / 'lines').read_text() == 'first\nsecond\n'
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path, monkeypatch):

@@ -54,7 +54,8 @@ class Writer:
       start_step: where this start resumes; later lines of an earlier start are
         dropped, because their steps will be taken again.
       unit: what the rate of training counts, as 'images'.
-      failed: called once, when something cannot be written; nothing is tried again.
+      failed: called once, when something cannot be written; then only the lines of the metrics are
+        tried again, before the next save and in the end.
 
     Attributes:
       trouble: what could not be written, and why; empty while all is well.
@@ -81,7 +82,7 @@ class Writer:
         before = run_folder.read_metrics(self.mirror.folder)
         kept = [line for line in before if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
-        self.file = self.path.open('a')
+        self.lines = Lines(self.path)
         self.events = EventFile(self.mirror.folder, start_step)
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
@@ -119,12 +120,17 @@ class Writer:
         return max(time.perf_counter() - began, 1e-9) / taken if taken else None
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
-        """Appends one line {step, name: value, ...} and its numbers as events."""
-        if not self.enabled or self.trouble:
+        """Appends one line {step, name: value, ...} and its numbers as events.
+
+        After trouble the line waits for the next `flush`, or for `close`.
+        """
+        if not self.enabled:
+            return
+        self.lines.add(json.dumps({'step': step, **metrics}))
+        if self.trouble:
             return
         with self._watched(run_folder.METRICS):
-            self.file.write(json.dumps({'step': step, **metrics}) + '\n')
-            self.file.flush()
+            self.lines.write()
             self.events.add(step, {k: v for k, v in metrics.items() if not isinstance(v, str)})
         self.mirror.publish()
 
@@ -134,8 +140,9 @@ class Writer:
         try:
             yield
         except OSError as error:
-            self.trouble = f'{name} could not be written ({error.strerror or error})'
-            self._failed()
+            if not self.trouble:
+                self.trouble = f'{name} could not be written ({error.strerror or error})'
+                self._failed()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
         """The interval's numbers, in the bar or as a line where there is no terminal."""
@@ -169,16 +176,38 @@ class Writer:
     def flush(self) -> None:
         """Returns once all that was written is in the run folder; a save comes after it."""
         if self.enabled:
+            with self._watched(run_folder.METRICS):
+                self.lines.write()
             self.mirror.flush()
 
     def close(self) -> None:
         if not self.enabled:
             return
         self.bar.stop()
-        for file in (self.file, self.events):
+        for file in (self.lines, self.events):
             with contextlib.suppress(OSError):  # they hold what could not be written
                 file.close()
         self.mirror.close()
+
+
+class Lines:
+    """A file that lines are appended to; what a full disk has cut off goes on once there is room."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = path.open('ab', buffering=0)
+        self._unwritten = b''
+
+    def add(self, line: str) -> None:
+        self._unwritten += line.encode() + b'\n'
+
+    def write(self) -> None:
+        """Write what has been added; raise OSError if that fails."""
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def close(self) -> None:
+        with self._file:
+            self.write()
 
 
 class EventFile:
