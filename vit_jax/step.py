@@ -49,9 +49,16 @@ class TrainState:
 
 def init_variables(model: Any, task: Any, batch: Batch, seed: int) -> dict[str, PyTree]:
     """Initial variables of `model` for inputs shaped like those of `batch`."""
+    return init_with_output(model, task, batch, seed)[1]
+
+
+def init_with_output(
+    model: Any, task: Any, batch: Batch, seed: int
+) -> tuple[dict[str, jax.Array], dict[str, PyTree]]:
+    """What `model` makes of `batch` with its initial variables, and these."""
     names = ('params', *task.rngs)
     rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
-    return model.init(rngs, *task.inputs(batch), train=False)
+    return model.init_with_output(rngs, *task.inputs(batch), train=False)
 
 
 def init_state(

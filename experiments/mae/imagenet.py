@@ -59,14 +59,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def parse(arg: str | None) -> tuple[str, str]:
     """`'L/16,probe'` as ('L/16', 'probe'); B/16 and 800ep where they are left out."""
-    name, stage = 'B/16', '800ep'
-    for part in filter(None, (arg or '').split(',')):
-        if part in STAGES:
-            stage = part
-        else:
-            name = part
-    if name.partition('/')[0] not in FINETUNING:
-        raise UserError(f'imagenet.py:{arg}: write B/16, L/16 or H/14, and one of {STAGES}')
+    parts = [part for part in (arg or '').split(',') if part]
+    stages = [part for part in parts if part in STAGES]
+    names = [part for part in parts if part not in STAGES]
+    name, stage = (names or ['B/16'])[0], (stages or ['800ep'])[0]
+    if len(names) > 1 or len(stages) > 1 or name.partition('/')[0] not in FINETUNING:
+        raise UserError(
+            f'imagenet.py:{arg}: write B/16, L/16 or H/14, and one of {", ".join(STAGES)}'
+        )
     return name, stage
 
 

@@ -59,3 +59,31 @@ def test_a_model_of_any_size_takes_other_sizes(repo, one_device):
         f'{repo}/experiments/vit/digits.py:smoke', ['evals.test.transforms=resize(12)']
     )
     assert build.build(config).evaluations['test'].data.image_size == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ('experiment', 'flags', 'message'),
+    [
+        ('mae/cifar10', 'task.name=classify', "classify needs 'logits': an example of config"),
+        ('detr/scenes', 'task.name=classify', "classify needs 'label': an example of config"),
+        (
+            'vit/digits',
+            'data.source=synthetic:copy data.transforms=',
+            "needs 'image': an example of",
+        ),
+        ('detr/scenes', 'data.sizes=((0,0),)', 'sizes=((0, 0),): write heights and widths of at'),
+    ],
+)
+def test_a_task_that_model_or_data_do_not_serve(
+    repo, tmp_path, capsys, one_device, experiment, flags, message
+):
+    config = f'{repo}/experiments/{experiment}.py:smoke'
+    given = [f'--config.{flag}' for flag in flags.split(' ')]
+    words = ['--config', config, '--workdir', tmp_path / 'run', *given]
+    assert message in refused(capsys, 'train', *words)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_images_too_large_for_any_memory(smoke_run, capsys):
+    words = ['--workdir', smoke_run, '--image-size', '1000000', 'a.png']
+    assert 'more than 67,108,864 pixels are refused' in refused(capsys, 'predict', *words)

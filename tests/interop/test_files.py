@@ -7,6 +7,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.interop import files
 
@@ -212,10 +213,13 @@ def test_what_a_file_declares_is_bounded_by_what_it_is(tmp_path):
     assert_one_line(tmp_path / 'a.npz', 'cannot be read')
 
 
+@pytest.mark.fault(57)
 @pytest.mark.parametrize(
     'shard', ['../../a.safetensors', '/a.safetensors', 'file:///a.safetensors']
 )
-def test_shards_outside_of_the_folder(shard, tmp_path):
+def test_shards_outside_of_the_folder(shard, tmp_path, capsys):
     index = {'weight_map': {'a': shard}}
     (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
-    assert_one_line(tmp_path, 'outside of its folder')
+    assert main(['inspect', '--checkpoint', str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'outside of its folder' in line

@@ -76,8 +76,6 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
         (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
         (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], 'no such slice; the nearest are v4-8 and'),
-        (['sky', '--tpu', 'v4-8', '--job-name', '../../x', '--', *TRAIN, GS], "'../../x': must be"),
-        (['slurm', '--job-name', '../x', '--', *TRAIN], 'would lie elsewhere'),
         (['sky', '--tpu', 'v4-8', '--env', 'A', '--', *TRAIN, GS], 'not NAME=VALUE'),
         (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'of a whole bucket'),
         (['sky', '--tpu=v4-8', '--env=TFDS_DATA_DIR=gs://b/t', '--', *TRAIN, GS], 'give --mount'),
@@ -90,6 +88,24 @@ def test_a_mistake_is_one_line(words, message, capsys, monkeypatch, tmp_path):
     assert cli.main(['launch', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['sky', '--tpu', 'v4-8', '--job-name', '../../x', '--', *TRAIN, GS], "'../../x': must be"),
+        (['slurm', '--job-name', '../x', '--', *TRAIN], 'would lie elsewhere'),
+    ],
+)
+def test_a_job_whose_name_leads_elsewhere(words, message, capsys, monkeypatch, tmp_path):
+    for name in ('sbatch', 'sky'):
+        monkeypatch.setenv('PATH', program(tmp_path, name, f'touch {tmp_path}/submitted'))
+    monkeypatch.chdir(REPO)
+    assert cli.main(['launch', *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['sbatch', 'sky']
 
 
 def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):

@@ -97,4 +97,9 @@ def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
         raise UserError(
             f'--image-size {text}: write the side in pixels, or HEIGHTxWIDTH, as in 224x320'
         )
-    return int(match[1]), int(match[2] or match[1])
+    height, width = int(match[1]), int(match[2] or match[1])
+    from vit_jax.data.images import MAX_PIXELS
+
+    if height * width > MAX_PIXELS:
+        raise UserError(f'--image-size {text}: more than {MAX_PIXELS:,} pixels are refused')
+    return height, width

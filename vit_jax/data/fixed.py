@@ -65,6 +65,10 @@ class FixedShapes:
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
                 'one of them to 0'
             )
+        if any(len(size) != 2 or min(size) < 1 for size in sizes):
+            raise UserError(
+                f'sizes={tuple(sizes)}: write heights and widths of at least 1, as ((480, 640),)'
+            )
         self.source, self.batch_size = source, batch_size
         self._transforms, self._seed, self._multiple = transforms, seed, multiple
         self._process, self._loading = process, loading
@@ -279,7 +283,10 @@ def _checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
     shape = array.shape[1:]
     # Assignment would broadcast one channel to three.
     if np.shape(value) != shape:
-        how = "with 'resize(224)'" if len(shape) > 1 else 'set config.data.buckets=(16, 32, 64)'
+        if len(shape) == 1:
+            how = 'set config.data.buckets=(16, 32, 64)'
+        else:
+            how = "with 'resize(224)'" if key == 'image' else "with 'pad_objects(100)'"
         raise UserError(
             f'{key} of shape {np.shape(value)} among others of {shape}; bring all to one size, '
             f'for example {how}'

@@ -25,7 +25,7 @@ from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate, evaluations
-from vit_jax.trainer.suits import Trained
+from vit_jax.trainer.suits import Trained, abstract_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ def make_program(
         return step_lib.init_variables(model, task, example, config.seed)
 
     tx, lr = optim.make(
-        jax.eval_shape(init_variables)['params'],
+        abstract_variables(model, task, shapes[-1].spec, config.seed)['params'],
         times.total_steps,
         times.steps,
         param_groups.layer_order(model),

@@ -126,6 +126,40 @@ def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
             )
 
 
+def abstract_variables(model: Any, task: Any, spec: Spec, seed: int) -> dict[str, PyTree]:
+    """Shapes of the model's variables, where the task finds all that it reads.
+
+    Args:
+      model, task: of the config.
+      spec: of an example that they train on.
+      seed: of the variables.
+
+    Raises:
+      UserError: if the task needs what is neither in the examples nor among the model's outputs.
+    """
+    example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    init = functools.partial(step_lib.init_with_output, model, task, seed=seed)
+    outputs: dict[str, Any] = {}
+    try:
+        jax.eval_shape(task.inputs, example)
+        outputs, variables = jax.eval_shape(init, example)
+        jax.eval_shape(task.loss, outputs, example)
+    except KeyError as e:
+        if (missing := e.args[0]) in (*outputs, *spec):
+            raise
+        made = f', and the model only makes {", ".join(outputs)}' if outputs else ''
+        raise UserError(
+            f'config.task: {_module(task)} needs {missing!r}: an example of config.data has '
+            f'{", ".join(spec)}{made}'
+        ) from e
+    return variables
+
+
+def _module(instance: Any) -> str:
+    """The last name of the module that an object's class is from."""
+    return type(instance).__module__.rpartition('.')[2]
+
+
 def _pixels(image: ArraySpec) -> str:
     height, width, channels = image.shape
     return f'{height} x {width} x {channels}'

@@ -191,7 +191,7 @@ class Writer:
 
 
 class Lines:
-    """A file that lines are appended to; what a full disk has cut off goes on once there is room."""
+    """A file that lines are appended to; what a full disk cuts off goes on once there is room."""
 
     def __init__(self, path: pathlib.Path):
         self._file = path.open('ab', buffering=0)
