@@ -156,6 +156,20 @@ def test_windows_and_batches_do_not_show(run, monkeypatch):
     assert [len(found) for found in whole] == [1, 0, 1, 1, 0, 1, 1]
 
 
+def test_a_model_that_draws_gets_the_streams_of_its_task(run, monkeypatch):
+    streams = []
+    apply = type(run.model).apply
+
+    def drawing(model, variables, *inputs, rngs, **others):
+        streams.append(sorted(rngs))
+        return apply(model, variables, *inputs, rngs=rngs, **others)
+
+    monkeypatch.setattr(type(run.model), 'apply', drawing)
+    reader = text_lib.sentence_reader(run)
+    next(iter(text_lib.Translator(run, reader, Search('greedy', extra_len=2))([reader.read('A')])))
+    assert streams and set(map(tuple, streams)) == {run.task.rngs}
+
+
 def test_few_shapes(run):
     reader = text_lib.sentence_reader(run)
     sentences = [reader.read(line) for line in ['A dog runs.'] * 70 + ['A'] * 3]

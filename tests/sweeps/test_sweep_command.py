@@ -52,6 +52,16 @@ def test_nothing_to_show_yet(tmp_path, capsys):
         assert "no trial of the study 'name'" in capsys.readouterr().err
 
 
+def test_a_driver_that_does_not_say_what_it_lacks(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'psycopg.py').write_text("raise ImportError('no pq wrapper available')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, 'psycopg', raising=False)
+    storage = ['--storage', 'postgresql+psycopg://host/studies']
+    assert main(['sweep', 'status', 'name', *storage]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: --storage needs a package (') and 'pip install' in line
+
+
 def test_help_lists_every_action_and_flag(capsys):
     with pytest.raises(SystemExit) as stop:
         main(['sweep', '--help'])
