@@ -299,3 +299,22 @@ def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
     assert second_code == 2, second_output
     assert 'error: process 1 of 2: --step-timeout -1' in second_output
     assert code != 0, output
+
+
+LEAVES = """
+import atexit, threading
+import jax
+from vit_jax.runtime import processes
+jax.process_count = lambda: 2
+processes.MEET_SECONDS = processes.EXIT_SECONDS = 0.2
+with processes.shared_fate():
+    atexit.register(threading.Event().wait)
+"""
+
+
+@pytest.mark.fault(58)
+def test_an_exit_that_hangs_ends_all_the_same(repo):
+    words = [sys.executable, '-c', LEAVES]
+    ended = subprocess.run(words, cwd=repo, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert 'Timeout (' in ended.stderr and 'in wait' in ended.stderr
