@@ -91,6 +91,21 @@ def test_a_picture_of_it(fake_compiler, tmp_path, capsys):
     assert out.read_bytes().startswith(b'\x89PNG')
 
 
+def test_every_run_of_a_sweep_is_priced(fake_compiler, capsys, tmp_path):
+    sweep = tmp_path / 'sweep.py'
+    sweep.write_text(
+        'from vit_jax.sweeps.space import Sweep, grid\n'
+        'def get_sweep(arg=None):\n'
+        f'    return Sweep({DIGITS!r}, "test/loss", points=grid({{"batch_size": [32, 128]}}))\n'
+    )
+    words = ('--sweep', str(sweep), '--topology', 'v5e:2x2', '--price', '3')
+    assert run(*words) == EXIT_FAILED
+    fits, not_, total = capsys.readouterr().out.splitlines()[-3:]
+    assert fits.split()[:3] == ['batch_size=32', 'yes', '3.81e-06']
+    assert not_.split()[:3] == ['batch_size=128', 'no', '32']
+    assert total.split()[-2:] == fits.split()[-2:]
+
+
 def test_nothing_is_rented_for_what_does_not_fit(fake_compiler):
     words = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
     config = ['gs://bucket/run', '--config', DIGITS, '--config.batch_size=128']
