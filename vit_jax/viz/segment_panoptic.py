@@ -21,6 +21,7 @@ COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
 BAR = 'score'
 OPACITY = 0.5  # of a colour on the image
 LINE = 0.004  # of the wider side of the image, of the lines between segments
+SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +90,10 @@ def draw(
     figure, cells = detect.image_grid(photos)
     for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
         numbers, queries = segments(prediction, photo, context)
-        picture = painted(figures.as_picture(photo.original), numbers)
-        figures.show_image(axes, picture, photo.path.name, size=9)
+        picture = figures.as_picture(photo.original, SIDE)
+        factor = len(picture) // len(numbers)
+        numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
+        figures.show_image(axes, painted(picture, numbers), photo.path.name, size=9)
         names = [
             f'{context.class_name(int(prediction["labels"][q]))} {prediction["scores"][q]:.2f}'
             for q in queries
