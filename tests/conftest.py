@@ -62,6 +62,8 @@ LONGEST_FIRST = (
     'models/test_bit_resnet.py',
     'models/test_detr.py',
     'tasks/test_detect.py',
+    'tasks/test_segment_panoptic.py',
+    'models/test_detr_panoptic.py',
     'commands/test_detection.py',
     'commands/test_colorization.py',
     'models/test_swin.py',
