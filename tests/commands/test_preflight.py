@@ -118,6 +118,18 @@ def test_a_mistake_is_told_in_one_line(fake_compiler):
         command.main(['--topology', 'v5e:2x2'])
 
 
+@pytest.mark.parametrize(
+    ('message', 'needed'),
+    [
+        ('memory space hbm. Used 25.80G of 15.75G hbm. Exceeded hbm capacity by 10G', 25.8 * 2**30),
+        ('for HLO temporaries (657.54G) exceeds available HBM (15.75G).', 657.54 * 2**30 + 7),
+    ],
+)
+def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, needed):
+    assert compile_for.overflow(message, state=7) == pytest.approx((needed, 15.75 * 2**30))
+    assert compile_for.overflow('INTERNAL: Used all of it', state=7) is None
+
+
 @with_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(

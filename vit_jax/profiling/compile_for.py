@@ -25,7 +25,10 @@ SCHEDULED = '*.after_optimizations_after_buffer_assignment.txt'
 BUFFERS = '*.after_optimizations-buffer-assignment.txt'
 FINAL = '*.after_codegen.txt'
 FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval)_step'
-OVERFLOW = re.compile(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm')
+_SIZE = r'([\d.]+)([KMGT]?)'
+OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
+# What is far too large is refused before the state is added to it.
+TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
 
 
@@ -104,19 +107,32 @@ def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
         told = json.loads(error)
         if told['kind'] == 'user':
             raise UserError(told['message'])
-        if match := OVERFLOW.search(told['message']):
-            needed, there = (
-                float(n) * 1024 ** ' KMGT'.index(unit or ' ')
-                for n, unit in (match.group(1, 2), match.group(3, 4))
-            )
+        if exceeded := overflow(told['message'], sum(facts['state'].values())):
             module = _text(folder, '*oom_intermediate_module.txt')
-            return Compiled(facts, module, '', seconds, (needed, there))
+            return Compiled(facts, module, '', seconds, exceeded)
         raise RuntimeError(f'the compiler fails: {told["message"]}')
     module = _text(folder, FINAL if cycles else SCHEDULED)
     if not module:
         last = (folder / 'stderr').read_text().strip()[-2000:]
         raise RuntimeError(f'the compiler ended without a schedule: {last}')
     return Compiled(facts, module, _text(folder, BUFFERS), seconds)
+
+
+def overflow(message: str, state: int) -> tuple[float, float] | None:
+    """Bytes that a step needs and those that there are, of a message of the compiler.
+
+    Args:
+      message: why it failed.
+      state: bytes of the training state, which one form of the message leaves out.
+    """
+    for pattern, besides in ((OVERFLOW, 0), (TEMPORARIES, state)):
+        if match := pattern.search(message):
+            needed, there = (
+                float(number) * 1024 ** ' KMGT'.index(unit or ' ')
+                for number, unit in (match.group(1, 2), match.group(3, 4))
+            )
+            return needed + besides, there
+    return None
 
 
 def _text(folder: pathlib.Path, pattern: str) -> str:
