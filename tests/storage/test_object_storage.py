@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers.digests import tree_digest
 from helpers.object_servers import SCHEMES, serve_bucket
-from helpers.xla import use_one_device, xla_flags
+from helpers.xla import use_one_device
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -102,11 +102,21 @@ def losses(folder) -> list[tuple[int, float]]:
     return [(line['step'], line['train/loss']) for line in lines if 'train/loss' in line]
 
 
+# One of as many devices as there are here: the only one of a process may round otherwise.
+ON_ONE_DEVICE = """
+import sys
+import jax
+from vit_jax.__main__ import main
+devices = jax.devices()[:1]
+jax.devices = lambda *args: devices
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def kill_at_step(step: int, folder) -> None:
-    command = [sys.executable, '-u', '-m', 'vit_jax', *train(folder)]
+    command = [sys.executable, '-u', '-c', ON_ONE_DEVICE, *train(folder)]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL, 'text': True}
-    environment = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
+    with subprocess.Popen(command, **pipes) as process:
         try:
             assert any(line.startswith(f'step {step}/') for line in process.stdout)
         finally:
