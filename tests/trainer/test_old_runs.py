@@ -30,6 +30,7 @@ REVERSE = {
     'model.mlp_dim': 8,
     'model.depth': 1,
     'optim.lr': 0.03,
+    'data.split': 'train',
 }
 
 
