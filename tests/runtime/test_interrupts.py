@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers.runs import started, wait_until
+from helpers.runs import wait_until
 
 from vit_jax.__main__ import main
 from vit_jax.commands import compare
@@ -69,8 +69,10 @@ def test_one_that_python_drops_comes_again(repo):
 @pytest.mark.process
 @pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='needs /proc')
 def test_while_a_command_imports(repo, tmp_path):
-    words = ['train', '--config', 'experiments/vit/digits.py:smoke']
-    with started(repo, *words, '--workdir', str(tmp_path / 'run')) as process:
+    words = ['train', '--config', 'experiments/vit/digits.py:smoke', '--workdir', tmp_path / 'run']
+    command = [sys.executable, '-m', 'vit_jax', *map(str, words)]  # not forked: it has to import
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    with subprocess.Popen(command, cwd=repo, **pipes) as process:
         maps = pathlib.Path(f'/proc/{process.pid}/maps')
         wait_until(lambda: 'jaxlib' in maps.read_text(), process)
         process.send_signal(signal.SIGINT)
