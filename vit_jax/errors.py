@@ -36,6 +36,12 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
         raise UserError(nearest(field, value, choices))
 
 
+def check_multiple(field: str, value: int, of: str, unit: int) -> None:
+    """Raises UserError unless `value` of `field` is a multiple of `unit`, which `of` gives."""
+    if value % unit:
+        raise UserError(f'{field} {value} is not a multiple of {of} {unit}')
+
+
 def resolve(package: str, name: str, attribute: str) -> Any:
     """The class that a config names.
 

@@ -204,7 +204,9 @@ def test_what_diverges_is_counted_as_such_and_what_cannot_run_fails(tmp_path, mo
     made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 2
     error = 'error: 1 of 4 trials failed; the first: trial 1: no such data\n'
-    assert capsys.readouterr().err == error
+    printed = capsys.readouterr()
+    assert printed.err == error
+    assert 'trial 0: diverged\n' in printed.out and 'pruned' not in printed.out
     states = [row[1] for row in status.rows(made)]
     assert states == ['diverged', 'fail', 'diverged', 'complete']
     assert main(['sweep', 'status', 'name', '--workdir', str(tmp_path)]) == 0

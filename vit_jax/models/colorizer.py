@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import positions
@@ -73,8 +73,7 @@ class Model(nn.Module):
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)
         check_rate('dropout', self.dropout)
-        if self.width % self.num_heads:
-            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.patch_out < 1 or self.patch_size % self.patch_out:
             raise UserError(
                 f'patch_out {self.patch_out} does not divide patch_size {self.patch_size}'

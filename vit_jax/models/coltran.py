@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt8
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import check_choice, check_multiple
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
@@ -76,8 +76,7 @@ class Model(nn.Module):
 
     def __post_init__(self) -> None:
         check_choice('dtype', self.dtype, DTYPES)
-        if self.width % self.num_heads:
-            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer
@@ -49,8 +49,7 @@ class Model(nn.Module):
         check_choice('dtype', self.dtype, DTYPES)
         if self.levels < 1 or BYTES % self.levels:
             raise UserError(f'levels must be a divisor of {BYTES}, not {self.levels}')
-        if self.width % self.num_heads:
-            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 
     @nn.compact

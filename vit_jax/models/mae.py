@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import vit
 from vit_jax.nn import positions
 from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
@@ -72,11 +72,7 @@ class Model(nn.Module):
         check_choice('dtype', self.dtype, vit.DTYPES)
         check_rate('mask_ratio', self.mask_ratio)
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
-            if getattr(self, width) % getattr(self, heads):
-                raise UserError(
-                    f'{width} {getattr(self, width)} is not a multiple of {heads} '
-                    f'{getattr(self, heads)}'
-                )
+            check_multiple(width, getattr(self, width), heads, getattr(self, heads))
         super().__post_init__()
 
     @property

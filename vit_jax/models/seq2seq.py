@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention import causal_mask, padding_mask
 from vit_jax.nn.attention_maps import AttentionMap, collect
@@ -98,8 +98,7 @@ class Model(nn.Module):
             raise UserError(f'depth must be at least 1, not {self.depth}')
         for rate in ('dropout', 'attention_dropout'):
             check_rate(rate, getattr(self, rate))
-        if self.width % self.num_heads:
-            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models import _resize
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
@@ -135,8 +135,7 @@ class Model(nn.Module):
         check_choice('dtype', self.dtype, DTYPES)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
-        if self.width % self.num_heads:
-            raise UserError(f'width {self.width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 
     @property

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.errors import UserError
+from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import attend, attention_weights
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.stochastic import Dropout
@@ -51,8 +51,7 @@ class Heads(nn.Module):
         Neighbours that are one and the same array share a matrix product.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
-        if width % self.num_heads:
-            raise UserError(f'width {width} is not a multiple of num_heads {self.num_heads}')
+        check_multiple('width', width, 'num_heads', self.num_heads)
         shape = (len(inputs), self.num_heads, width // self.num_heads)
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
         kernel = self.param('kernel', init, (width, *shape))

@@ -14,7 +14,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from vit_jax.storage import lock, run_folder
-from vit_jax.sweeps.study import Study, run_number
+from vit_jax.sweeps.study import Study, run_number, state_name
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
     if trial:
         frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
-        print(f'trial {trial.number}: {state.name.lower()}{number}', flush=True)
+        print(f'trial {trial.number}: {state_name(frozen)}{number}', flush=True)
 
 
 def fail(trial: Trial | None, reason: str) -> None:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vit_jax.errors import UserError
 from vit_jax.storage import lock
 from vit_jax.sweeps import space
-from vit_jax.sweeps.study import Study
+from vit_jax.sweeps.study import Study, state_name
 
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -84,7 +84,7 @@ def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
     if trial.state == TrialState.RUNNING:
         worker = at_work.get(trial.number)
         return f'running on {worker}' if worker else 'interrupted'
-    return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
+    return state_name(trial)
 
 
 def last_step(trial: FrozenTrial) -> str:

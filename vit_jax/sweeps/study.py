@@ -235,6 +235,11 @@ def retry(study: Study) -> int:
     return len(failed)
 
 
+def state_name(trial: optuna.trial.FrozenTrial) -> str:
+    """The state of a trial in a word; to a search, one that diverged is pruned."""
+    return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
+
+
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
     """Number of the trial's run: its own, or that of the failed trial that it repeats."""
     return trial.user_attrs.get('run', trial.number)
