@@ -97,10 +97,21 @@ def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys)
     history, bars = figure.axes
     np.testing.assert_allclose(history.lines[0].get_xdata(), np.array([12, 36, 72]) / 60)
     assert [bar.get_height() for bar in bars.patches] == [36.0, 20.0, 18.0, 20.0]
-    assert [label.get_text() for label in bars.get_xticklabels()] == ['1_8', '9_up']
+    assert [label.get_text() for label in bars.get_xticklabels()] == ['1–8', '9 up']
     out = tmp_path / 'compared.png'
     assert main(['compare', *folders, '--metric', 'bleu/*', '--out', str(out)]) == 0
     assert out.read_bytes().startswith(b'\x89PNG')
+
+
+def test_bars_of_different_units_have_axes_of_their_own(folders) -> None:
+    histories = comparison.read(folders)
+    for history in histories:
+        history.series['bleu/chrf'] = np.array([30]), np.array([55.0])
+    figure = comparison.draw(histories, ['bleu/*', 'test/loss'])
+    assert [axes.get_title('left') for axes in figure.axes] == [
+        *('BLEU (bleu)', 'chrF (bleu)', 'Loss (test)')
+    ]
+    assert [len(axes.patches) for axes in figure.axes] == [4, 2, 0]
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path) -> None:

@@ -5,7 +5,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import plots, table
+from vit_jax.scaling import forms, plots, table
+from vit_jax.scaling.fit import Fit
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -110,6 +111,26 @@ def test_figures_show_every_curve():
     assert len(figure.axes) == 1
     assert [t.get_text().split(':')[0] for t in figure.legends[0].get_texts()] == ['S', 'B']
     assert len(plots.draw(curves * 4, ask()).axes) == 8
+
+
+@pytest.mark.parametrize(
+    ('form', 'theta', 'text'),
+    [
+        ('power', (1.2, 0.5, 0, 0), r'y\,=\,3.32\,x^{-0.5}'),
+        (
+            'shifted',
+            (0, 0.25, 1e-6, 3e5),
+            r'y\,=\,1\,(x\,+\,3{\cdot}10^{5})^{-0.25}\,+\,1{\cdot}10^{-6}',
+        ),
+        ('joint', (0, 0.5, 0, 0.25, 2), r'y\,=\,2\,+\,1\,N^{-0.5}\,+\,1\,D^{-0.25}'),
+        ('m4', (0, 0.5, 0.1, 2, 3), r'(y\,-\,0.1)\,/\,(2\,-\,y)^{3}\,=\,1\,x^{-0.5}'),
+    ],
+)
+def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
+    scales = np.ones(2 if form == 'joint' else 1), 1.0
+    theta = np.array(theta, float)
+    fit = Fit(forms.find(form), theta, scales, 9, 0.0, np.zeros((0, len(theta))), ())
+    assert plots.formula(fit) == text
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def test_status_best_and_plot(finished, capsys):
     assert (finished / 'sweep.png').read_bytes().startswith(b'\x89PNG')
     svg = finished / 'other.svg'
     assert main(['sweep', 'plot', 'name', '--workdir', str(finished), '--output', str(svg)]) == 0
-    assert all(word in svg.read_text() for word in ('optim.lr', 'Evaluations', 'complete'))
+    drawn = svg.read_text()
+    assert all(word in drawn for word in ('Learning rate', 'Seed', 'Evaluations', '4 complete'))
+    assert '-- best' in drawn and '-- pruned' not in drawn  # the legend has what there is
 
 
 def test_nothing_to_show_yet(tmp_path, capsys):

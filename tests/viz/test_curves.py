@@ -75,13 +75,30 @@ def test_lines_carry_their_data_and_last_value(tmp_path):
     series = read_series(tmp_path)
     figure = curves.draw(series, curves.panels(series), 'a run')
     loss, accuracy, lr, rate = figure.axes
-    titles = [title for name, title in curves.TITLES.items() if name != 'tokens_per_sec']
-    assert [a.get_title('left') for a in figure.axes] == titles
+    assert [a.get_title('left') for a in figure.axes] == [
+        *('Loss', 'Accuracy', 'Learning rate', 'Images/s')
+    ]
     train, test = loss.get_lines()
     np.testing.assert_allclose(train.get_ydata(), [0.6, 0.3, 0.2, 0.15])
     assert [t.get_text() for t in loss.get_legend().get_texts()] == ['train  0.15', 'test  0.3']
     assert train.get_color() == accuracy.get_lines()[0].get_color() != test.get_color()
     assert lr.get_ylim()[0] == rate.get_ylim()[0] == 0
+
+
+def test_the_legend_tells_what_is_not_alike_in_training_and_evaluation(tmp_path):
+    write(tmp_path, run_lines())
+    series = read_series(tmp_path)
+    config = {'task': {'mixup': 0.2, 'cutmix': 0.0, 'label_smoothing': 0.1}}
+    config['step'] = {'ema_decay': 0.99}
+    figure = curves.draw(series, curves.panels(series), '', curves.remarks(config, series))
+    loss, accuracy, lr, _ = [
+        [t.get_text() for t in a.get_legend().get_texts()] for a in figure.axes
+    ]
+    assert loss == ['train, with mixup, label smoothing  0.15', 'test, EMA weights  0.3']
+    assert accuracy == ['train, with mixup  1', 'test, EMA weights  0.9']
+    assert lr == ['train  0.001']
+    plain = {'task': {'mixup': 0.0, 'label_smoothing': 0.0}, 'step': {'ema_decay': 0.0}}
+    assert curves.remarks(plain, series) == {} == curves.remarks({}, series)
 
 
 def test_a_diverged_evaluation_is_drawn_with_a_gap(tmp_path):

@@ -96,6 +96,20 @@ def test_an_overlay_is_brightest_over_its_patch():
     assert picture.max() > 2 * np.median(picture)
 
 
+@pytest.mark.parametrize('shade', [0, 255])
+def test_the_image_shows_through_the_map_at_its_maximum(shade):
+    image = np.full((8, 8, 3), shade, np.uint8)
+    image[:, 4:] = 255 - shade
+    picture = attention.overlay(image, np.ones((2, 2))).astype(int).sum(-1)
+    assert abs(picture[:, :4].mean() - picture[:, 4:].mean()) > 50
+
+
+@pytest.mark.parametrize('count', range(3, 25))
+def test_few_places_of_a_section_stay_empty(count):
+    columns = attention._columns(count)
+    assert columns <= 8 and -count % columns <= columns / 2
+
+
 def test_an_overlay_of_nothing_still_shows_the_image(rng):
     image = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     picture = attention.overlay(image, np.zeros((2, 2)))
@@ -116,7 +130,10 @@ def test_a_picture_of_every_layer_and_head(rng, tmp_path, layers, heads):
         'rollout',
         *(f'layer {i}' for i in range(layers)),
         *(f'head {i}' for i in range(heads)),
+        '',
     ]
+    bar = figure.axes[-1]
+    assert bar.get_ylabel() == "attention / the map's maximum"
     (marker,) = figure.axes[0].patches
     assert marker.get_bbox().bounds == pytest.approx((29.5, 19.5, 10, 10))
     path = figures.save(figure, tmp_path / 'a.png', dpi=30)
@@ -152,6 +169,7 @@ def test_a_picture_of_every_query(rng, head, words):
         'input',
         'mean of all queries',
         *(f'query {i}' for i in range(5)),
+        '',  # the colour bar
     ]
     assert words in figure.subfigs[1].get_suptitle()
     layer = weights[1].mean(axis=0) if head is None else weights[1, head]

@@ -11,7 +11,12 @@ IMAGE = np.full((40, 60, 3), 128, np.uint8)
 def pictures(figure):
     """{title: picture} of everything that is drawn."""
     parts = figure.subfigs
-    return {axes.get_title(): axes.images[0].get_array() for part in parts for axes in part.axes}
+    return {
+        axes.get_title(): axes.images[0].get_array()
+        for part in parts
+        for axes in part.axes
+        if axes.images
+    }
 
 
 def weights(layers, heads, queries, keys):

@@ -12,7 +12,7 @@ from vit_jax.commands._parser import Parser
 from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
-SIDE = 336  # pixels; smaller images are enlarged to be drawn
+SIDE = 448  # pixels of the shorter side of a picture, at least
 
 
 def main(argv: Sequence[str]) -> int:
@@ -122,7 +122,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     from vit_jax.inference import attention as maps_of
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one
-    from vit_jax.viz import attention, figures
+    from vit_jax.viz import attention
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = maps_of.look(run, batch_of_one(photo.fields))
@@ -130,11 +130,11 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     weights, last = maps_of.stacked(stack), stack[-1]
     if len(last.key_grid) != 2:
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
-    picture, query = figures.as_picture(photo.image, SIDE), parse_query(args.query)
+    picture, query = photo.view(SIDE), parse_query(args.query)
     factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': args.layer,
-        'title': caption(photo.path.name, outputs, run.class_names),
+        'title': f'{caption(photo.path.name, outputs, run.class_names)} ({photo.note})',
         'seen': tuple(factor * side for side in photo.seen),
     }
     if len(last.query_grid) == 1 and args.query is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import coverage, table
+from vit_jax.scaling.fit import Fit
 from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
 
@@ -188,9 +189,28 @@ def _points(
 def _legend(curve: Curve) -> str:
     if curve.fit is None:
         return f'{curve.label}: too few points'
-    words = [f'{name} {value:.3g}' for name, value in curve.fit.params.items()]
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
-    return f'{curve.label}: {", ".join(words)}{error}'
+    label = curve.label.replace('$', r'\$')
+    return f'{label}: ${formula(curve.fit)}${error}'
+
+
+def formula(fit: Fit) -> str:
+    """The law with its numbers, for mathtext: `1.27 x^-0.0853` with the exponent raised."""
+    numbers = {name: _number(value) for name, value in fit.params.items()}
+    names = '|'.join(sorted(numbers, key=len, reverse=True))
+
+    def put(match: re.Match[str]) -> str:
+        number = numbers[match[3]]
+        return number if match[1] is None else f'^{{{match[2]}{number}}}'
+
+    text = re.sub(rf'(\^(-?))?\b({names})\b', put, fit.form.formula).replace(' ', r'\,')
+    return text if '=' in text else rf'y\,=\,{text}'
+
+
+def _number(value: float) -> str:
+    """Three digits; very large and small ones as a power of ten."""
+    mantissa, _, exponent = f'{value:.3g}'.partition('e')
+    return rf'{mantissa}{{\cdot}}10^{{{int(exponent)}}}' if exponent else mantissa
 
 
 def _add_legend(figure: Figure, note: str = '') -> None:
@@ -225,15 +245,5 @@ def _finish(axes: Axes, title: str, curves: Sequence[Curve], few: bool) -> None:
 
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
-    """Label the ticks so that at least two labels show, even within one decade."""
     axis = axes.xaxis if which == 'x' else axes.yaxis
-    decades = math.log10(high / low)
-    if decades > (1.2 if few else 2):
-        subs: tuple[float, ...] = (1.0,)
-    elif few:
-        subs = (1.0, 3.0) if decades > 0.6 else (1.0, 2.0, 3.0, 5.0, 7.0)
-    else:
-        subs = (1.0, 2.0, 5.0) if decades > 0.7 else tuple(map(float, range(1, 10)))
-    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: table.short(value)))
-    axis.set_minor_locator(NullLocator())
+    figures.log_ticks(axis, low, high, few=few, words=table.short)

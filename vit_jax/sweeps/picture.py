@@ -14,8 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space, status
-from vit_jax.sweeps.study import Study
-from vit_jax.viz import figures
+from vit_jax.sweeps.study import Study, state_name
+from vit_jax.viz import figures, names
 
 MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
@@ -44,15 +44,20 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
     figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
     tally = ', '.join(f'{n} {state}' for state, n in status.counts(study).items() if n)
-    title = f'{study.name}: {study.sweep.metric} of {tally}'
+    measured = names.title(study.sweep.metric)
+    title = f'{study.name}: {measured} of {tally}'
     figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     winner = status.best(study).number if complete else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     _courses(axes[0], trials, winner)
     edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
-    for panel, (name, dimension) in zip(axes[1:], dimensions.items(), strict=True):
+    titles = names.of_keys(list(dimensions))
+    for panel, words, (name, dimension) in zip(axes[1:], titles, dimensions.items(), strict=True):
+        figures.style(panel, words)
         _dimension(panel, trials, winner, name, dimension, edge)
+    for panel in axes:
+        panel.set_ylabel(measured, color=figures.FAINT, fontsize=9)
     return figure
 
 
@@ -71,9 +76,11 @@ def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> N
         axes.plot(steps, values, color=colour, linewidth=2 if is_best else 1, alpha=0.9)
         axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=colour, markersize=5)
     axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
-    labels = {'best': ('o', 1), 'complete': ('o', 0), 'pruned': ('x', None)}
-    for label, (mark, index) in labels.items():
-        colour = figures.FAINT if index is None else figures.COLOURS[index]
+    shown = {}  # a trial of each kind
+    for trial in trials:
+        shown['best' if trial.number == winner else state_name(trial)] = trial
+    for label, trial in sorted(shown.items()):
+        colour, mark = _colour(trial, winner), MARKS[trial.state]
         axes.plot([], [], mark, color=colour, label=label, markersize=5)
     axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
 
@@ -86,7 +93,6 @@ def _dimension(
     dimension: space.Dimension,
     edge: float,
 ) -> None:
-    figures.style(axes, name)
     xs = positions(axes, dimension, [trial.params[name] for trial in trials])
     for x, trial in zip(xs, trials, strict=True):
         # The last value of a pruned trial is of an early step, and no match for a final one.
@@ -109,7 +115,8 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
     if isinstance(dimension, space.Range):
         if dimension.log:
             axes.set_xscale('log')
-            axes.tick_params(which='minor', length=0)
+            figures.log_ticks(axes.xaxis, dimension.low, dimension.high, words='{:g}'.format)
+            axes.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
         return [float(v) for v in values]
     choices = list(dimension.values)
     if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in choices):

@@ -76,6 +76,7 @@ class Writer:
         if not self.enabled:
             return
         self.console = Console(highlight=False, soft_wrap=True)
+        self.config = run_folder.read_config(workdir)
         self.mirror = Mirror(workdir)
         self.mirror.fetch(run_folder.METRICS)
         self.path = self.mirror.folder / run_folder.METRICS
@@ -170,7 +171,7 @@ class Writer:
         if not self.enabled or self.trouble:
             return
         with self._watched(run_folder.CURVES):
-            curves.plot_curves(self.mirror.folder)
+            curves.plot_curves(self.mirror.folder, self.config)
         self.mirror.publish()
 
     def flush(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib import colormaps
+from matplotlib import cm, colormaps
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -22,6 +23,8 @@ from vit_jax.viz import figures
 
 Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) of what has no place in the image
 Weights = Float[np.ndarray, 'L H Q K']
+# Without the ends of the colour map, which are black and nearly white, as images may be.
+COLOURS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
 
 
 def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
@@ -81,15 +84,15 @@ def _place(query: Grid, grid: Grid) -> int:
 def overlay(
     image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
 ) -> UInt8[np.ndarray, 'Y X 3']:
-    """The heat map over a darkened grey image; brightest where the heat has its maximum."""
+    """The heat map over a darkened grey image, which shows through even at the map's maximum."""
     height, width = image.shape[:2]
     smooth = Image.fromarray(heat.astype(np.float32)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
     strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
-    grey = (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
-    colour = colormaps['inferno'](0.05 + 0.9 * strength)[..., :3]
-    alpha = 0.3 + 0.5 * strength[..., None]
+    grey = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
+    colour = COLOURS(strength)[..., :3]
+    alpha = 0.75 * strength[..., None]
     return np.round(255 * ((1 - alpha) * grey + alpha * colour)).astype(np.uint8)
 
 
@@ -122,8 +125,7 @@ def draw_layers(
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
     """
-    depth, heads = weights.shape[:2]
-    chosen = number_of_layer(depth, layer)
+    chosen = number_of_layer(len(weights), layer)
     layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
     large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
     if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
@@ -139,7 +141,7 @@ def draw_layers(
         },
     }
     marker = _marker(image, query_grid, query)
-    return _lay_out(title, large, sections, marker, max(depth, heads), seen)
+    return _lay_out(title, large, sections, marker, seen)
 
 
 def draw_queries(
@@ -175,7 +177,7 @@ def draw_queries(
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
     pictures = {f'query {i} {name}'.strip(): overlay(image, maps[i]) for i, name in names.items()}
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
-    return _lay_out(title, large, {heading: pictures}, None, len(pictures), seen)
+    return _lay_out(title, large, {heading: pictures}, None, seen)
 
 
 def of_layer(
@@ -213,17 +215,17 @@ def _lay_out(
     large: dict[str, np.ndarray],
     sections: dict[str, dict[str, np.ndarray]],
     marker: Rectangle | None,
-    most: int,
     seen: tuple[int, int] | None = None,
 ) -> Figure:
-    """Large pictures above sections of small ones, at most `most` in a section."""
+    """Large pictures with a colour bar above sections of small ones."""
     large, *others = (_cut(pictures, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
-    inches, columns = 9.0, max(4, min(most, 6 if most <= 12 else 8))
-    across = len(large)
+    inches, across = 9.0, len(large)
+    columns = [_columns(len(section)) for section in sections.values()]
     tall = large['input'].shape[0] / large['input'].shape[1]
-    rows = [1] + [-(-len(section) // columns) for section in sections.values()]
-    sides = [inches / across] + [inches / columns] * len(sections)
+    counts = map(len, sections.values())
+    rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
+    sides = [inches / n for n in (across, *columns)]
     heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
     figure = Figure(figsize=(inches, sum(heights)), layout='constrained')
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
@@ -231,9 +233,24 @@ def _lay_out(
     _section(parts[0], title, large, 1, across, 10)
     if marker is not None:
         parts[0].axes[0].add_patch(marker)
-    for part, n, (heading, pictures) in zip(parts[1:], rows[1:], sections.items(), strict=True):
-        _section(part, heading, pictures, n, columns, 8)
+    for i, (heading, pictures) in enumerate(sections.items()):
+        _section(parts[i + 1], heading, pictures, rows[i + 1], columns[i], 8)
+    _add_bar(parts[0])
     return figure
+
+
+def _columns(count: int) -> int:
+    """So many pictures side by side that few places stay empty."""
+    return max(count, 3) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
+
+
+def _add_bar(part: SubFigure) -> None:
+    """What the colours mean, beside the large pictures."""
+    scale = cm.ScalarMappable(cmap=COLOURS)
+    bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
+    bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
+    bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
+    bar.outline.set_visible(False)
 
 
 def _cut(pictures: dict[str, np.ndarray], seen: tuple[int, int] | None) -> dict[str, np.ndarray]:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
-from vit_jax.viz import figures
+from vit_jax.viz import figures, names
 
 AXES = ('steps', 'minutes')
 BARS = '*'  # in a metric's name: the last values of all that it matches
@@ -116,23 +115,44 @@ def falls(histories: Sequence[History], metric: str) -> bool:
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
     """One panel a metric: its history, or with a `*` in the name the last values as bars.
 
+    Bars of different units stand in panels of their own.
+
     Args:
       histories: a colour each.
       metrics: names.
       x: 'steps' or 'minutes'.
     """
-    columns = min(3, len(metrics))
-    rows = math.ceil(len(metrics) / columns)
+    panels = [panel for metric in metrics for panel in _panels(histories, metric)]
+    columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5.2 * columns, 3.3 * rows), layout='constrained')
-    for i, metric in enumerate(metrics):
+    for i, (metric, found) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
-        figures.style(axes, metric)
         if BARS in metric:
-            _draw_bars(axes, histories, matching(histories, metric), metric)
+            figures.style(axes, _title(metric, found))
+            _draw_bars(axes, histories, found, metric)
         else:
+            figures.style(axes, names.title(metric))
             _draw_histories(axes, histories, metric, x)
         axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
     return figure
+
+
+def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[str]]]:
+    """What has a panel of its own: a metric, or those of one unit that a pattern stands for."""
+    if BARS not in metric:
+        return [(metric, [metric])]
+    found = matching(histories, metric)
+    units = dict.fromkeys(map(names.unit, found))
+    return [(metric, [name for name in found if names.unit(name) == unit]) for unit in units]
+
+
+def _title(pattern: str, found: Sequence[str]) -> str:
+    """What bars have in common: their unit, and where it is measured."""
+    if len(found) == 1:
+        return names.title(found[0])
+    prefix, unit = pattern.rpartition('/')[0], names.unit(found[0])
+    return names.title(unit if BARS in prefix else f'{prefix}/{unit}')
 
 
 def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: str) -> None:
@@ -152,10 +172,7 @@ def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: st
             )
     if _spread(axes.dataLim.intervaly) > 30:
         axes.set_yscale('log')
-        axes.yaxis.set_major_formatter('{x:g}')
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter('{x:g}')
-        axes.tick_params(which='minor', colors=figures.FAINT, labelsize=9, length=0)
+        figures.log_ticks(axes.yaxis, *axes.dataLim.intervaly, words='{:g}'.format)
     axes.set_xlim(left=0)
     axes.set_xlabel(x, color=figures.FAINT, fontsize=9)
 
@@ -176,7 +193,8 @@ def _draw_bars(
         shift = (i - (len(histories) - 1) / 2) * width
         bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
-    axes.set_xticks(places, [metric[before:] for metric in metrics])
+    labels = [names.words(metric[before:]) for metric in metrics]
+    axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title has a single one
     axes.margins(y=0.35)  # room for the legend
 
 

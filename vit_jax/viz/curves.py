@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,15 +14,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
-from vit_jax.viz import figures
+from vit_jax.viz import figures, names
 
-TITLES = {
-    'loss': 'Loss',
-    'accuracy': 'Accuracy',
-    'lr': 'Learning rate',
-    'images_per_sec': 'Images/s',
-    'tokens_per_sec': 'Tokens/s',
-}
+FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
+MIXES = ('mixup', 'cutmix')  # keys of `config.task`: training images are two in one
 MAX_PANELS = 9
 _SMOOTH_FROM = 60  # points; shorter curves are read as they are
 
@@ -32,18 +28,37 @@ def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
     First those that every run has, then whatever else its evaluations report: what has a course
     before what was measured once.
     """
-    groups: dict[str, list[str]] = {key: [] for key in TITLES}
+    groups: dict[str, list[str]] = {key: [] for key in FIRST}
     for name in sorted(series, key=lambda n: not n.startswith('train/')):
         prefix, _, key = name.rpartition('/')
-        if key in TITLES or prefix != 'train':
+        if key in FIRST or prefix != 'train':
             groups.setdefault(key, []).append(name)
     filled = [(key, group) for key, group in groups.items() if group]
     filled.sort(key=lambda item: all(len(series[name][0]) == 1 for name in item[1]))
     return dict(filled[:MAX_PANELS])
 
 
-def plot_curves(workdir: str | paths.Path) -> paths.Path | None:
+def remarks(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, str]:
+    """What tells training from evaluation, {metric: words}, for numbers that are not alike."""
+    task, step = config.get('task') or {}, config.get('step') or {}
+    mixes = [key for key in MIXES if task.get(key)]
+    hard = {'train/accuracy': mixes, 'train/loss': list(mixes)}
+    if task.get('label_smoothing'):
+        hard['train/loss'].append('label smoothing')
+    found = {name: f'with {", ".join(words)}' for name, words in hard.items() if words}
+    if step.get('ema_decay'):
+        found |= {name: 'EMA weights' for name in metrics if not name.startswith('train/')}
+    return found
+
+
+def plot_curves(
+    workdir: str | paths.Path, config: Mapping[str, Any] | None = None
+) -> paths.Path | None:
     """Draw `curves.png` into a run folder.
+
+    Args:
+      workdir: where the metrics are.
+      config: of the run; what it tells about the metrics is drawn, too.
 
     Returns:
       The picture's path; None while there is nothing to draw.
@@ -52,11 +67,24 @@ def plot_curves(workdir: str | paths.Path) -> paths.Path | None:
     series = run_folder.read_series(workdir)
     if not (groups := panels(series)):
         return None
-    return figures.save(draw(series, groups, workdir.name), workdir / run_folder.CURVES, dpi=130)
+    figure = draw(series, groups, workdir.name, remarks(config or {}, series))
+    return figures.save(figure, workdir / run_folder.CURVES, dpi=130)
 
 
-def draw(series: dict[str, Series], groups: dict[str, list[str]], title: str) -> Figure:
-    """Draw one panel for each group, at most three in a row; a prefix keeps its colour."""
+def draw(
+    series: dict[str, Series],
+    groups: dict[str, list[str]],
+    title: str,
+    remarks: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw one panel for each group, at most three in a row; a prefix keeps its colour.
+
+    Args:
+      series: of every metric.
+      groups: see `panels`.
+      title: printed above everything.
+      remarks: words on a metric in the legend.
+    """
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
@@ -67,10 +95,11 @@ def draw(series: dict[str, Series], groups: dict[str, list[str]], title: str) ->
     last = max(int(series[name][0][-1]) for group in groups.values() for name in group)
     for i, (key, group) in enumerate(groups.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
-        figures.style(axes, TITLES.get(key, key))
+        figures.style(axes, names.words(key))
         for name in group:
             prefix = name.rpartition('/')[0]
-            _draw_line(axes, series[name], colours[prefix], prefix, smooth=key != 'lr')
+            label = ', '.join(filter(None, (prefix, (remarks or {}).get(name))))
+            _draw_line(axes, series[name], colours[prefix], label, smooth=key != 'lr')
         _scale(axes, key, last, bottom=i + columns >= len(groups))
         axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
     return figure

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
@@ -24,6 +28,29 @@ def style(axes: Axes, title: str) -> None:
     axes.spines[['top', 'right', 'left']].set_visible(False)
     axes.spines['bottom'].set_color(FAINT)
     axes.tick_params(colors=FAINT, labelsize=9, length=0)
+
+
+def log_ticks(
+    axis: Axis, low: float, high: float, *, few: bool = False, words: Callable[[float], str]
+) -> None:
+    """Label the ticks of a logarithmic axis so that at least two labels show.
+
+    Args:
+      axis: `axes.xaxis` or `axes.yaxis`.
+      low, high: what it has to show.
+      few: where there is little room.
+      words: a number as a label.
+    """
+    decades = math.log10(high / low)
+    if decades > (1.2 if few else 2):
+        subs: tuple[float, ...] = (1.0,)
+    elif few:
+        subs = (1.0, 3.0) if decades > 0.6 else (1.0, 2.0, 3.0, 5.0, 7.0)
+    else:
+        subs = (1.0, 2.0, 5.0) if decades > 0.7 else tuple(map(float, range(1, 10)))
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:

@@ -36,8 +36,10 @@ from types import ModuleType
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from PIL import Image
 
 from vit_jax.errors import UserError
+from vit_jax.viz import figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,27 @@ class Photo:
             return self.image.shape[0], self.image.shape[1]
         mask = self.fields['pixel_mask']
         return int(mask[:, 0].sum()), int(mask[0].sum())
+
+    def view(self, side: int) -> UInt8[np.ndarray, 'Y X 3']:
+        """What the model sees, with the detail of the file, its shorter side at least `side`.
+
+        The height and width are one multiple of the model's. Where the transforms do not tell
+        where pixels come from, it is the model's image, enlarged.
+        """
+        height, width = self.image.shape[:2]
+        factor = max(1, -(-side // min(height, width)))
+        if self.affine is None:
+            return figures.as_picture(self.image, side)
+        inverse = np.linalg.inv(self.affine[:, :2])
+        spacing = float(np.sqrt(abs(np.linalg.det(inverse)))) / factor  # pixels of the file
+        reduced = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
+        file = Image.fromarray(figures.as_picture(self.original)).reduce(reduced)
+        linear, start = inverse / factor / reduced, -inverse @ self.affine[:, 2] / reduced
+        # Pixels that are larger in the picture than in the file stay visible as such.
+        resample = Image.Resampling.NEAREST if spacing < 0.5 else Image.Resampling.BICUBIC
+        data = np.column_stack([linear, start]).ravel().tolist()
+        size = (factor * width, factor * height)
+        return np.asarray(file.transform(size, Image.Transform.AFFINE, data, resample))
 
     def to_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
         """Points (x, y) of what the model sees as points of the file, both in pixels.
