@@ -21,8 +21,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from vit_jax.checkpoints import best, manifest, staging
 from vit_jax.checkpoints import format as checkpoint_format
-from vit_jax.checkpoints import manifest, staging
+from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.errors import UserError
 from vit_jax.runtime.processes import on_process_0
 from vit_jax.signatures import Steps
@@ -40,9 +41,19 @@ class Checkpointer:
       directory: holds one directory a step; made by the first save.
       keep_last: how many of the newest steps stay, at least 1.
       keep_every: multiples of it stay for good; 0 for none.
+      keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` where lower is
+        better: the step with the best one is saved when it is evaluated, and stays until another is
+        better; `--step best` reads it. Empty for none.
     """
 
-    def __init__(self, directory: str | Path, *, keep_last: int = 2, keep_every: Steps = 0) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep_last: int = 2,
+        keep_every: Steps = 0,
+        keep_best: str = '',
+    ) -> None:
         if keep_last < 1 or keep_every < 0:
             raise UserError(
                 f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {keep_last} and '
@@ -52,6 +63,8 @@ class Checkpointer:
         self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)
         self._keep = keep_last, keep_every
+        self._keeps_best = bool(keep_best)
+        self._best: int | None = None
         self._saving: int | None = None
         self._writer = ocp.AsyncCheckpointer(
             checkpoint_format.handler(),
@@ -81,7 +94,7 @@ class Checkpointer:
           step: the directory's name.
           state: a dataclass or dict of pytrees of arrays; `params`, `collections` and
             `ema` are what `load_variables` finds.
-          meta: what JSON can hold.
+          meta: what JSON can hold; tells the best step, see `best`.
 
         Raises:
           UserError: if the disk is full or not writable, in this save or the one before.
@@ -90,6 +103,9 @@ class Checkpointer:
         if on_process_0(lambda: int(step in self.steps())):
             return
         self._saving = step
+        if self._keeps_best:
+            told = best.of_meta(meta, best.KEPT)
+            self._best = told.step if told else None
         try:
             args = checkpoint_format.save_args(state, meta)
             self._writer.save(self._staging.folder / str(step), args=args)
@@ -114,7 +130,7 @@ class Checkpointer:
         self._saving = None
         self._staging.clear()
         if jax.process_index() == 0:
-            manifest.prune(self.directory, *self._keep)
+            manifest.prune(self.directory, *self._keep, self._best)
 
     def close(self) -> None:
         """Wait for the save in the background and end Orbax's threads."""
@@ -217,13 +233,13 @@ def _read(
 
 
 def load_variables(
-    directory: str | Path, step: int | None = None, *, ema: bool = True
+    directory: str | Path, step: Step = None, *, ema: bool = True
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
     """Read what inference needs into numpy arrays; the optimizer state is not read.
 
     Args:
       directory: a run's `checkpoints` directory, of which nothing is changed.
-      step: the step to read; by default the newest intact one.
+      step: the step to read, or 'best'; by default the newest intact one.
       ema: take the averaged parameters if the run kept them.
 
     Returns:
@@ -233,6 +249,7 @@ def load_variables(
       UserError: if there is no such step, or it is damaged.
     """
     directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
+    step = best.find(directory) if step == BEST else step
     if step is None:
         step, damaged = manifest.newest_intact(directory, items)
         if step is None:
@@ -245,7 +262,7 @@ def load_variables(
 
 
 def load_mean(
-    directory: str | Path, step: int | None, count: int
+    directory: str | Path, step: Step, count: int
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
     """Load the mean of the variables over `step` and the `count` - 1 kept steps before it.
 

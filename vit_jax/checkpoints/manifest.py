@@ -92,15 +92,15 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
     return None, damaged
 
 
-def prune(root: Path, keep_last: int, keep_every: int) -> None:
-    """Delete finished steps but the newest `keep_last` and the multiples of `keep_every`.
+def prune(root: Path, keep_last: int, keep_every: int, best: int | None = None) -> None:
+    """Delete finished steps but the newest `keep_last`, the multiples of `keep_every`, and `best`.
 
     Orbax's `CheckpointManager` does not do this for us: it counts steps without regard to their
     manifests, deletes them in place, where a kill leaves half a step that looks finished, and
     does not reach s3://.
     """
     for step in step_folder.finished(root)[:-keep_last]:
-        if not keep_every or step % keep_every:
+        if step != best and (not keep_every or step % keep_every):
             _delete(root / str(step))
 
 

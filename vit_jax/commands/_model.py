@@ -13,7 +13,13 @@ from vit_jax.errors import UserError
 def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     """Which run, and which of its checkpoints."""
     parser.add_argument('--workdir', required=required, metavar='DIR', help='a run folder')
-    parser.add_argument('--step', type=int, help='a kept checkpoint; the newest by default')
+    parser.add_argument(
+        '--step',
+        type=_step,
+        metavar='STEP|best',
+        help='a kept checkpoint, or the best one of config.checkpoint.keep_best; the newest by '
+        'default',
+    )
     parser.add_argument(
         '--average',
         type=int,
@@ -22,6 +28,15 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
         help='the mean of so many kept checkpoints, the last of which is that of --step',
     )
     add_allow_flag(parser)
+
+
+def _step(text: str) -> int | str:
+    if text == 'best':
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step's number nor best") from None
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('convert', __doc__)
     parser.add_argument(
         'src',
-        help='a run folder or its checkpoints/STEP, an .npz or .safetensors file, or a folder',
+        help='a run folder or its checkpoints/STEP or checkpoints/best, an .npz or .safetensors '
+        'file, or a folder',
     )
     parser.add_argument(
         'dst',

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.checkpoints.best import Step
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import load as config_lib
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 def locate(
     workdir: str | None, checkpoint: str | None, allowed: Sequence[str]
-) -> tuple[pathlib.Path, int | None] | None:
+) -> tuple[pathlib.Path, Step] | None:
     """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
     if checkpoint is None:
         from vit_jax.inference.load import read_config
@@ -107,7 +108,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
 
 def from_checkpoint(
     folder: pathlib.Path,
-    step: int | None,
+    step: Step,
     image_size: int | None,
     channels: int | None,
     allowed: Sequence[str],

@@ -47,6 +47,7 @@ class Config:
       parallel: how arrays lie on the devices.
       init: what the parameters start from, instead of random numbers.
       branch: the run whose state is continued.
+      early_stop: when the run ends before its total.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Config:
     parallel: Group
     init: Group = dataclasses.field(default_factory=dict)
     branch: Group = dataclasses.field(default_factory=dict)
+    early_stop: Group = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,6 +107,7 @@ SECTIONS = {
     'parallel': 'vit_jax.runtime.sharding.make_layout',
     'init': 'vit_jax.config.origin.Init',
     'branch': 'vit_jax.config.origin.Branch',
+    'early_stop': 'vit_jax.config.early_stop.EarlyStop',
 }
 
 

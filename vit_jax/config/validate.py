@@ -8,8 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, durations, objects, schema
+from vit_jax.config import defaults, durations, goal, objects, schema
 from vit_jax.config.durations import Every
+from vit_jax.config.early_stop import EarlyStop
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
@@ -90,6 +91,9 @@ def _check_ranges(config: ConfigDict) -> None:
     )
     if branch.from_ and init.from_:
         raise UserError('config: a run starts from config.branch or config.init, not both')
+    EarlyStop(**defaults.arguments(config, 'early_stop'))
+    if keep_best := defaults.arguments(config, 'checkpoint')['keep_best']:
+        goal.parse(keep_best, 'config.checkpoint.keep_best')
     schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step'))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import checkpointer
+from vit_jax.checkpoints.best import Step
 from vit_jax.config import objects
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
@@ -96,7 +97,7 @@ def stored_config(workdir: str | pathlib.Path) -> ConfigDict:
 
 def load_run(
     workdir: str | pathlib.Path,
-    step: int | None = None,
+    step: Step = None,
     image_size: interop.Size | None = None,
     average: int = 1,
     allowed: Sequence[str] = (),
@@ -105,7 +106,7 @@ def load_run(
 
     Args:
       workdir: the run folder.
-      step: of a kept checkpoint.
+      step: of a kept checkpoint, or 'best'.
       image_size: height and width of the images to come, for which a learned position embedding is
         resized.
       average: how many checkpoints to take the mean of, that of `step` and those before.

@@ -21,6 +21,7 @@ from flax import traverse_util
 
 from vit_jax import interop
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config import defaults
 from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, resolve
@@ -58,7 +59,7 @@ def load(
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
         one, with a family in front where it is one of your own: `my_lab.swin:FILE`), a run
-        folder, or one of its `checkpoints/STEP`.
+        folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
       image_size: side, or height and width, in pixels of the images to come, [-1, 1] in RGB for
         all checkpoints of others; by default those that the checkpoint was made for.
       num_classes: a head for so many classes; one that the checkpoint lacks starts at zero.
@@ -132,7 +133,7 @@ def read(
     return _read_run(*found, allowed)
 
 
-def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
+def locate(path: str | os.PathLike[str]) -> tuple[Path, Step] | None:
     """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's.
 
     Raises:
@@ -143,10 +144,10 @@ def locate(path: str | os.PathLike[str]) -> tuple[Path, int | None] | None:
         if (path / run_folder.CHECKPOINTS).is_dir():
             return path / run_folder.CHECKPOINTS, None
         folder = path.parent
-        if path.name.isdecimal() and (
+        if (path.name == BEST or path.name.isdecimal()) and (
             folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
         ):
-            return folder, int(path.name)
+            return folder, BEST if path.name == BEST else int(path.name)
         return (path, None) if step_folder.finished(path) else None
 
 
@@ -234,7 +235,7 @@ def channels(model: Any, params: Mapping[str, PyTree]) -> int:
     return next((kernel.shape[2] for kernel in kernels), 3)
 
 
-def _read_run(folder: Path, step: int | None, allowed: Sequence[str]) -> ImportedModel:
+def _read_run(folder: Path, step: Step, allowed: Sequence[str]) -> ImportedModel:
     step, variables, meta = checkpoint_lib.load_variables(folder, step)
     require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(step)}')
     name, size = meta['config']['model']['name'], meta.get('input_size')

@@ -2,7 +2,7 @@
 
 config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for whatever was logged
-result.json      the final evaluation; only a run that is complete has one
+result.json      the final evaluation; only a run that is complete has one, or has ended early
 curves.png       the metrics, drawn
 vocab.model      the vocabulary, of a run on text
 checkpoints/     a folder for each saved step, see `step_folder`
@@ -26,6 +26,7 @@ from vit_jax.storage import paths, step_folder
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 RESULT = 'result.json'
+ENDED = 'ended'  # in there: why a run ended before its last step
 CURVES = 'curves.png'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
@@ -81,12 +82,14 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
 def read_result(folder: paths.Path) -> dict[str, float] | None:
     """The final evaluation, {name: value}; None while the run is not complete.
 
-    One that is damaged counts as none, so that the run is evaluated again.
+    The file of a run that ended early also says why, which is left out. One that is damaged
+    counts as none, so that the run is evaluated again.
     """
     if (text := paths.read_text(folder / RESULT, errors='replace')) is None:
         return None
     try:
-        return dict(json.loads(text))
+        result = dict(json.loads(text))
+        return {name: value for name, value in result.items() if name != ENDED}
     except (ValueError, TypeError):
         _log.warning('%s is damaged: the run is to be evaluated again', folder / RESULT)
         return None

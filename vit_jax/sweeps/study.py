@@ -30,7 +30,8 @@ from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
-from vit_jax.sweeps import metrics, search, space, storages
+from vit_jax.sweeps import search, space, storages
+from vit_jax.trainer import metrics
 
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
@@ -167,7 +168,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for what would make every trial fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
-    metrics.check(base, sweep.metric)
+    metrics.check(base, sweep.metric, 'sweep')
     for point in space.corners(sweep):
         vary(base, point)
 

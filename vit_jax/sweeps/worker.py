@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from optuna.trial import Trial, TrialState
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.runtime import processes
 from vit_jax.runtime.hangs import Stalled
 from vit_jax.runtime.preemption import Preemption
@@ -25,7 +25,7 @@ from vit_jax.storage.lock import InUse
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
 from vit_jax.sweeps.study import Study, run_number
-from vit_jax.trainer import train
+from vit_jax.trainer import metrics, train
 from vit_jax.trainer.meter import Diverged
 
 
@@ -174,7 +174,6 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     Evaluations that a resumed run repeats are already there.
     """
     trial, metric = claim.trial, study.sweep.metric
-    entry = metric.rpartition('/')[0]
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
 
     def tell(step: int, value: float) -> bool:
@@ -184,23 +183,20 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
         return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
-        if not any(name.startswith(f'{entry}/') for name in results):
+        if (value := metrics.of_entry(results, metric, 'sweep')) is None:
             return False  # this one has an `every` of its own
-        value = pick(results, metric)
         return bool(processes.on_process_0(lambda: int(tell(step, value))))
 
     return report
 
 
-def pick(results: dict[str, float], metric: str) -> float:
-    """The metric of an evaluation; raises UserError if it is not there."""
-    if metric not in results:
-        raise UserError('sweep: ' + nearest('metric', metric, results))
-    return results[metric]
-
-
 def finite(results: dict[str, float], metric: str) -> float:
-    """As `pick`; raises Diverged if it is not a finite number."""
-    if not math.isfinite(value := pick(results, metric)):
+    """The metric of an evaluation.
+
+    Raises:
+      UserError: if it is not there.
+      Diverged: if it is not a finite number.
+    """
+    if not math.isfinite(value := metrics.pick(results, metric, 'sweep')):
         raise Diverged(f'{metric} is {value}')
     return value

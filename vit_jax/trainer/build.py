@@ -25,6 +25,8 @@ from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate, evaluations
+from vit_jax.trainer import judge as judge_lib
+from vit_jax.trainer.judge import Judge
 from vit_jax.trainer.suits import Trained, abstract_variables
 
 
@@ -92,6 +94,7 @@ class Training:
       timetable: when what is due.
       evaluations: of the entries of `config.evals`.
       retention: which checkpoints stay, keywords of `Checkpointer`.
+      judge: of the results of evaluations.
     """
 
     config: ConfigDict
@@ -99,7 +102,8 @@ class Training:
     program: Program
     timetable: Timetable
     evaluations: Mapping[str, evaluations.Evaluation]
-    retention: Mapping[str, int]
+    retention: Mapping[str, Any]
+    judge: Judge
 
 
 def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Training:
@@ -133,6 +137,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         ),
         evaluations=evaluations.open_evals(config, layout, program.eval_steps, trained),
         retention=in_steps(Checkpointer, keep, times.steps),
+        judge=judge_lib.of_config(config),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vit_jax import step as step_lib
 from vit_jax.trainer import broken_records, evaluations
@@ -21,21 +21,21 @@ def due_evals(training: Training, step: int) -> list[str]:
 
 
 def evaluate_due(
-    training: Training, state: step_lib.TrainState, step: int, told: Callable[[], bool]
+    training: Training, state: step_lib.TrainState, names: Sequence[str], told: Callable[[], bool]
 ) -> dict[str, float]:
-    """The results of all evaluations that are due after `step`: {'test/accuracy': ...}.
+    """The results of the evaluations that are due: {'test/accuracy': ...}.
 
     Raises:
       Interrupted: if `told`, between two batches, says to stop.
     """
-    now = {name: training.evaluations[name] for name in due_evals(training, step)}
+    now = {name: training.evaluations[name] for name in names}
     results = evaluations.run(training.program.eval_steps, now, state.variables, told)
     for one in now.values():
         broken_records.share(one.data)
     return results
 
 
-def signatures(training: Training, step: int) -> dict[str, str]:
-    """How the numbers of the evaluations after `step` are made, of those that say so."""
-    every = {name: training.evaluations[name].signature for name in due_evals(training, step)}
+def signatures(training: Training, names: Sequence[str]) -> dict[str, str]:
+    """How the numbers of evaluations are made, of those that say so."""
+    every = {name: training.evaluations[name].signature for name in names}
     return {f'{name}/signature': signature for name, signature in every.items() if signature}

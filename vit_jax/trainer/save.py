@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pathlib
 
 import jax
 
 from vit_jax import step as step_lib
+from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.judge import Bests
 
 
 def save(
@@ -18,6 +22,7 @@ def save(
     checkpointer: Checkpointer,
     step: int,
     state: step_lib.TrainState,
+    bests: Bests,
     *,
     unevaluated: bool = False,
 ) -> None:
@@ -28,6 +33,7 @@ def save(
       checkpointer: of its folder.
       step: of the state.
       state: to be saved.
+      bests: the best results so far.
       unevaluated: whether the resumed run has to begin with the evaluations of this step.
     """
     program = training.program
@@ -36,6 +42,7 @@ def save(
         'data': {'step': step},
         'hardware': program.hardware,
         'unevaluated': unevaluated,
+        BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
         'broken': list(training.data.examples.broken.items()),
         **training.data.facts(),
     }
@@ -47,3 +54,11 @@ def write_config(training: Training, folder: pathlib.Path) -> None:
     if jax.process_index() == 0:
         paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
         training.data.save(folder)
+
+
+def write_result(folder: pathlib.Path, result: dict[str, float], why: str) -> None:
+    """Marks a run as complete, with the reason if it ended early; on process 0."""
+    if jax.process_index() == 0:
+        content = {**result, **({run_folder.ENDED: why} if why else {})}
+        with paths.writing(folder):
+            paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(content) + '\n')

@@ -28,12 +28,13 @@ from vit_jax.runtime import processes
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer import suits
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.judge import Bests
 from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel')
 # What a branch is there to change.
-BRANCHED = (*FREE, 'total', 'optim.schedule', 'init', 'branch')
+BRANCHED = (*FREE, 'total', 'early_stop', 'optim.schedule', 'init', 'branch')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Beginning:
       hardware: that `state` was saved on.
       unevaluated: whether the run was stopped before the evaluations after `step` were finished.
       broken: records of the training data that could not be read, and why.
+      bests: the best results up to `step`.
     """
 
     state: step_lib.TrainState
@@ -74,6 +76,7 @@ class Beginning:
     hardware: str
     unevaluated: bool = False
     broken: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    bests: Bests = dataclasses.field(default_factory=dict)
 
 
 def finished(
@@ -326,11 +329,14 @@ def restore(
             meta.get('hardware', program.hardware),
             meta.get('unevaluated', False),
             dict(meta.get('broken', ())),
+            training.judge.begin(meta),
         )
     origin = origin or find_origin(training, allowed)
+    bests = training.judge.begin({})
     if origin.state is not None:
-        return Beginning(origin.state, origin.step, origin.hardware)
-    return Beginning(program.layout.create(program.init, origin.params), 0, program.hardware)
+        return Beginning(origin.state, origin.step, origin.hardware, bests=bests)
+    state = program.layout.create(program.init, origin.params)
+    return Beginning(state, 0, program.hardware, bests=bests)
 
 
 def check_stop(stop_at: int | None, start: int) -> None:

@@ -10,7 +10,6 @@ loop      next batch -> step -> when due: log, evaluate, save
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -30,8 +29,9 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.describe import describe, utilisation
 from vit_jax.trainer.due import due, due_evals, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
+from vit_jax.trainer.judge import Bests, is_best
 from vit_jax.trainer.meter import Meter
-from vit_jax.trainer.save import save, write_config
+from vit_jax.trainer.save import save, write_config, write_result
 from vit_jax.trainer.writer import Writer
 
 
@@ -41,6 +41,21 @@ class Preempted(Exception):
 
 class Pruned(Exception):
     """`report` ended the run before its last step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What the evaluations after a step came to.
+
+    Attributes:
+      results: {'test/accuracy': ...}.
+      bests: the best results so far, these included.
+      pruned: whether `report` ends the run.
+    """
+
+    results: dict[str, float]
+    bests: Bests
+    pruned: bool = False
 
 
 Report = Callable[[int, dict[str, float]], bool]
@@ -98,7 +113,8 @@ def train(
       strict: refuse to go back to an older checkpoint where the newest is damaged.
 
     Returns:
-      The final evaluation, {name: value}, and the number of broken records if there were any.
+      The final evaluation, {name: value}, and the number of broken records if there were any. A run
+      that `config.early_stop` has ended is complete.
 
     Raises:
       UserError: for a mistake in the config or the folder, or if processes of the job differ in
@@ -162,12 +178,13 @@ def train(
         )
         try:
             writer.say('\n'.join((describe(training, folder, beginning), *notes)))
-            result = loop(training, beginning, surroundings) | broken_records.counts(training)
+            last = loop(training, beginning, surroundings)
+            result = last.results | broken_records.counts(training)
             if writer.trouble:
                 raise Preempted(f'{writer.trouble}; the state is saved')
-            if jax.process_index() == 0:
-                with paths.writing(folder):
-                    paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(result) + '\n')
+            if why := training.judge.reason(last.bests):
+                writer.say(why)
+            write_result(folder, result, why)
             return result
         finally:
             writer.close()
@@ -175,19 +192,24 @@ def train(
 
 def loop(
     training: Training, beginning: start_lib.Beginning, surroundings: Surroundings
-) -> dict[str, float]:
+) -> Evaluated:
     """Steps from the beginning to the end; see the module's docstring."""
-    program, timetable = training.program, training.timetable
+    program, timetable, judge = training.program, training.timetable, training.judge
     checkpointer, writer, total = surroundings.checkpointer, surroundings.writer, timetable.total
     state, start = beginning.state, beginning.step
     meter = Meter(start, timetable.lr, utilisation(training), program.max_skips)
     batches = training.data.train_batches(start)
-    results: dict[str, float] | None = {}
-    if beginning.unevaluated or start == total:
+    last: Evaluated | None = Evaluated({}, beginning.bests)
+    bests = beginning.bests
+    if beginning.unevaluated or start == total or judge.has_ended(bests):
         known = not beginning.unevaluated
-        results = evaluate_and_tell(training, state, start, surroundings, known)
-        if results is None:
+        last = evaluate_and_tell(training, state, start, surroundings, bests, known)
+        if last is None:
             raise Preempted(f'stopped after step {start}/{total}; the state is saved')
+        if last.pruned:
+            raise Pruned(f'ended after step {start}/{total}')
+        if judge.has_ended(bests := last.bests):
+            return last
     for step in range(start + 1, total + 1):
         with meter.waiting():
             batch = next(batches)
@@ -203,23 +225,31 @@ def loop(
             writer.write(step, logged)
             writer.show_train(step, logged)
             broken_records.share(training.data)
+        ending = False
         if due_evals(training, step):
             with meter.paused():
-                results = evaluate_and_tell(training, state, step, surroundings)
-        stopping = stopping or results is None
-        if due(step, timetable.checkpoint, total) or stopping:
+                last = evaluate_and_tell(training, state, step, surroundings, bests)
+            bests = last.bests if last else bests
+            ending = judge.has_ended(bests)
+        stopping = stopping or last is None
+        saving = stopping or ending or is_best(bests, step)
+        if due(step, timetable.checkpoint, total) or saving:
             with meter.paused():
                 meter.check_finite()
                 writer.flush()
-                save(training, checkpointer, step, state, unevaluated=results is None)
+                save(training, checkpointer, step, state, bests, unevaluated=last is None)
             surroundings.watchdog.beat(f'the save of step {step}')
-        if results is None or (stopping and step < total):
+        if last is not None and last.pruned:
+            raise Pruned(f'ended after step {step}/{total}')
+        if ending:
+            break
+        if last is None or (stopping and step < total):
             checkpointer.wait()
             why = f'{writer.trouble}: ' if writer.trouble else ''
             raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
     checkpointer.wait()
-    assert results is not None
-    return results
+    assert last is not None
+    return last
 
 
 def evaluate_and_tell(
@@ -227,31 +257,37 @@ def evaluate_and_tell(
     state: step_lib.TrainState,
     step: int,
     surroundings: Surroundings,
+    bests: Bests,
     known: bool = False,
-) -> dict[str, float] | None:
+) -> Evaluated | None:
     """What is due after `step`, written and reported; None if the run was told to stop meanwhile.
+
+    Where the results end the run early, all other evaluations are due as well.
 
     Args:
       training: of the run.
       state: after `step`.
       step: the number of updates made.
       surroundings: of the loop.
-      known: whether an earlier start has written and reported it.
-
-    Raises:
-      Pruned: if `report` ends the run.
+      bests: the best results before.
+      known: whether an earlier start has judged, written and reported it.
     """
-    writer = surroundings.writer
+    writer, told, names = surroundings.writer, surroundings.told, due_evals(training, step)
     try:
-        results = evaluate_due(training, state, step, surroundings.told)
+        results = evaluate_due(training, state, names, told)
+        if not known:
+            bests = training.judge.after(bests, step, results)
+        if early := training.judge.has_ended(bests):
+            rest = [name for name in training.evaluations if name not in names]
+            results |= evaluate_due(training, state, rest, told)
+            names += rest
     except Interrupted:
         return None
     if known:
-        return results
-    writer.write(step, {**results, **signatures(training, step)})
+        return Evaluated(results, bests)
+    writer.write(step, {**results, **signatures(training, names)})
     writer.show_eval(step, results)
     writer.draw()
     surroundings.watchdog.beat(f'the evaluation after step {step}')
-    if surroundings.report(step, results) and step < training.timetable.total:
-        raise Pruned(f'ended after step {step}/{training.timetable.total}')
-    return results
+    pruned = surroundings.report(step, results) and step < training.timetable.total and not early
+    return Evaluated(results, bests, pruned)

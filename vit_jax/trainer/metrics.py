@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,13 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.profiling.examples import example_spec
 
 
-def check(config: ConfigDict, metric: str) -> None:
+def check(config: ConfigDict, metric: str, where: str) -> None:
     """Check that an evaluation gives the metric, as far as that is known without running it.
 
     Args:
-      config: of a trial.
+      config: of the run.
       metric: as `test/accuracy`.
+      where: it was named, for the message.
 
     Raises:
       UserError: if there is no such evaluation, or it gives other numbers.
@@ -28,15 +30,39 @@ def check(config: ConfigDict, metric: str) -> None:
     name, _, number = metric.partition('/')
     if name not in config.evals:
         mistake = nearest('evaluation', name, config.evals)
-        raise UserError(f'sweep: metric {metric!r}: {mistake}')
+        raise UserError(f'{where}: metric {metric!r}: {mistake}')
     if not number:
         raise UserError(
-            f'sweep: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
+            f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
         )
     evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
     known = _of_task(config_lib.to_json(config)) if evaluator is None else evaluator.names()
     if known and number not in known:
-        raise UserError(f'sweep: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
+        raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
+
+
+def of_entry(results: Mapping[str, float], metric: str, where: str) -> float | None:
+    """The metric of some evaluations; None if its own was not among them.
+
+    Args:
+      results: {'test/accuracy': ...}.
+      metric: one of these names.
+      where: it was named, for the message.
+
+    Raises:
+      UserError: if its evaluation gives other numbers.
+    """
+    entry = metric.partition('/')[0]
+    if not any(name.startswith(f'{entry}/') for name in results):
+        return None
+    return pick(results, metric, where)
+
+
+def pick(results: Mapping[str, float], metric: str, where: str) -> float:
+    """The metric of an evaluation; raises UserError if it is not there."""
+    if metric not in results:
+        raise UserError(f'{where}: ' + nearest('metric', metric, results))
+    return results[metric]
 
 
 @functools.cache

@@ -1,0 +1,54 @@
+"""What a run is judged by: a number of its evaluations, and which way it is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from vit_jax.errors import UserError, nearest
+
+DIRECTIONS = ('max', 'min')
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """One number of one evaluation, the higher the better or the lower.
+
+    Attributes:
+      metric: as `test/accuracy`: an entry of `config.evals`, and a number that it gives.
+      lower: whether lower is better.
+    """
+
+    metric: str
+    lower: bool = False
+
+    def is_better(self, value: float, than: float | None, by: float = 0.0) -> bool:
+        """Whether a value is better than another by more than `by`; NaN never is."""
+        if math.isnan(value) or than is None:
+            return not math.isnan(value)
+        return (than - value if self.lower else value - than) > by
+
+    def __str__(self) -> str:
+        return f'{"lowest" if self.lower else "highest"} {self.metric}'
+
+
+def parse(text: str, where: str) -> Goal:
+    """`'test/accuracy'`: higher is better, as of `'max:test/accuracy'`; `'min:test/loss'`: lower.
+
+    Args:
+      text: of a config.
+      where: it stands, for the message.
+
+    Raises:
+      UserError: for another word in front, or a name that is not of an evaluation and its number.
+    """
+    direction, colon, metric = text.rpartition(':')
+    if colon and direction not in DIRECTIONS:
+        raise UserError(f'{where}={text!r}: {nearest("direction", direction, DIRECTIONS)}')
+    entry, _, number = metric.partition('/')
+    if not (entry and number):
+        raise UserError(
+            f'{where}={text!r}: name an evaluation and its number, as test/accuracy, or '
+            'min:test/loss where lower is better'
+        )
+    return Goal(metric, direction == 'min')

@@ -1,0 +1,124 @@
+"""How the evaluations of a run are judged: which step is the best, and whether it is to end early.
+
+What has been judged so far is in every checkpoint, so that a resumed run decides as one that was
+never stopped. Processes may differ in the last bit of a result: process 0 decides for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints.best import KEPT, Best, of_meta
+from vit_jax.config import defaults
+from vit_jax.config import goal as goal_lib
+from vit_jax.config.early_stop import EarlyStop
+from vit_jax.runtime import processes
+from vit_jax.trainer import metrics
+
+Bests = Mapping[str, Best]
+EARLY_STOP = 'early_stop'  # beside KEPT, a key of what a checkpoint tells
+
+_WHERE = {KEPT: 'config.checkpoint.keep_best', EARLY_STOP: 'config.early_stop.metric'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """What a config wants its evaluations to be judged by.
+
+    Attributes:
+      keep_best: `config.checkpoint.keep_best`.
+      early_stop: `config.early_stop`.
+    """
+
+    keep_best: str = ''
+    early_stop: EarlyStop = dataclasses.field(default_factory=EarlyStop)
+
+    @property
+    def goals(self) -> dict[str, str]:
+        """The goals that there are, as the config gives them."""
+        given = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
+        return {key: text for key, text in given.items() if text}
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each goal, which says what is taken for better."""
+        goals = {key: goal_lib.parse(text, _WHERE[key]) for key, text in self.goals.items()}
+        lines = []
+        if KEPT in goals:
+            lines.append(f'keeps the step with the {goals[KEPT]}')
+        if EARLY_STOP in goals:
+            patience = self.early_stop.patience
+            lines.append(f'ends early {patience} evaluations after the {goals[EARLY_STOP]}')
+        return lines
+
+    def begin(self, meta: Mapping[str, Any]) -> Bests:
+        """What was known when a checkpoint was saved; nothing of what was judged by another goal.
+
+        Args:
+          meta: of the checkpoint; empty for a new run.
+        """
+        begun = {}
+        for key, text in self.goals.items():
+            stored = of_meta(meta, key)
+            begun[key] = stored if stored and stored.goal == text else Best(text)
+        return begun
+
+    def after(self, bests: Bests, step: int, results: Mapping[str, float]) -> Bests:
+        """What is known after the evaluations of `step`.
+
+        Raises:
+          UserError: if an evaluation does not give the number that it is judged by.
+        """
+        known = dict(bests)
+        for key, best in bests.items():
+            goal = goal_lib.parse(best.goal, _WHERE[key])
+            value = metrics.of_entry(results, goal.metric, _WHERE[key])
+            if value is None:
+                continue
+            by = self.early_stop.min_delta if key == EARLY_STOP else 0.0
+            if _agreed(goal.is_better(value, best.value, by)):
+                known[key] = Best(best.goal, step, value)
+            else:
+                known[key] = dataclasses.replace(best, since=best.since + 1)
+        return known
+
+    def has_ended(self, bests: Bests) -> bool:
+        """Whether the run is to end before its total."""
+        best = bests.get(EARLY_STOP)
+        return best is not None and best.since >= self.early_stop.patience
+
+    def reason(self, bests: Bests) -> str:
+        """Why it ends, in words; empty if it does not."""
+        if not self.has_ended(bests):
+            return ''
+        best = bests[EARLY_STOP]
+        metric = goal_lib.parse(best.goal, _WHERE[EARLY_STOP]).metric
+        was = 'was never a number' if best.step is None else f'was best after step {best.step}'
+        value = '' if best.value is None else f' ({best.value:.4f})'
+        return f'early stop: {metric} {was}{value}, and no better in {best.since} evaluations since'
+
+
+def of_config(config: ConfigDict) -> Judge:
+    """The judge of a config.
+
+    Raises:
+      UserError: for a metric that its evaluations do not give, as far as that is known.
+    """
+    keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
+    judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
+    for key, text in judge.goals.items():
+        metrics.check(config, goal_lib.parse(text, _WHERE[key]).metric, _WHERE[key])
+    return judge
+
+
+def is_best(bests: Bests, step: int) -> bool:
+    """Whether a step is the best so far, and is to be kept for it."""
+    return KEPT in bests and bests[KEPT].step == step
+
+
+def _agreed(decision: bool) -> bool:
+    return bool(processes.on_process_0(lambda: int(decision)))
