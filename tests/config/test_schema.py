@@ -14,7 +14,7 @@ KEYS = {
     'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
     'step': 'accum_steps ema_decay max_skips',
     'every': 'log eval checkpoint',
-    'checkpoint': 'keep_last keep_every',
+    'checkpoint': 'keep_last keep_every keep_best',
     'parallel': 'strategy fsdp tensor rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
     'stall_seconds count',

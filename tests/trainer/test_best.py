@@ -9,7 +9,7 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
-from vit_jax.trainer import build, train
+from vit_jax.trainer import build, loop, train
 from vit_jax.trainer import judge as judge_lib
 from vit_jax.trainer.evaluate import Interrupted
 
@@ -55,7 +55,7 @@ def evaluated(monkeypatch):
             for metric, sign in (('accuracy', 1), ('loss', -1))
         }
 
-    monkeypatch.setattr(train, 'evaluate_due', results)
+    monkeypatch.setattr(loop, 'evaluate_due', results)
     monkeypatch.setattr(build, 'make_program', compiled_once)
     return steps
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_knows_what_it_knew(make_config, tmp_path, evaluated, stop
 def test_a_last_evaluation_that_was_cut_short_counts(make_config, tmp_path, evaluated, monkeypatch):
     config = make_config('checkpoint.keep_best=test/accuracy')
     monkeypatch.setitem(ACCURACY, 12, 0.7)
-    whole = train.evaluate_due
+    whole = loop.evaluate_due
 
     def cut(training, state, names, told):
         if state.step == 12:
@@ -96,7 +96,7 @@ def test_a_last_evaluation_that_was_cut_short_counts(make_config, tmp_path, eval
         return whole(training, state, names, told)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'evaluate_due', cut)
+        patch.setattr(loop, 'evaluate_due', cut)
         with pytest.raises(train.Preempted):
             train.train(config, tmp_path)
     assert best(tmp_path) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
                 step_timeout=step_timeout(args),
                 allowed=args.allow,
                 strict=args.strict,
+                profile=train.Window(*args.profile) if args.profile else None,
             )
         except train.Preempted as e:
             print(e)
@@ -82,6 +84,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         action='store_true',
         help='fail if the newest checkpoint is damaged, instead of going back to an older one',
     )
+    parser.add_argument(
+        '--profile',
+        type=profile_steps,
+        metavar='N|FIRST:LAST',
+        help='trace N steps after those that compile, or the steps FIRST to LAST, into profile/ of '
+        'the run folder, and print where their time went',
+    )
     add_allow_flag(parser)
     add_distributed_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
@@ -107,6 +116,22 @@ def print_keys(config: ConfigDict) -> None:
             table.add_row(key.name, key.value, key.type, key.default, key.line, style=style)
         console.print(table)
         console.print()
+
+
+def profile_steps(text: str) -> tuple[int, int | None]:
+    """How many steps, and the first of them: `5` -> (5, None), `10:15` -> (6, 10).
+
+    Raises:
+      UserError: for anything else.
+    """
+    match = re.fullmatch(r'(?:([1-9]\d{0,9}):)?([1-9]\d{0,9})', text)
+    first, last = (match[1], int(match[2])) if match else (None, 0)
+    count = last - int(first) + 1 if first else last
+    if count < 1:
+        raise UserError(
+            f'--profile {text}: give a number of steps, or the first and the last, as 10:15'
+        )
+    return count, int(first) if first else None
 
 
 def run_folder_name(text: str) -> str:

@@ -4,6 +4,7 @@ config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for whatever was logged
 result.json      the final evaluation; only a run that is complete has one, or has ended early
 curves.png       the metrics, drawn
+profile/         a trace of some steps, of a run that was asked for one
 vocab.model      the vocabulary, of a run on text
 checkpoints/     a folder for each saved step, see `step_folder`
 lock             whoever is at work, see `lock`
@@ -28,6 +29,7 @@ METRICS = 'metrics.jsonl'
 RESULT = 'result.json'
 ENDED = 'ended'  # in there: why a run ended before its last step
 CURVES = 'curves.png'
+PROFILE = 'profile'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
@@ -168,5 +170,5 @@ def clear(folder: paths.Path) -> None:
     for file in list(folder.iterdir()):
         if file.name in written or file.name.startswith(EVENTS):
             file.unlink()
-        elif file.name == CHECKPOINTS:
+        elif file.name in (CHECKPOINTS, PROFILE):
             paths.remove(file)

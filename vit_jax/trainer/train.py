@@ -4,20 +4,19 @@ alike     every process of the job has the same config, code and data
 build     data, program, timetable, evaluations; nothing is compiled or written yet
 start     what a new run is to start from, if the config names another's checkpoint
 restore   the newest valid checkpoint, or that start, or a fresh state
-loop      next batch -> step -> when due: log, evaluate, save
+loop      next batch -> step -> when due: log, evaluate, save: `loop`
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.errors import UserError
 from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
@@ -25,61 +24,13 @@ from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer import alike, broken_records, extension
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer import start as start_lib
-from vit_jax.trainer.build import Training
-from vit_jax.trainer.describe import describe, utilisation
-from vit_jax.trainer.due import due, due_evals, evaluate_due, signatures
-from vit_jax.trainer.evaluate import Interrupted
-from vit_jax.trainer.judge import Bests, is_best
-from vit_jax.trainer.meter import Meter
-from vit_jax.trainer.save import save, write_config, write_result
+from vit_jax.trainer.describe import describe
+from vit_jax.trainer.loop import Preempted, Pruned, Report, Surroundings, loop
+from vit_jax.trainer.profile import Profile, Window
+from vit_jax.trainer.save import write_config, write_result
 from vit_jax.trainer.writer import Writer
 
-
-class Preempted(Exception):
-    """The run was told to stop; its state is saved."""
-
-
-class Pruned(Exception):
-    """`report` ended the run before its last step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluated:
-    """What the evaluations after a step came to.
-
-    Attributes:
-      results: {'test/accuracy': ...}.
-      bests: the best results so far, these included.
-      pruned: whether `report` ends the run.
-    """
-
-    results: dict[str, float]
-    bests: Bests
-    pruned: bool = False
-
-
-Report = Callable[[int, dict[str, float]], bool]
-
-
-@dataclasses.dataclass(frozen=True)
-class Surroundings:
-    """What the loop tells of its progress, and what tells it to stop.
-
-    Attributes:
-      checkpointer: of the run folder.
-      writer: what people see.
-      watchdog: ends a process in which nothing is finished any more.
-      told: whether the run was told to stop.
-      stop_at: the step after which it stops anyhow, if any.
-      report: whether to end the run after these results.
-    """
-
-    checkpointer: Checkpointer
-    writer: Writer
-    watchdog: Watchdog
-    told: Callable[[], bool]
-    stop_at: int | None
-    report: Report
+__all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
 
 
 def train(
@@ -94,6 +45,7 @@ def train(
     step_timeout: float | None = None,
     allowed: Sequence[str] = (),
     strict: bool = False,
+    profile: Window | None = None,
 ) -> dict[str, float]:
     """Trains to the end, resuming whatever is in `folder`.
 
@@ -111,6 +63,7 @@ def train(
       step_timeout: seconds, see `Watchdog`.
       allowed: modules that the config of a run may name which this one starts from.
       strict: refuse to go back to an older checkpoint where the newest is damaged.
+      profile: the steps to trace into the folder's `profile/`.
 
     Returns:
       The final evaluation, {name: value}, and the number of broken records if there were any. A run
@@ -129,6 +82,8 @@ def train(
     result = start_lib.finished(config, folder, extend)
     anew = restart and not start_lib.intact(folder)
     if result is not None and not anew:
+        if profile:
+            raise UserError(f'--profile: {folder} is complete; give another --workdir')
         return result
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
@@ -150,6 +105,7 @@ def train(
         beginning = start_lib.restore(training, checkpointer, origin, allowed, strict)
         training.data.examples.note(beginning.broken)
         start_lib.check_stop(stop_at, beginning.step)
+        steps = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
         notes = start_lib.replaced(training, folder)
         if extend:
             notes += extension.note(training, folder, beginning.step)
@@ -175,6 +131,7 @@ def train(
             told=preemption.reached,
             stop_at=stop_at,
             report=report or (lambda step, results: False),
+            profile=Profile(folder, steps, writer.say),
         )
         try:
             writer.say('\n'.join((describe(training, folder, beginning), *notes)))
@@ -187,107 +144,5 @@ def train(
             write_result(folder, result, why)
             return result
         finally:
+            surroundings.profile.close()
             writer.close()
-
-
-def loop(
-    training: Training, beginning: start_lib.Beginning, surroundings: Surroundings
-) -> Evaluated:
-    """Steps from the beginning to the end; see the module's docstring."""
-    program, timetable, judge = training.program, training.timetable, training.judge
-    checkpointer, writer, total = surroundings.checkpointer, surroundings.writer, timetable.total
-    state, start = beginning.state, beginning.step
-    meter = Meter(start, timetable.lr, utilisation(training), program.max_skips)
-    batches = training.data.train_batches(start)
-    last: Evaluated | None = Evaluated({}, beginning.bests)
-    bests = beginning.bests
-    if beginning.unevaluated or start == total or judge.has_ended(bests):
-        known = not beginning.unevaluated
-        last = evaluate_and_tell(training, state, start, surroundings, bests, known)
-        if last is None:
-            raise Preempted(f'stopped after step {start}/{total}; the state is saved')
-        if last.pruned:
-            raise Pruned(f'ended after step {start}/{total}')
-        if judge.has_ended(bests := last.bests):
-            return last
-    for step in range(start + 1, total + 1):
-        with meter.waiting():
-            batch = next(batches)
-        meter.count(training.data.count(batch))
-        state, metrics = program.train_step(state, program.layout.put_batch(batch))
-        meter.add(step, metrics)
-        writer.progress(step)
-        checkpointer.check()
-        stopping = surroundings.told() or step == surroundings.stop_at
-        surroundings.watchdog.beat(f'step {step}')
-        if due(step, timetable.log, total) or stopping:
-            logged = meter.log()
-            writer.write(step, logged)
-            writer.show_train(step, logged)
-            broken_records.share(training.data)
-        ending = False
-        if due_evals(training, step):
-            with meter.paused():
-                last = evaluate_and_tell(training, state, step, surroundings, bests)
-            bests = last.bests if last else bests
-            ending = judge.has_ended(bests)
-        stopping = stopping or last is None
-        saving = stopping or ending or is_best(bests, step)
-        if due(step, timetable.checkpoint, total) or saving:
-            with meter.paused():
-                meter.check_finite()
-                writer.flush()
-                save(training, checkpointer, step, state, bests, unevaluated=last is None)
-            surroundings.watchdog.beat(f'the save of step {step}')
-        if last is not None and last.pruned:
-            raise Pruned(f'ended after step {step}/{total}')
-        if ending:
-            break
-        if last is None or (stopping and step < total):
-            checkpointer.wait()
-            why = f'{writer.trouble}: ' if writer.trouble else ''
-            raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
-    checkpointer.wait()
-    assert last is not None
-    return last
-
-
-def evaluate_and_tell(
-    training: Training,
-    state: step_lib.TrainState,
-    step: int,
-    surroundings: Surroundings,
-    bests: Bests,
-    known: bool = False,
-) -> Evaluated | None:
-    """What is due after `step`, written and reported; None if the run was told to stop meanwhile.
-
-    Where the results end the run early, all other evaluations are due as well.
-
-    Args:
-      training: of the run.
-      state: after `step`.
-      step: the number of updates made.
-      surroundings: of the loop.
-      bests: the best results before.
-      known: whether an earlier start has judged, written and reported it.
-    """
-    writer, told, names = surroundings.writer, surroundings.told, due_evals(training, step)
-    try:
-        results = evaluate_due(training, state, names, told)
-        if not known:
-            bests = training.judge.after(bests, step, results)
-        if early := training.judge.has_ended(bests):
-            rest = [name for name in training.evaluations if name not in names]
-            results |= evaluate_due(training, state, rest, told)
-            names += rest
-    except Interrupted:
-        return None
-    if known:
-        return Evaluated(results, bests)
-    writer.write(step, {**results, **signatures(training, names)})
-    writer.show_eval(step, results)
-    writer.draw()
-    surroundings.watchdog.beat(f'the evaluation after step {step}')
-    pruned = surroundings.report(step, results) and step < training.timetable.total and not early
-    return Evaluated(results, bests, pruned)

@@ -1,0 +1,73 @@
+"""`train --profile` traces the steps that it is asked for, and tells where their time went."""
+
+import gzip
+import json
+import re
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.commands.train import profile_steps
+from vit_jax.errors import UserError
+from vit_jax.profiling import trace
+from vit_jax.trainer.profile import Window
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_a_trace_of_the_steps_and_a_table_of_their_time(repo, tmp_path, capsys):
+    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir']
+    words += [str(tmp_path), '--config.total=6 steps', '--config.every.eval=', '--profile']
+    assert main([*words, '4:5', '--stop-at', '5']) == 75
+    said = capsys.readouterr().out
+    assert 'profile of the steps 4 to 5' in said
+    shares = re.findall(
+        r'^  (waiting for data|starting the step|waiting for the devices|the rest)'
+        r'.* ([\d.]+)%$',
+        said,
+        re.MULTILINE,
+    )
+    assert len(shares) == 4
+    assert sum(float(share) for _, share in shares) == pytest.approx(100, abs=0.5)
+    (file,) = tmp_path.glob('profile/**/perfetto_trace.json.gz')
+    events = json.loads(gzip.decompress(file.read_bytes()))['traceEvents']
+    started = [e for e in events if e.get('name') == 'train']
+    assert [int(e['args']['step_num']) for e in started] == [4, 5]
+    (file,) = tmp_path.glob('profile/**/*.xplane.pb')
+    devices = trace.read(file)
+    assert devices.busy > 0
+    assert sum(devices.ops.values()) >= devices.busy
+    assert any(name in said for name in list(devices.ops)[:3])
+    assert main([*words, '5:7']) == 2
+    assert 'the run takes the steps 6 to 6, not 5 to 7' in capsys.readouterr().err
+
+
+def test_steps_as_they_are_given():
+    assert profile_steps('5') == (5, None)
+    assert profile_steps('10:15') == (6, 10)
+    for text in ('0', '5:4', '1:', 'x', '-3', '0:2'):
+        with pytest.raises(UserError, match='give a number of steps'):
+            profile_steps(text)
+    assert list(Window(3).steps(10, 15)) == [13, 14, 15], 'the first two are left out'
+    with pytest.raises(UserError, match='takes the steps 11 to 15, not 13 to 16'):
+        Window(4).steps(10, 15)
+    with pytest.raises(UserError, match='not 10 to 12'):
+        Window(3, 10).steps(10, 15)
+
+
+def test_time_that_is_covered_counts_once():
+    assert trace.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
+    assert trace.covered([]) == 0
+
+
+@pytest.mark.parametrize(
+    ('name', 'kind'),
+    [
+        ('multiply_add_fusion.12', 'multiply_add_fusion'),
+        ('%dot.3.clone = f32[2,2]{1,0} dot(...)', 'dot'),
+        ('all-reduce', 'all-reduce'),
+        ('fusion.7.remat2', 'fusion'),
+    ],
+)
+def test_operations_of_a_kind(name, kind):
+    assert trace.kind(name) == kind

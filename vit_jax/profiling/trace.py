@@ -1,0 +1,68 @@
+"""What a trace of `jax.profiler` says of the devices: how long they were busy, and with what."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import jax
+
+Span = tuple[float, float]  # begin and end in nanoseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The operations of a trace.
+
+    Attributes:
+      busy: seconds in which a device did anything, the mean of the devices.
+      ops: seconds of all devices by kind of operation, the longest first; what runs at the same
+        time counts twice.
+    """
+
+    busy: float
+    ops: Mapping[str, float]
+
+
+def read(file: pathlib.Path) -> Devices:
+    """The operations of a trace as the profiler writes it, `*.xplane.pb`; none if it has none."""
+    spans: dict[str, list[Span]] = collections.defaultdict(list)
+    ops: dict[str, float] = collections.defaultdict(float)
+    for device, name, span in _operations(jax.profiler.ProfileData.from_file(str(file))):
+        spans[device].append(span)
+        ops[name] += (span[1] - span[0]) / 1e9
+    busy = [covered(found) / 1e9 for found in spans.values()]
+    longest = sorted(ops.items(), key=lambda op: -op[1])
+    return Devices(sum(busy) / len(busy) if busy else 0.0, dict(longest))
+
+
+def _operations(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span]]:
+    """The device, kind and time of each; loops, whose bodies are there too, are left out."""
+    for plane in data.planes:
+        for line in plane.lines:
+            for event in line.events:
+                stats = dict(event.stats)
+                if 'hlo_op' not in stats and line.name != 'XLA Ops':
+                    continue
+                name = kind(str(stats.get('hlo_op', event.name)))
+                if name not in ('while', 'conditional', 'call'):
+                    device = f'{plane.name} {stats.get("device_ordinal", "")}'
+                    yield device, name, (event.start_ns, event.end_ns)
+
+
+def kind(name: str) -> str:
+    """What operations of one kind have in common: `%dot_general.12 = f32[...]` -> `dot_general`."""
+    bare = name.partition(' = ')[0].removeprefix('%').removeprefix('end: ')
+    return re.sub(r'(\.(\d+|clone|remat\d*))+$', '', bare)
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """The length of what spans cover together."""
+    total, end = 0.0, float('-inf')
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total

@@ -1,0 +1,144 @@
+"""Where the time of some steps goes: a trace in the run folder, and a table of it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+
+from vit_jax.errors import UserError
+from vit_jax.profiling import trace
+from vit_jax.storage import paths, run_folder
+from vit_jax.trainer.meter import Meter
+
+DATA, START, DEVICES = 'waiting for data', 'starting the step', 'waiting for the devices'
+WARM_UP = 2  # steps that are left out: the first is compiled, the second may wait for the first
+LONGEST = 8  # operations in the table
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The steps to trace.
+
+    Attributes:
+      count: how many.
+      first: the first of them; None for the first that follow what a start compiles.
+    """
+
+    count: int
+    first: int | None = None
+
+    def steps(self, start: int, total: int) -> range:
+        """The numbers of the steps in a run that goes on after step `start`.
+
+        Raises:
+          UserError: if the run does not take them.
+        """
+        first = start + WARM_UP + 1 if self.first is None else self.first
+        if first <= start or first + self.count - 1 > total:
+            raise UserError(
+                f'--profile: the run takes the steps {start + 1} to {total}, not {first} to '
+                f'{first + self.count - 1}'
+            )
+        return range(first, first + self.count)
+
+
+class Profile:
+    """Traces some steps of process 0; on the other processes it does nothing.
+
+    Args:
+      folder: of the run; the trace is put into `profile/` there.
+      steps: to trace; empty for none.
+      say: gets the table.
+    """
+
+    def __init__(self, folder: pathlib.Path, steps: range, say: Callable[[str], None]):
+        self._steps = steps if jax.process_index() == 0 else range(0)
+        self._folder, self._say = folder / run_folder.PROFILE, say
+        self._spool: tempfile.TemporaryDirectory[str] | None = None
+        self._began, self._taken = 0.0, 0
+        self._parts: dict[str, float] = collections.defaultdict(float)
+
+    def before(self, step: int, meter: Meter) -> None:
+        """Starts the trace if this is the first step of it."""
+        if not self._steps or step != self._steps[0]:
+            return
+        with meter.paused():
+            self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # every Python call would be an event, and cost time
+            jax.profiler.start_trace(
+                self._spool.name, create_perfetto_trace=True, profiler_options=options
+            )
+            self._began = time.perf_counter()
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Names a part of a step in the trace and in the table."""
+        if self._spool is None:
+            yield
+            return
+        began = time.perf_counter()
+        with contextlib.ExitStack() as marks:
+            if name == START:  # by which TensorBoard tells steps apart
+                number = self._steps[0] + self._taken
+                marks.enter_context(jax.profiler.StepTraceAnnotation('train', step_num=number))
+            marks.enter_context(jax.profiler.TraceAnnotation(name))
+            yield
+        self._parts[name] += time.perf_counter() - began
+
+    def after(self, step: int, meter: Meter) -> None:
+        """Ends the trace if this was the last step of it, and says where its time went."""
+        if self._spool is None:
+            return
+        self._taken += 1
+        if step == self._steps[-1]:
+            with self.part(DEVICES):
+                meter.check_finite()
+            with meter.paused():
+                self._end()
+
+    def close(self) -> None:
+        """Ends the trace of a run that stops within it."""
+        if self._spool is not None and self._taken:
+            self._end()
+        elif self._spool is not None:
+            jax.profiler.stop_trace()
+            self._spool.cleanup()
+
+    def _end(self) -> None:
+        assert self._spool is not None
+        with self._spool as local:
+            seconds = time.perf_counter() - self._began
+            jax.profiler.stop_trace()
+            found = [trace.read(file) for file in pathlib.Path(local).rglob('*.xplane.pb')]
+            with paths.writing(self._folder):
+                paths.copy(pathlib.Path(local), self._folder)
+        self._spool = None
+        devices = found[0] if found else trace.Devices(0.0, {})
+        self._say('\n'.join(self._table(seconds, devices)))
+
+    def _table(self, seconds: float, devices: trace.Devices) -> Iterator[str]:
+        first, rest = self._steps[0], seconds - sum(self._parts.values())
+        yield (
+            f'profile of the steps {first} to {first + self._taken - 1} in {self._folder}, for '
+            'TensorBoard and https://ui.perfetto.dev'
+        )
+        yield self._line('a step', seconds, seconds)
+        for name in (DATA, START, DEVICES):
+            yield self._line(f'  {name}', self._parts[name], seconds)
+        yield self._line('  the rest: logs, evaluations, saves', rest, seconds)
+        if devices.ops:
+            yield self._line('a device is busy', devices.busy, seconds)
+        total = sum(devices.ops.values())
+        for name, spent in list(devices.ops.items())[:LONGEST]:
+            yield self._line(f'  {name[:34]}', spent, total)
+
+    def _line(self, name: str, spent: float, whole: float) -> str:
+        return f'{name:<36} {spent / self._taken * 1e3:10.2f} ms {spent / whole:6.1%}'
