@@ -19,8 +19,8 @@ peak): 1,600 epochs take 119, 253 and 591 exaFLOPs (B/16, L/16, H/14), which are
 3,338 chip-hours; 800 epochs half of that; fine-tuning B/16 13.4 exaFLOPs and 75 chip-hours, L/16
 23.4 and 132.
 
-Apart from the paper: colours are in [-1, 1], not normalised by ImageNet's mean and deviation, and
-the mean over tokens is taken after the last norm, not before it.
+Apart from the paper: colours are in [-1, 1], not normalised by ImageNet's mean and deviation; the
+linear probe sees the mean of the patches' tokens.
 """
 
 from ml_collections import ConfigDict
@@ -36,7 +36,8 @@ FINETUNING = {
     'H': (50, 1e-3, 0.75, 0.3),
     'mu': (1, 1e-3, 0.75, 0.0),
 }
-ENCODER = 'patch_embed, cls_token, pos_embed, encoder'  # what of a pre-trained run is a ViT
+BLOCKS = 'patch_embed, cls_token, pos_embed, encoder/block_*'  # what is fine-tuned
+ENCODER = f'{BLOCKS}, encoder/norm'  # what of a pre-trained run is a ViT
 STAGES = ('800ep', '1600ep', 'finetune', 'probe')
 ARGS = ('smoke', 'B/16,1600ep', 'L/16,finetune', ...)
 
@@ -81,11 +82,11 @@ def pretraining(config: ConfigDict, name: str) -> None:
 
 
 def finetuning(config: ConfigDict, name: str) -> None:
-    """Table 9: layer-wise decay, mixup and cutmix, the mean of the patches' tokens."""
+    """Table 9: layer-wise decay, mixup and cutmix; the mean of the patches' tokens, then a norm."""
     epochs, lr, layer_decay, drop_path = FINETUNING[name.partition('/')[0]]
     config.total, config.batch_size = f'{epochs} epochs', 1024
-    config.model = classifier(name, drop_path=drop_path)
-    config.init = {'from': placeholder(str), 'select': ENCODER}
+    config.model = classifier(name, drop_path=drop_path, fc_norm=True)
+    config.init = {'from': placeholder(str), 'select': BLOCKS}
     config.task = dict(name='classify', label_smoothing=0.1, mixup=0.8, cutmix=1.0)
     crop = "inception_crop(224, 8, 100, 'bicubic')"
     config.data.transforms = f'{crop}|flip|randaugment_increasing(2, 9)|random_erasing(0.25)'

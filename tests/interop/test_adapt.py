@@ -256,6 +256,18 @@ def test_a_part_of_a_part_starts_alone(params):
     assert notes[-1].startswith('cls_token, encoder/block_1/attention, encoder/block_1/mlp, ')
 
 
+def test_a_pattern_takes_what_is_called_so(params):
+    """The blocks without the norm after them, for a model whose norm comes after the mean."""
+    model = vit.Model(**FIELDS | {'pool': 'patches', 'fc_norm': True})
+    adapted, notes = select(params, 'cls_token, encoder/block_*', model)
+    blocks = {name: params['encoder'][name] for name in ('block_0', 'block_1', 'block_2')}
+    assert_same(adapted, {'cls_token': params['cls_token'], 'encoder': blocks})
+    assert notes[1] == f'encoder/block_*: {len(flat(blocks))} parameters read'
+    assert notes[2].startswith('fc_norm, head, ') and notes[2].endswith('not selected, starts anew')
+    moved, _ = select(params, 'encoder/block_*->backbone/encoder/block_*', Detector())
+    assert_same(moved, {'backbone': {'encoder': blocks}})
+
+
 def test_a_body_becomes_the_backbone_of_another_model_and_is_resized():
     body = random(shapes(num_classes=None))
     adapted, notes = select(body, '->backbone', Detector(), size=(24, 24))
@@ -289,6 +301,7 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
             "checkpoint has no parameters below 'encodr'; did you mean 'encoder'.*: cls",
         ),
         ('encoder/block_7', "did you mean 'encoder/block_"),
+        ('encoder/blok_*', r"no parameters below 'encoder/blok_\*'; did you mean 'encoder/block_"),
         (
             'encoder->bakbone',
             "model has no parameters below 'bakbone'; did you mean 'backbone'",

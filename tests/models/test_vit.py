@@ -252,6 +252,21 @@ def test_pooling_takes_the_tokens_it_names():
         np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
 
 
+@pytest.mark.parametrize('pool', ['gap', 'patches'])
+def test_the_final_norm_may_come_after_the_mean(pool):
+    model = Model(pool=pool, fc_norm=True, num_classes=5, **{**TINY, 'depth': 1})
+    images = images_like(2, 8, 8, 3)
+    params = perturbed(model, images)
+    usual = shapes(model.clone(fc_norm=False), (8, 8))
+    norm = usual['encoder'].pop('norm')
+    assert shapes(model, (8, 8)) == usual | {'fc_norm': norm}
+    outputs = jax.jit(model.apply)({'params': params}, images)
+    mean = np.asarray(outputs['tokens'])[:, int(pool == 'patches') :].mean(1)
+    normed = (mean - mean.mean(-1, keepdims=True)) / np.sqrt(mean.var(-1, keepdims=True) + 1e-6)
+    expected = normed * params['fc_norm']['scale'] + params['fc_norm']['bias']
+    np.testing.assert_allclose(outputs['pre_logits'], expected, atol=1e-5)
+
+
 def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
     """Those of the batch in training, which the averages in `batch_stats` follow."""
     model = Model(num_classes=5, head_norm='batch', **{**TINY, 'depth': 1})
@@ -394,6 +409,10 @@ def test_unknown_variants_are_refused(name, message):
     ('fields', 'message'),
     [
         ({'pool': 'mean'}, "unknown pool 'mean'"),
+        (
+            {'fc_norm': True},
+            "fc_norm norms a mean of tokens: take pool 'gap' or 'patches', not 'cl",
+        ),
         ({'posemb': 'learned'}, "unknown posemb 'learned'; did you mean 'learn'"),
         ({'gelu': 'exact'}, "unknown gelu 'exact'"),
         ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),

@@ -2,13 +2,14 @@
 
 `encoder` takes all parameters below `encoder` for the same place of the model,
 `encoder->backbone/encoder` for another place, `backbone->` for the top and `->backbone` the whole
-checkpoint for a part of the model. Several are separated by commas. Each part is taken whole, and
-the others of the model start anew.
+checkpoint for a part of the model. `encoder/block_*` takes what is called so below `encoder`.
+Several are separated by commas. Each part is taken whole, and the others of the model start anew.
 """
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,11 +38,11 @@ def pick(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
     notes = []
     for theirs, ours in _parse(select):
         part, place = _below(have, theirs, 'the checkpoint'), _below(want, ours, 'the model')
-        moved = {_joined(ours, rest): leaf for rest, leaf in part.items()}
+        moved = {_joined(_plain(ours), rest): leaf for rest, leaf in part.items()}
         if twice := sorted(moved.keys() & taken.keys()):
             raise UserError(f'select={select!r}: two parts are for {twice[0]}')
         taken |= moved
-        wanted |= {_joined(ours, rest): leaf for rest, leaf in place.items()}
+        wanted |= {_joined(_plain(ours), rest): leaf for rest, leaf in place.items()}
         origin = f' from {theirs or "the top"}' if theirs != ours else ''
         notes.append(f'{ours or "the model"}: {len(part)} parameters read{origin}')
     if anew := _subtrees(want.keys() - wanted.keys(), wanted):
@@ -63,9 +64,9 @@ def _parse(select: str) -> list[tuple[str, str]]:
 def _below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
     """Parameters by the rest of their path; all of them below the empty one."""
     found = {
-        name[len(path) :].lstrip('/'): leaf
+        name[len(_plain(path)) :].lstrip('/'): leaf
         for name, leaf in flat.items()
-        if not path or f'{name}/'.startswith(f'{path}/')
+        if not path or any(fnmatch.fnmatchcase(prefix, path) for prefix in _prefixes(name))
     }
     if not found:
         known = {part for name in flat for part in _prefixes(name)}
@@ -74,6 +75,11 @@ def _below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
         top = ', '.join(sorted({name.partition('/')[0] for name in flat}))
         raise UserError(f'select: {owner} has no parameters below {path!r}{hint} (it has: {top})')
     return found
+
+
+def _plain(path: str) -> str:
+    """The part of a path that stands before a pattern."""
+    return path.partition('*')[0].rpartition('/')[0] if '*' in path else path
 
 
 def _subtrees(names: Iterable[str], others: Iterable[str]) -> list[str]:

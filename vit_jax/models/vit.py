@@ -30,6 +30,7 @@ from vit_jax.nn.stochastic import Dropout, check_rate
 
 POOLS = ('cls', 'gap', 'patches', 'map', 'none')
 WITH_CLASS_TOKEN = ('cls', 'patches')
+MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d')
 DTYPES = ('float32', 'bfloat16', 'float16')
@@ -86,6 +87,8 @@ class Model(nn.Module):
       pool: what the head sees. 'cls': an extra class token, as in the paper. 'gap': the mean of the
         tokens. 'patches': the mean of the others beside a class token, which a model that was
         trained with one then still has. 'map': attention pooling. 'none': every token by itself.
+      fc_norm: whether the final norm comes after the mean of the tokens, which are not normed
+        themselves then, as where MAE is fine-tuned (arXiv:2111.06377).
       posemb: 'learn', or 'sincos2d' (fixed).
       posemb_std: standard deviation that learned positions start with; 0.02 in the authors' code,
         width^-1/2 in big_vision.
@@ -113,6 +116,7 @@ class Model(nn.Module):
     mlp_dim: int = 3072
     num_heads: int = 12
     pool: str = 'cls'
+    fc_norm: bool = False
     posemb: str = 'learn'
     posemb_std: float = 0.02
     representation_size: int | None = None
@@ -136,6 +140,11 @@ class Model(nn.Module):
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
         check_multiple('width', self.width, 'num_heads', self.num_heads)
+        if self.fc_norm and self.pool not in MEANS:
+            raise UserError(
+                f'fc_norm norms a mean of tokens: take pool {" or ".join(map(repr, MEANS))}, '
+                f'not {self.pool!r}'
+            )
         super().__post_init__()
 
     @property
@@ -150,7 +159,8 @@ class Model(nn.Module):
         """Class scores of normalised images.
 
         Returns:
-          tokens: [B N D] after the final norm; the class token, if any, comes first.
+          tokens: [B N D] after the final norm, if it is not `fc_norm`; the class token, if any,
+            comes first.
           pre_logits: what the head sees, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
         With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
@@ -266,17 +276,23 @@ class Model(nn.Module):
             self.drop_path,
             scan=self.scan,
             remat=self.remat,
+            final_norm=not self.fc_norm,
             norm_eps=self.norm_eps,
             dtype=dtype,
             name='encoder',
         )
 
     def _pool(self, tokens: Array, train: bool, dtype: Any) -> Array:
-        """y = LN(z_L^0), equation 4, or another summary; the encoder has applied the norm."""
+        """y = LN(z_L^0), equation 4, or another summary.
+
+        The encoder has applied the norm, unless it is to come after the mean.
+        """
         if self.pool == 'cls':
             return tokens[:, 0]
-        if self.pool in ('gap', 'patches'):
-            return tokens[:, int(self.pool == 'patches') :].mean(axis=1)
+        if self.pool in MEANS:
+            mean = tokens[:, int(self.pool in WITH_CLASS_TOKEN) :].mean(axis=1)
+            norm = nn.LayerNorm(self.norm_eps, dtype=dtype, name='fc_norm')
+            return norm(mean) if self.fc_norm else mean
         if self.pool == 'none':
             return tokens
         head = MapHead(

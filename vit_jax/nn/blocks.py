@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`depth` blocks and a final layer norm.
+    """`depth` blocks and a final layer norm, if there is one.
 
     Attributes:
       block: makes a block, given its name.
@@ -97,6 +97,7 @@ class Encoder(nn.Module):
       scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
       remat: recompute each block in the backward pass instead of keeping its activations.
+      final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final layer norm.
       dtype: of the computation.
     """
@@ -106,6 +107,7 @@ class Encoder(nn.Module):
     drop_path: float = 0.0
     scan: bool = False
     remat: bool = False
+    final_norm: bool = True
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
 
@@ -121,6 +123,8 @@ class Encoder(nn.Module):
         else:
             for i, rate in enumerate(rates):
                 x = apply(self.block(name=f'block_{i}'), x, float(rate))
+        if not self.final_norm:
+            return x
         return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
     def _scan(self, apply: Callable[..., Array], x: Array, rates: np.ndarray) -> Array:

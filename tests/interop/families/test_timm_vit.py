@@ -1,5 +1,6 @@
 """ViTs of timm: its names on top of transformers' computation, and its attention pooling."""
 
+import functools
 import re
 
 import numpy as np
@@ -205,8 +206,38 @@ def test_heads_are_those_of_the_architecture(architecture, heads, tmp_path, imag
     )
 
 
+def last_tokens(model, batch):
+    """Those of the patches, before the final norm, whose arrays come with them."""
+    body = functools.partial(model.vit, output_hidden_states=True)
+    hidden = theirs(body, batch).hidden_states[-1]
+    return hidden[:, 1:], (model.vit.layernorm.weight, model.vit.layernorm.bias)
+
+
+@pytest.mark.parametrize('norm', ['norm', 'fc_norm'])
+def test_mean_beside_a_class_token(norm, tmp_path, images):
+    """`fc_norm` is timm's usual form, and that in which MAE's authors fine-tune."""
+    model, batch = reference(), images(2, 12, 12, 3)
+    patches, affine = last_tokens(model, batch)
+    normed = torch.nn.functional.layer_norm
+    with torch.no_grad():
+        if norm == 'norm':
+            mean = normed(patches, (WIDTH,), *affine, eps=1e-6).mean(1)
+        else:
+            mean = normed(patches.mean(1), (WIDTH,), *affine, eps=1e-6)
+        expected = model.classifier(mean)
+    flat = {re.sub('^norm', norm, name): array for name, array in timm_state(model).items()}
+    imported = read(tmp_path, flat, CONFIG | {'global_pool': 'avg'})
+    assert imported.model['pool'] == 'patches'
+    assert imported.model['fc_norm'] == (norm == 'fc_norm')
+    np.testing.assert_allclose(ours(imported, batch)['logits'], expected, atol=1e-5)
+
+
 MISTAKES = {
-    'norm after the mean': ({'fc_norm.weight': np.ones(WIDTH)}, {}, 'final norm comes after the'),
+    'norm after the mean': (
+        {'fc_norm.weight': np.ones(WIDTH)},
+        {},
+        'norm.weight .* is unknown|fc_norm.bias',
+    ),
     'registers': ({'reg_token': np.ones((1, 4, WIDTH))}, {}, 'register tokens'),
     'norm before': ({'norm_pre.weight': np.ones(WIDTH)}, {}, 'a norm before the first block'),
     'unknown': ({'blocks.0.attn.q_norm.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
@@ -224,8 +255,8 @@ MISTAKES = {
     ),
     'pool': (
         {},
-        {'global_pool': 'avg'},
-        "global_pool 'avg' of a model with a class token is not supported",
+        {'global_pool': 'map'},
+        "global_pool 'map' of a model with a class token is not supported",
     ),
     'largest': ({'cls_token': None}, {'global_pool': 'max'}, "global_pool 'max' .* no class token"),
     'both': ({}, {'model_args': {'num_heads': 4, 'global_pool': 'avgmax'}}, "global_pool 'avgmax'"),
@@ -259,11 +290,11 @@ def test_mistakes(mistake, tmp_path):
 
 
 def test_a_mistake_is_one_line_of_the_command(tmp_path, capsys):
-    config = CONFIG | {'global_pool': 'avg'}
+    config = CONFIG | {'global_pool': 'max'}
     files.write_safetensors(tmp_path, timm_state(reference()), config)
     assert cli.main(['convert', str(tmp_path), str(tmp_path / 'out.npz')]) == 2
     message = capsys.readouterr().err
-    assert message.count('\n') == 1 and "global_pool 'avg'" in message
+    assert message.count('\n') == 1 and "global_pool 'max'" in message
     assert not (tmp_path / 'out.npz').exists()
 
 

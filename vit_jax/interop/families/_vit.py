@@ -130,6 +130,7 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
         'num_heads': heads,
         'pool': _pool(flat),
+        'fc_norm': 'fc_norm/scale' in flat,
         'posemb': 'learn' if 'pos_embed' in flat else 'sincos2d',
         'representation_size': None,
     }
@@ -150,7 +151,9 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
 def _pool(flat: Flat) -> str:
     if any(name.startswith('map_head/') for name in flat):
         return 'map'
-    return 'cls' if 'cls_token' in flat else 'gap'
+    if 'cls_token' not in flat:
+        return 'gap'
+    return 'patches' if 'fc_norm/scale' in flat else 'cls'
 
 
 def _count(flat: Iterable[str], pattern: str) -> int:

@@ -8,6 +8,7 @@ the mean and deviation of colours in config.json into the patch embedding, so th
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,13 +30,12 @@ _FUSED = {r'(?:decoder_)?blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
 # Layer scales and the layers before them.
 _SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
 _UNSUPPORTED = {
-    'fc_norm.': 'its final norm comes after the mean over tokens',
     'reg_token': 'it has register tokens',
     'norm_pre.': 'it has a norm before the first block',
     'dist_token': 'it has a distillation token',
 }
-# `global_pool`, and the pool here that computes the same.
-_POOLS = {'token': 'cls', 'avg': 'gap', 'map': 'map'}
+# `global_pool`, and the pools here that compute the same, without and with a class token.
+_POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
 # Width and heads, by the first two words of an architecture's name.
 _SIZES = {
     **{f'{family}_tiny': (192, 3) for family in ('vit', 'deit')},
@@ -58,6 +58,7 @@ TABLE: names.Table = (
     *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
     *((f'{_BLOCK[0]}.mlp.{fc}', f'{_BLOCK[1]}/mlp/{fc}') for fc in ('fc1', 'fc2')),
     ('norm', 'encoder/norm'),
+    ('fc_norm', 'fc_norm'),
     ('attn_pool.latent', 'map_head/probe'),
     *((f'attn_pool.{a}', f'map_head/attention/{b}') for a, b in _ATTENTION),
     ('attn_pool.norm', 'map_head/norm'),
@@ -101,7 +102,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         norm_eps=_NORM_EPS,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
     )
-    _require_pool(imported, arguments.get('global_pool', extra.get('global_pool')))
+    imported = _pooled(imported, arguments.get('global_pool', extra.get('global_pool')))
     return colours.folded(imported, extra, colours.UNTOLD)
 
 
@@ -168,15 +169,29 @@ def _heads(
     return heads
 
 
-def _require_pool(imported: ImportedModel, pool: Any) -> None:
-    """Find a pooling that config.json tells and arrays do not."""
-    ours = imported.model['pool']
-    if pool is not None and _POOLS.get(str(pool)) != ours:
-        token = 'a' if 'cls_token' in imported.params else 'no'
+def _pooled(imported: ImportedModel, pool: Any) -> ImportedModel:
+    """The model with the pooling that config.json tells, for arrays do not tell all of it.
+
+    Raises:
+      UserError: if no model here pools so, or the arrays are of another pooling.
+    """
+    ours, has_token = imported.model['pool'], 'cls_token' in imported.params
+    told = _POOLS.get(str(pool), (None, None))[has_token]
+    if (ours, told) == ('cls', 'patches'):  # of the same arrays
+        return dataclasses.replace(imported, model=imported.model | {'pool': told})
+    if pool is not None and told != ours:
         raise UserError(
-            f'{_SOURCE}: global_pool {pool!r} of a model with {token} class token is not supported'
-            f'{"" if ours != "map" else " (the file holds attention pooling)"}'
+            f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
+            f'token is not supported{_reason(imported)}'
         )
+    return imported
+
+
+def _reason(imported: ImportedModel) -> str:
+    """What arrays speak against a pooling."""
+    if imported.model['fc_norm']:
+        return ' (the file holds a norm that comes after the mean)'
+    return ' (the file holds attention pooling)' if imported.model['pool'] == 'map' else ''
 
 
 def _has_class_row(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> bool:

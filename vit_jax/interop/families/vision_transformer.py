@@ -112,7 +112,8 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     """
     if model['name'] not in ('vit', 'hybrid'):
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
-    for field, plain in (('pool', ('cls', 'gap', 'map', 'none')), ('head_norm', ('none',))):
+    held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
+    for field, plain in held.items():
         if model.get(field, plain[0]) not in plain:
             raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
     return {_written(name): array for name, array in names.flattened(params).items()}
