@@ -3,6 +3,7 @@
 #   PYTHON       the interpreter that .venv is made with (3.11 or newer)
 #   EXTRAS       what `make test` installs besides the core
 #   PYTEST_ARGS  more arguments for pytest, such as '-k resume'
+#   WORKERS      tests at a time; each takes up to 3 GiB
 #   WORKDIR      where `make train` leaves its run
 
 SHELL := /bin/bash
@@ -17,7 +18,9 @@ PYTHON ?= $(call find-python,11)
 EXTRAS ?= test,reference,dev
 WORKDIR ?= runs/digits
 PYTEST_ARGS ?=
-PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two cores are idle for a third of the time with two workers, which wait for processes and disks.
+WORKERS ?= 3
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
