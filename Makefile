@@ -24,7 +24,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs preflight bench-cpu clean
+.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs gallery preflight bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -91,6 +91,11 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 
 docs: .venv/.core  ## Write docs/config.md anew, the keys of a config
 	.venv/bin/python -m vit_jax list keys > docs/config.md
+
+gallery: .venv/.core  ## Make the pictures of docs/gallery.md, by the commands of that page
+	.venv/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight]'
+	.venv/bin/python docs/gallery/make.py
+	.venv/bin/python docs/gallery/hero.py docs/hero.png
 
 preflight: .venv/.core  ## Compile the published recipes for TPUs: docs/tpu.md
 	.venv/bin/python -m pip install -q -c constraints.txt -e '.[preflight]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -10,13 +11,15 @@ import jax
 import pytest
 
 from vit_jax import __main__
+from vit_jax.commands import _parser as parser
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
-from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
 from vit_jax.runtime import processes
+from vit_jax.sweeps import space
 from vit_jax.trainer import meter
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -69,6 +72,110 @@ def check(words, capsys):
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:
         config_lib.load(rest[rest.index('--config') + 1], overrides)
+
+
+class Parsed(BaseException):
+    """All flags of a command were understood; it does not go on."""
+
+
+def lines_in(text: str) -> list[str]:
+    """Every line of the text's blocks that gives a command, without a comment or a redirection."""
+    blocks = re.findall(r'```(?:sh)?\n(.*?)```', text, re.DOTALL)
+    lines = ''.join(blocks).replace('\\\n', ' ').splitlines()
+    found = [re.search(r'python -m vit_jax ([a-z].*)', line) for line in lines]
+    return [re.split(r' (?:#|>|&&|2>)', match[1])[0].strip() for match in found if match]
+
+
+LINES = sorted({line for path in DOCUMENTS for line in lines_in(path.read_text())})
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Runs a command until its flags are parsed, and checks the files and configs it names."""
+    monkeypatch.chdir(ROOT)
+    parsed = parser.Parser.parse_args
+
+    def stop(self, args, namespace=None):
+        parsed(self, args, namespace)
+        raise Parsed
+
+    monkeypatch.setattr(parser.Parser, 'parse_args', stop)
+    # Its flags depend on the task of the run, which is not there.
+    monkeypatch.setattr('vit_jax.commands.predict.task_name', lambda args: 'classify')
+
+    def parse(words):
+        name, *rest = words
+        with pytest.raises(Parsed):
+            importlib.import_module(f'vit_jax.commands.{name}').main(rest)
+        if '--' in rest:
+            parse(rest[rest.index('--') + 1 :])
+        for word in rest:
+            if word.startswith('experiments/sweeps/') or (name == 'sweep' and '.py' in word):
+                space.load(word)
+
+    return parse
+
+
+@pytest.mark.parametrize('line', LINES)
+def test_every_line_of_the_documents_is_understood(line, parse):
+    parse(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        'train --config experiments/vit/digits.py --wrkdir runs/digits',
+        'data --batches many --config experiments/vit/digits.py',
+        'sweep work',
+        'sweep create experiments/sweeps/digits.py:gird --study a',
+        'launch sky --tpu v5litepod-16 -- train --confg a.py',
+    ],
+)
+def test_a_line_with_a_mistake_is_not(line, parse):
+    with pytest.raises(UserError):
+        parse(shlex.split(line))
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_a_document_names_exist(document):
+    named = re.findall(
+        r'(?:experiments|tests|docs)/[\w/.]*\.(?:py|csv|png|md)', document.read_text()
+    )
+    missing = [name for name in named if not (ROOT / name).is_file()]
+    assert [name for name in missing if '/foo/' not in name] == []  # a name made up
+
+
+CHEAP = [
+    line for line in LINES if re.match(r'(data|inspect) --config \S*digits.py(?!.*docs/)', line)
+]
+
+
+@pytest.mark.parametrize('line', CHEAP)
+def test_what_takes_seconds_runs(line, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(shlex.split(line)) == 0
+    out = re.search(r'--out (\S+)', line)
+    assert capsys.readouterr().out and (out is None or (tmp_path / out[1]).is_file())
+
+
+def test_the_gallery_shows_what_it_makes():
+    page = (ROOT / 'docs' / 'gallery.md').read_text()
+    drawn = re.findall(
+        r'docs/(\S+\.png)', ' '.join(re.findall(r'```sh\n(.*?)```', page, re.DOTALL))
+    )
+    shown = re.findall(r'!\[.+\]\((.*)\)', page)
+    assert shown == drawn and len(shown) == len(set(shown))
+    sizes = [(ROOT / 'docs' / name).stat().st_size for name in (*shown, 'hero.png')]
+    assert sum(sizes) < 2_500_000
+
+
+def test_every_picture_is_shown():
+    shown = set()
+    for path in DOCUMENTS:
+        links = re.findall(r'\]\(([^)#:]+\.png)\)', path.read_text())
+        shown |= {(path.parent / link).resolve() for link in links}
+    assert set((ROOT / 'docs').rglob('*.png')) <= shown
 
 
 def test_every_command_is_in_the_readme():

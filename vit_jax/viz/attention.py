@@ -241,7 +241,7 @@ def _lay_out(
 
 def _columns(count: int) -> int:
     """So many pictures side by side that few places stay empty."""
-    return max(count, 3) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
+    return max(count, 2) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
 def _add_bar(part: SubFigure) -> None:

@@ -1,0 +1,56 @@
+"""Makes the pictures of docs/gallery.md by the commands of that page: `make gallery`.
+
+Blocks of `sh` under the first heading are run one after the other in the root of the repository,
+by bash, which stops at the first that fails; runs lie in runs/gallery, and those that are complete
+are not trained again. What other headings show comes from long trainings and stays.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / 'docs' / 'gallery.md'
+MOST = 1600  # pixels of a picture's width
+
+
+def blocks(text: str) -> list[str]:
+    """The blocks of commands under the first heading."""
+    return re.findall(r'```sh\n(.*?)```', text.split('\n## ')[1], re.DOTALL)
+
+
+def pictures(text: str) -> list[pathlib.Path]:
+    """What the commands of `blocks` draw: the files in docs/ that they name."""
+    return [ROOT / name for block in blocks(text) for name in re.findall(r'docs/\S+\.png', block)]
+
+
+def shrink(path: pathlib.Path) -> None:
+    """Rewrites a picture with a palette of 256 colours, which plots and heat maps do with."""
+    image = Image.open(path).convert('RGB')
+    if image.width > MOST:
+        size = MOST, round(image.height * MOST / image.width)
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def main() -> None:
+    """Runs the page."""
+    text = PAGE.read_text()
+    binaries = pathlib.Path(sys.executable).parent
+    path = f'{binaries}{os.pathsep}{os.environ["PATH"]}'
+    for block in blocks(text):
+        print(block, flush=True)
+        command = ['bash', '-euo', 'pipefail', '-c', block]
+        subprocess.run(command, cwd=ROOT, env=os.environ | {'PATH': path}, check=True)
+    for picture in pictures(text):
+        shrink(picture)
+
+
+if __name__ == '__main__':
+    main()
