@@ -1,5 +1,8 @@
 """Checkpoints of DETR in all their namings give the same parameters."""
 
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import load
 from vit_jax.interop.families import detr
 
+COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 EXTRA = {'encoder_attention_heads': helper.HEADS}
 
 # Names of transformers 5 -> those of the hub, and of the authors.
@@ -167,6 +171,65 @@ def test_what_transformers_saves(model, expected, tmp_path):
     assert 'class_embed' not in params
     assert set(params) == set(expected) - {'class_embed'}
     assert any('class_embed' in note for note in notes)
+
+
+def written_and_read(reference, kind, folder):
+    """A model of transformers that went through our files, and ours before and after."""
+    flat = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    imported = detr.read(flat, {'encoder_attention_heads': reference.config.num_attention_heads})
+    imported = dataclasses.replace(imported, class_names=tuple('abcde'))
+    notes = interop.write(imported, folder)
+    theirs, told = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(told.values())
+    again = interop.read(folder)
+    assert again.model == imported.model and again.task == {**imported.task, **COLOURS}
+    assert again.class_names == imported.class_names
+    jax.tree.map(np.testing.assert_array_equal, again.params, imported.params)
+    return theirs.eval(), notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['DetrForObjectDetection', 'DetrForSegmentation'])
+def test_transformers_reads_what_is_written(model, kind, tmp_path):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    panoptic = kind == 'DetrForSegmentation'
+    reference = helper.panoptic_reference() if panoptic else model
+    found, notes = written_and_read(reference, getattr(transformers, kind), tmp_path / 'hf')
+    assert [note.partition(' is')[0] for note in notes] == panoptic * ['which classes are stuff']
+    inputs = helper.tensors(helper.batch())
+    with torch.no_grad():
+        mine, expected = found(**inputs), reference(**inputs)
+    for name in ('logits', 'pred_boxes', *panoptic * ['pred_masks']):
+        np.testing.assert_allclose(mine[name], expected[name], atol=1e-5)
+    told = json.loads((tmp_path / 'hf/preprocessor_config.json').read_text())
+    assert told['image_processor_type'] == 'DetrImageProcessor'
+    assert told['size'] == {'shortest_edge': 800, 'longest_edge': 1333}
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'backbone_norm': 'group'}, 'no DETR with group norm in its ResNet'),
+        ({'norm': 'pre'}, 'no DETR with pre-norm blocks'),
+        ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
+        ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
+        ({'name': 'detr_panoptic', 'layers': (1, 2)}, 'masks on a ResNet of 2 stages, but of 4'),
+    ],
+)
+def test_a_model_that_transformers_has_not_is_not_written(flat, change, message, tmp_path):
+    imported = detr.read(flat, EXTRA)
+    imported = dataclasses.replace(imported, model={**imported.model, **change})
+    with pytest.raises(UserError, match=message):
+        interop.write(imported, tmp_path / 'hf')
+    assert not (tmp_path / 'hf').exists()
+
+
+def test_without_a_config_dilation_is_told_to_be_unknown(flat):
+    told = {'preprocessor_config.json': {'image_mean': [0.1, 0.2, 0.3], 'image_std': [1, 1, 2]}}
+    for extra in ({}, told):
+        assert any('DC5' in note for note in detr.read(flat, extra).notes)
+    assert not detr.read(flat, {**EXTRA, **told}).notes
 
 
 def test_a_resnet_alone_starts_the_backbone(flat, expected):

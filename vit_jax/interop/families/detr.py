@@ -16,10 +16,12 @@ from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, names
+from vit_jax.interop.families import _detr
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
 
-_BN_EPS = 1e-5
+# What `extra` may hold where there is no config.json.
+_NO_CONFIG = (colours.GIVEN, GIVEN_SIZE, colours.PREPROCESSOR)
 _HEADS = 8  # of all released models; the shapes do not tell
 _SIZE, _TRANSFORMS = (800, 1333), 'resize_small(800, max=1333)'
 # COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
@@ -193,8 +195,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     else:
         notes.append("a ResNet alone: take it by config.init.select='backbone'")
     model['dilate'] = bool(extra.get('dilation', False))
-    if not extra and 'query_embed' in params:
-        notes.append('nothing tells whether its last stage is dilated (DC5): taken as not')
+    if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
+        notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
     return ImportedModel(
         params=unflatten_dict(params, sep='/'),
         model=model,
@@ -255,7 +257,7 @@ def _folded(named: Flat, module: str) -> Flat:
         _get(named, f'{module}.{leaf}')
         for leaf in ('weight', 'bias', 'running_mean', 'running_var')
     )
-    scale = gamma / np.sqrt(var + _BN_EPS)
+    scale = gamma / np.sqrt(var + _detr.BN_EPS)
     return {f'{module}/scale': scale, f'{module}/bias': beta - mean * scale}
 
 
@@ -328,3 +330,6 @@ def _colours(extra: Mapping[str, Any]) -> dict[str, Any]:
     told = extra.get(colours.PREPROCESSOR) or {}
     pairs = (('mean', 'image_mean'), ('std', 'image_std'))
     return {ours: tuple(map(float, told[theirs])) for ours, theirs in pairs if theirs in told}
+
+
+WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}
