@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from vit_jax.models import detr_panoptic
 from vit_jax.models.detr import Model
@@ -31,6 +33,7 @@ SIZES = ((96, 128), (75, 131))  # of the images, neither square nor multiples of
 PADDED = (100, 140)
 
 
+@functools.cache
 def batch(seed: int = 0) -> dict[str, jax.Array]:
     """Two normalised images padded to one size, the second with two objects, the first with one."""
     rng = np.random.default_rng(seed)
@@ -48,6 +51,13 @@ def batch(seed: int = 0) -> dict[str, jax.Array]:
         'labels': jnp.asarray(rng.integers(CLASSES, size=(2, 3)) * real, jnp.int32),
         'object_mask': jnp.asarray(real),
     }
+
+
+def sizes(model: Any) -> dict[str, int]:
+    """Of a model's parameters, by name."""
+    images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    return {path: p.size for path, p in flatten_dict(params, sep='/').items()}
 
 
 def tensors(batch: dict[str, jax.Array]) -> dict[str, Any]:

@@ -22,11 +22,6 @@ FROZEN = 222_400
 
 
 @pytest.fixture(scope='module')
-def batch():
-    return helper.batch()
-
-
-@pytest.fixture(scope='module')
 def theirs():
     pytest.importorskip('torch')
     pytest.importorskip('transformers')
@@ -39,8 +34,9 @@ def params(theirs):
 
 
 @pytest.fixture(scope='module')
-def ours(params, batch):
+def ours(params):
     """Outputs and attention of our model with the parameters of transformers."""
+    batch = helper.batch()
 
     @jax.jit
     def apply(params, image, pixel_mask):
@@ -51,17 +47,11 @@ def ours(params, batch):
         return apply(params, batch['image'], batch['pixel_mask'])
 
 
-def shapes(model, size=(64, 64)):
-    images = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-    return flatten_dict(params, sep='/')
-
-
 @pytest.mark.parametrize(('name', 'total'), TOTALS.items())
 def test_exact_parameter_counts(name, total):
     sizes = {
-        path: p.size
-        for path, p in shapes(detr.Model(num_classes=91, **detr.variant(name))).items()
+        path: size
+        for path, size in helper.sizes(detr.Model(num_classes=91, **detr.variant(name))).items()
         if not (path.startswith('backbone/') and 'norm' in path)
     }
     assert sum(sizes.values()) == total
@@ -73,7 +63,8 @@ def test_exact_parameter_counts(name, total):
 
 @pytest.mark.parity
 @pytest.mark.slow
-def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours, batch):
+def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours):
+    batch = helper.batch()
     import torch
 
     with torch.no_grad():
@@ -93,7 +84,8 @@ def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours, batc
 
 
 @pytest.mark.slow
-def test_attention_maps_say_where_cells_are_and_leave_padding_out(ours, batch):
+def test_attention_maps_say_where_cells_are_and_leave_padding_out(ours):
+    batch = helper.batch()
     maps = helper.MODEL.attention_maps(ours[1]['intermediates'], batch['image'])
     assert [m.name for m in maps[1:3]] == ['encoder/block_1', 'decoder/block_0']
     assert maps[-1].name == 'decoder/block_2/cross'
@@ -155,7 +147,8 @@ def test_a_dilated_stage_convolves_as_densely_as_if_it_had_no_stride():
 
 
 @pytest.mark.slow
-def test_gradients_stop_where_the_backbone_is_frozen(batch, params):
+def test_gradients_stop_where_the_backbone_is_frozen(params):
+    batch = helper.batch()
     model = dataclasses.replace(helper.MODEL, frozen_stages=2)
 
     def loss(params):
@@ -181,4 +174,4 @@ def test_mistakes():
     with pytest.raises(UserError, match='num_queries must be at least 1'):
         detr.Model(num_queries=0)
     with pytest.raises(UserError, match='every stage needs at least one block'):
-        shapes(detr.Model(num_classes=3, layers=(1, 0)))
+        helper.sizes(detr.Model(num_classes=3, layers=(1, 0)))

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from helpers import detr as helper
 
 from vit_jax.models import detr, detr_panoptic
@@ -15,11 +14,6 @@ from vit_jax.nn.mask_head import ObjectMaps
 
 # Measured by the authors' code, for 250 classes.
 TOTAL, MASK_HEAD, BBOX_ATTENTION = 42_899_288, 1_202_073, 131_584
-
-
-@pytest.fixture(scope='module')
-def batch():
-    return helper.batch()
 
 
 @pytest.fixture(scope='module')
@@ -34,14 +28,8 @@ def params(theirs):
     return helper.panoptic_params(theirs)
 
 
-def sizes(model, side=64):
-    images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-    return {path: p.size for path, p in flatten_dict(params, sep='/').items()}
-
-
 def test_exact_parameter_counts():
-    found = sizes(detr_panoptic.Model(num_classes=250, **detr.variant('R50')))
+    found = helper.sizes(detr_panoptic.Model(num_classes=250, **detr.variant('R50')))
     trained = {p: n for p, n in found.items() if not (p.startswith('backbone') and 'norm' in p)}
     assert sum(trained.values()) == TOTAL
     parts = {
@@ -63,7 +51,8 @@ def test_masks_have_a_quarter_of_the_sides(dilate):
 
 @pytest.mark.parity
 @pytest.mark.slow
-def test_outputs_equal_those_of_transformers_on_padded_images(theirs, params, batch):
+def test_outputs_equal_those_of_transformers_on_padded_images(theirs, params):
+    batch = helper.batch()
     import torch
 
     with torch.no_grad():
