@@ -89,4 +89,5 @@ def test_colours_differ_and_carry_white_letters():
     colours = np.array([detect.colour(i) for i in range(12)])
     apart = np.linalg.norm(colours[:, None] - colours[None], axis=-1)
     assert apart[~np.eye(12, dtype=bool)].min() > 0.1
-    assert (colours @ [0.299, 0.587, 0.114]).max() < 0.72
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    assert (1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05)).min() > 4.4

@@ -24,6 +24,9 @@ ACROSS = 3  # at most, images in a row of the picture
 WIDTH = 5.0  # inches of an image
 THRESHOLD = 0.7  # least score of what is shown
 SIZE = 8  # points of the labels' letters
+# At most, of what is behind white letters: a contrast of 4.5, which W3C asks for (WCAG 2.1, 1.4.3).
+LUMINANCE = 1.05 / 4.5 - 0.05
+GAMMA = 2.2
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -211,4 +214,12 @@ def _shared(a: Box, b: Box) -> float:
 def colour(i: int) -> tuple[float, float, float]:
     """A saturated colour dark enough for white letters; neighbours in number differ most."""
     hue = (0.6 + i * (math.sqrt(5) - 1) / 2) % 1
-    return colorsys.hsv_to_rgb(hue, 0.85, 0.75)
+    rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
+    share = min(1, LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
+    return rgb[0] * share, rgb[1] * share, rgb[2] * share
+
+
+def luminance(rgb: Sequence[float]) -> float:
+    """Of a colour of sRGB, 0 to 1, whose curve is taken as a power."""
+    weights = (0.2126, 0.7152, 0.0722)
+    return sum(w * c**GAMMA for w, c in zip(weights, rgb, strict=True))
