@@ -111,8 +111,8 @@ def jax_steps(args) -> dict[str, Callable[[], None]]:
     return jax_steps_of(model, args)
 
 
-def jax_steps_of(model, args) -> dict[str, Callable[[], None]]:
-    """Forward and training of one of our classifiers."""
+def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], None]]:
+    """Forward and training of one of our models, by default of a classifier on a random batch."""
     import jax
 
     from vit_jax import step
@@ -121,9 +121,10 @@ def jax_steps_of(model, args) -> dict[str, Callable[[], None]]:
     from vit_jax.tasks import classify
 
     jax.config.update('jax_platforms', 'cpu')
-    images, labels = random_batch(args)
-    task, layout = classify.Task(), sharding.make_layout()
-    batch = layout.put_batch({'image': images, 'label': labels})
+    task, layout = task or classify.Task(), sharding.make_layout()
+    if batch is None:
+        batch = dict(zip(('image', 'label'), random_batch(args), strict=True))
+    batch = layout.put_batch(batch)
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
     tx, _ = optim.make(abstract['params'], 1, int, name='adamw', lr=LR, weight_decay=WEIGHT_DECAY)
 
@@ -132,10 +133,10 @@ def jax_steps_of(model, args) -> dict[str, Callable[[], None]]:
 
     state = layout.create(init)
     train = layout.compile_train(step.make_train_step(model, task, tx), jax.eval_shape(init))
-    apply = jax.jit(lambda params, x: model.apply({'params': params}, x)['logits'])
+    apply = jax.jit(lambda params, x: model.apply({'params': params}, *task.inputs(x))['logits'])
 
     def forward_step() -> None:
-        apply(state.params, batch['image']).block_until_ready()
+        apply(state.params, batch).block_until_ready()
 
     def train_step() -> None:
         nonlocal state
