@@ -14,7 +14,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[1]
 # For either column: titles, pictures, and the part of each: left, top, right, bottom as shares.
 COLUMNS = (
     (
-        ('where it looks', 'attention.png', (0, 0.028, 1, 0.375)),
+        ('where it looks', 'attention.png', (0, 0.727, 1, 1)),
         ('what it finds', 'boxes.png', (0, 0, 1, 1)),
         ('what it makes of what it sees', 'reconstruction.png', (0, 0.04, 1, 0.5)),
     ),
