@@ -13,6 +13,7 @@ from helpers.pictures import count, images_like, shapes
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
+from vit_jax.nn.blocks import Block
 from vit_jax.tree_paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2}
@@ -336,6 +337,32 @@ def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_float32_residual_stream_rounds_the_sums_of_blocks_less(scan):
+    images = images_like(2, 8, 8, 3)
+    full = Model(**TINY | {'depth': 8}, scan=scan)
+    params = perturbed(full, images)
+
+    def run(**fields):
+        model = dataclasses.replace(full, **fields)
+
+        def call(params):
+            is_block = lambda module, _: isinstance(module, Block)  # noqa: E731
+            return model.apply({'params': params}, images, capture_intermediates=is_block)
+
+        outputs, kept = jax.jit(call)(params)
+        found = jax.tree_util.tree_leaves_with_path(kept)
+        return outputs['tokens'], {x.dtype for path, x in found if '__call__' in path_name(path)}
+
+    truth, _ = run()
+    half, sums = run(dtype='bfloat16')
+    assert sums == {jnp.dtype('bfloat16')}
+    mixed, sums = run(dtype='bfloat16', residual_dtype='float32')
+    assert (sums, mixed.dtype) == ({jnp.dtype('float32')}, jnp.bfloat16)
+    errors = [float(jnp.square(x - truth).mean()) for x in (half, mixed)]
+    assert 0 < errors[1] < 0.9 * errors[0]
+
+
 def test_layer_norm_is_float32_in_bfloat16():
     model = Model(dtype='bfloat16', **TINY)
     images = images_like(2, 8, 8, 3)
@@ -415,6 +442,7 @@ def test_unknown_variants_are_refused(name, message):
         ),
         ({'posemb': 'learned'}, "unknown posemb 'learned'; did you mean 'learn'"),
         ({'gelu': 'exact'}, "unknown gelu 'exact'"),
+        ({'residual_dtype': 'half'}, "unknown residual_dtype 'half'"),
         ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),
         ({'num_heads': 7}, 'width 768 is not a multiple of num_heads 7'),
         ({'drop_path': 1.0}, 'drop_path must be at least 0 and below 1, not 1.0'),

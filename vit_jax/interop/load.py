@@ -40,7 +40,7 @@ Size = tuple[int, int]  # height and width in pixels
 _FREE = {
     *('name', 'num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
     *('scan', 'remat', 'dtype', 'gelu', 'norm_eps', 'posemb_std', 'head_norm'),
-    'pool_padding',
+    *('attention', 'residual_dtype', 'pool_padding'),
 }
 
 

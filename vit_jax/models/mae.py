@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Float32, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import vit
 from vit_jax.nn import positions
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
 from vit_jax.nn.parameter_pictures import (
     ParameterPictures,
@@ -44,6 +45,8 @@ class Model(nn.Module):
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recompute blocks in the backward pass; see `Encoder`.
+      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
+        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
@@ -65,10 +68,12 @@ class Model(nn.Module):
     norm_eps: float = 1e-6
     scan: bool = False
     remat: bool = False
+    attention: str = 'auto'
     dtype: str = 'float32'
 
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
+        check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, vit.DTYPES)
         check_rate('mask_ratio', self.mask_ratio)
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
@@ -178,7 +183,12 @@ class Model(nn.Module):
         """What makes blocks and a final norm, given their name."""
         shared: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
         block = functools.partial(
-            Block, num_heads=num_heads, mlp_dim=mlp_dim, gelu=self.gelu, **shared
+            Block,
+            num_heads=num_heads,
+            mlp_dim=mlp_dim,
+            gelu=self.gelu,
+            attention_by=self.attention,
+            **shared,
         )
         return functools.partial(Encoder, block, depth, scan=self.scan, remat=self.remat, **shared)
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models import _resize
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
 from vit_jax.nn.parameter_pictures import (
@@ -103,7 +104,11 @@ class Model(nn.Module):
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recompute blocks in the backward pass; see `Encoder`.
+      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
+        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: of the sums that blocks add to; that of the computation if None. 'float32'
+        beside bfloat16 is what big_vision does.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or `pos_embed`.
@@ -129,14 +134,19 @@ class Model(nn.Module):
     norm_eps: float = 1e-6
     scan: bool = False
     remat: bool = False
+    attention: str = 'auto'
     dtype: str = 'float32'
+    residual_dtype: str | None = None
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
         check_choice('posemb', self.posemb, POSEMBS)
         check_choice('head_norm', self.head_norm, HEAD_NORMS)
         check_choice('gelu', self.gelu, GELUS)
+        check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, DTYPES)
+        if self.residual_dtype is not None:
+            check_choice('residual_dtype', self.residual_dtype, DTYPES)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
         check_multiple('width', self.width, 'num_heads', self.num_heads)
@@ -240,12 +250,14 @@ class Model(nn.Module):
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
-        x = self._patches(images, dtype)
+        # Blocks add to what they get, in its dtype; all else in them is cast by their norms.
+        residual = jnp.dtype(self.residual_dtype or dtype)
+        x = self._patches(images, dtype).astype(residual)
         if self.pool in WITH_CLASS_TOKEN:
             token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
-            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(dtype)
+            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(residual)
             x = jnp.concatenate([token, x], axis=1)
-        x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(dtype)
+        x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(residual)
         return Dropout(self.dropout)(x, train)
 
     def _patches(self, images: Array, dtype: Any) -> Array:
@@ -269,6 +281,7 @@ class Model(nn.Module):
             gelu=self.gelu,
             norm_eps=self.norm_eps,
             dtype=dtype,
+            attention_by=self.attention,
         )
         return Encoder(
             block,

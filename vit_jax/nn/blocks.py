@@ -57,6 +57,7 @@ class Block(nn.Module):
         z  = MLP(LN(z')) + z'
 
     Each sum is preceded by dropout and, with probability `drop_path`, by dropping the whole branch.
+    `attention_by` is the `attention` of `MultiHeadAttention`.
     """
 
     num_heads: int
@@ -66,6 +67,7 @@ class Block(nn.Module):
     gelu: str = 'tanh'
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
+    attention_by: str = 'xla'
 
     @nn.compact
     def __call__(
@@ -79,7 +81,11 @@ class Block(nn.Module):
 
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
         attention = MultiHeadAttention(
-            self.num_heads, dropout=self.attention_dropout, dtype=self.dtype, name='attention'
+            self.num_heads,
+            dropout=self.attention_dropout,
+            dtype=self.dtype,
+            attention=self.attention_by,
+            name='attention',
         )
         x = add(attention(norm(x), train=train))
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import attend, attention_weights
+from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.stochastic import Dropout
 
@@ -44,11 +45,12 @@ class Heads(nn.Module):
 
     @nn.compact
     def __call__(
-        self, *inputs: Float[Array, '*B _ D'] | None
-    ) -> tuple[Float[Array, '*B H _ K'] | None, ...]:
+        self, *inputs: Float[Array, '*B _ D'] | None, side_by_side: bool = False
+    ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | Float[Array, '*B _ E']:
         """One projection of each input; None where an input is None.
 
-        Neighbours that are one and the same array share a matrix product.
+        Neighbours that are one and the same array share a matrix product. With `side_by_side` all
+        are the same, and their projections come as one array, [* N CHK].
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -56,6 +58,8 @@ class Heads(nn.Module):
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
         kernel = self.param('kernel', init, (width, *shape))
         bias = self.param('bias', nn.initializers.zeros, shape)
+        if side_by_side:
+            return self._multiply(next(_runs(inputs))[0], kernel, bias)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
             heads[places] = self._project(x, kernel[:, places], bias[places])
@@ -63,11 +67,14 @@ class Heads(nn.Module):
 
     def _project(self, x: Array, kernel: Array, bias: Array) -> list[Array]:
         """The projections of one input by some of the kernels."""
-        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-        y = x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
+        y = self._multiply(x, kernel, bias)
         # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
         parts = jnp.split(y, len(bias), axis=-1)
         return [part.reshape(*x.shape[:-1], *bias.shape[1:]).swapaxes(-3, -2) for part in parts]
+
+    def _multiply(self, x: Array, kernel: Array, bias: Array) -> Array:
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        return x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
@@ -110,12 +117,18 @@ class MultiHeadAttention(nn.Module):
         Besides these there is `out`.
       dropout: on the weights.
       dtype: of the computation; the softmax stays float32.
+      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, for tokens that look at
+        themselves without mask, bias or dropout; or 'auto': the kernel where it can be used.
+
+    Raises:
+      UserError: if 'pallas' is asked for what the kernel cannot do.
     """
 
     num_heads: int
     kernels: tuple[str, ...] = ('qkv',)
     dropout: float = 0.0
     dtype: Any = jnp.float32
+    attention: str = 'xla'
 
     def setup(self) -> None:
         for name in self.kernels:
@@ -144,7 +157,10 @@ class MultiHeadAttention(nn.Module):
           train: whether dropout acts.
         """
         key = query if key is None else key
-        heads = self._project(query, key, key if value is None else value)
+        value = key if value is None else value
+        if self._takes_kernel(query, key, value, mask, bias, train):
+            return self._attend_in_kernel(query)
+        heads = self._project(query, key, value)
         return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
 
     def project(
@@ -178,6 +194,37 @@ class MultiHeadAttention(nn.Module):
         heads = self._project(x, x, x)
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
+
+    def _takes_kernel(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Array | None,
+        bias: Array | None,
+        train: bool,
+    ) -> bool:
+        if self.attention == 'xla' or self.is_initializing():
+            return False
+        if self.is_mutable_collection('intermediates'):  # the weights are wanted
+            return False
+        obstacle = ''
+        if not query is key is value or self.kernels != ('qkv',):
+            obstacle = 'is for tokens that look at themselves'
+        elif mask is not None or bias is not None:
+            obstacle = 'knows no masks and biases of scores'
+        elif train and self.dropout:
+            obstacle = f'drops no weights, and attention_dropout is {self.dropout}'
+        itemsize = jnp.dtype(self.dtype).itemsize
+        return takes_kernel(self.attention, query.shape, self.num_heads, itemsize, obstacle)
+
+    def _attend_in_kernel(self, x: Array) -> Array:
+        from vit_jax.nn.attention_kernel import self_attention
+
+        qkv = self.qkv(x, x, x, side_by_side=True)
+        y = on_every_device(lambda qkv: self_attention(qkv, self.num_heads))(qkv)
+        heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
+        return self.out(heads)
 
     def _project(self, *inputs: Array | None) -> dict[str, Any]:
         """The heads by letter: of queries `q`, keys `k` and values `v`."""

@@ -13,6 +13,7 @@ import re
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
 
 LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
+ESTIMATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
 
 
@@ -25,6 +26,9 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
         lhs = computation[instruction.operands[0]].arrays[0].shape
         terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
         return 2 * math.prod(instruction.arrays[0].shape) * terms
+    if instruction.opcode == 'custom-call':  # a kernel, which says itself what it computes
+        match = ESTIMATED.search(instruction.attributes)
+        return int(match[1]) if match else 0
     return sum(
         flops(module, called, inner)
         for called in map(module.computations.__getitem__, instruction.called)

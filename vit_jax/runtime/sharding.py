@@ -8,6 +8,7 @@ run stopped under one layout resumes under any other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
@@ -110,7 +112,7 @@ class Jit:
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
         return jax.jit(
-            train_step,
+            _told(train_step, self._target),
             in_shardings=(state, batch),
             out_shardings=(state, replicated),
             donate_argnums=0,
@@ -118,7 +120,19 @@ class Jit:
 
     def compile_eval(self, eval_step: Callable) -> Callable:
         """(variables, batch) -> what an eval or predict step returns, replicated."""
-        return jax.jit(eval_step, out_shardings=NamedSharding(self.mesh, P()))
+        replicated = NamedSharding(self.mesh, P())
+        return jax.jit(_told(eval_step, self._target), out_shardings=replicated)
+
+    @property
+    def _target(self) -> Devices:
+        """For what the compiler cannot split itself."""
+        map_rows = partial(jax.shard_map, mesh=self.mesh, in_specs=BATCH, out_specs=BATCH)
+        return Devices(
+            _kind(self.mesh),
+            self.num_shards,
+            partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
+            whole=self.mesh.shape['tensor'] == 1,
+        )
 
     def to_global(self, state: PyTree) -> PyTree:
         return state
@@ -154,10 +168,12 @@ class Pmap:
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state
+        train_step = _told(train_step, Devices(_kind(self.mesh)))
         step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
         return lambda state, batch: _first_metrics(step(state, batch))
 
     def compile_eval(self, eval_step: Callable) -> Callable:
+        eval_step = _told(eval_step, Devices(_kind(self.mesh)))
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
         return lambda variables, batch: _first(step(variables, batch))
 
@@ -176,6 +192,21 @@ class Pmap:
 
 
 Layout = Jit | Pmap
+
+
+def _kind(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].device_kind
+
+
+def _told(step: Callable, devices: Devices) -> Callable:
+    """A step whose model knows, while it is traced, what it will run on."""
+
+    @functools.wraps(step)
+    def told(*args: Any) -> Any:
+        with runs_on(devices):
+            return step(*args)
+
+    return told
 
 
 def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

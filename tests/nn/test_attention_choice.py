@@ -1,0 +1,183 @@
+"""When models take the attention kernel of TPUs, in every layout and way of making blocks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax import step as step_lib
+from vit_jax.errors import UserError
+from vit_jax.models import mae, vit
+from vit_jax.nn import attention_kernel
+from vit_jax.nn.attention import causal_mask
+from vit_jax.nn.attention_choice import Devices, runs_on, takes_kernel
+from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.runtime import sharding
+from vit_jax.tasks.classify import Task
+
+SIZE = {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
+TPU = Devices('TPU v5 lite')
+LAYOUTS = {
+    'one': {},
+    'fsdp': {'fsdp': 8, 'min_split_size': 8},
+    'pmap': {'strategy': 'pmap'},
+}
+ROWS = 16
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Shapes of what the kernel was called with; it runs as plain JAX."""
+    found = []
+    real = functools.partial(attention_kernel.self_attention, interpret=True)
+
+    def called(qkv, num_heads):
+        found.append(qkv.shape)
+        return real(qkv, num_heads)
+
+    monkeypatch.setattr(attention_kernel, 'self_attention', called)
+    return found
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (ROWS, 16, 16, 3), np.uint8)
+    return {'image': images, 'label': np.arange(ROWS, dtype=np.int32) % 3}
+
+
+def init(model):
+    """A state none of whose parameters is at its initial zero."""
+    one = jax.tree.map(lambda x: jnp.asarray(x[:1]), batch())
+    variables = step_lib.init_variables(model, Task(), one, seed=0)
+    moved = jax.tree.map(
+        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), variables
+    )
+    return step_lib.init_state(moved, optax.sgd(1.0), seed=0, ema=False)
+
+
+def trained(model, layout_name, **options):
+    """The parameters after a step."""
+    devices = jax.devices()[: 1 if layout_name == 'one' else 8]
+    layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
+    train_step = step_lib.make_train_step(
+        model, Task(), optax.sgd(1.0), axis_name=layout.axis_name, **options
+    )
+    make = functools.partial(init, model)
+    step = layout.compile_train(train_step, jax.eval_shape(make))
+    state, _ = step(layout.create(make), layout.put_batch(batch()))
+    return jax.tree.map(np.asarray, layout.to_global(state).params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('layout', 'fields', 'options', 'rows'),
+    [
+        ('one', {'scan': True, 'depth': 2}, {}, ROWS),
+        ('fsdp', {'remat': True}, {'accum_steps': 2}, 1),
+        ('pmap', {}, {}, 2),
+    ],
+)
+def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, options, rows):
+    fields = {'num_classes': 3, **SIZE, **fields}
+    expected = trained(vit.Model(**fields, attention='xla'), 'one')
+    assert not calls
+    monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
+    found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
+    assert set(calls) == {(rows, 5, 48)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
+def test_on_other_devices_auto_is_the_very_program_of_xla(calls):
+    images = jnp.zeros((2, 16, 16, 3))
+
+    def program(attention, devices):
+        model = vit.Model(**SIZE, attention=attention)
+        params = jax.eval_shape(model.init, jax.random.key(0), images)
+        with runs_on(devices):
+            return str(jax.make_jaxpr(model.apply)(params, images))
+
+    assert program('auto', Devices('cpu')) == program('xla', Devices('cpu'))
+    assert program('xla', TPU) == program('xla', Devices('cpu'))
+    assert not calls
+    assert program('auto', TPU) != program('xla', TPU)
+    assert calls
+
+
+def test_the_two_transformers_of_mae_take_it(calls):
+    model = mae.Model(
+        **SIZE, decoder_width=8, decoder_depth=1, decoder_mlp_dim=8, decoder_heads=2, mask_ratio=0.5
+    )
+    images, noise = jnp.zeros((2, 16, 16, 3)), jnp.zeros((2, 4))
+    variables = jax.eval_shape(model.init, jax.random.key(0), images, noise)
+    with runs_on(TPU):
+        jax.eval_shape(model.apply, variables, images, noise)
+    assert calls == [(2, 3, 48), (2, 5, 24)]
+
+
+def test_whoever_wants_the_weights_gets_them(calls):
+    model = vit.Model(**SIZE, attention='pallas')
+    images = jnp.zeros((2, 16, 16, 3))
+    with runs_on(TPU):
+        variables = jax.eval_shape(model.init, jax.random.key(0), images)
+        seen = functools.partial(model.apply, mutable='intermediates')
+        _, kept = jax.eval_shape(seen, variables, images)
+    maps = model.attention_maps(kept['intermediates'], images)
+    assert [m.weights.shape for m in maps] == [(2, 2, 5, 5)]
+    assert not calls
+
+
+def attend(layer, *inputs, devices=TPU, **options):
+    x = jnp.zeros((2, 5, 16))
+    variables = jax.eval_shape(layer.init, jax.random.key(0), x)
+    with runs_on(devices):
+        rngs = {'dropout': jax.random.key(0)}
+        call = functools.partial(layer.apply, rngs=rngs, **options)
+        jax.eval_shape(call, variables, x, *(jnp.zeros((2, n, 16)) for n in inputs))
+
+
+@pytest.mark.parametrize(
+    ('fields', 'inputs', 'options', 'message'),
+    [
+        ({}, (7,), {}, 'look at themselves'),
+        ({'kernels': ('q', 'kv')}, (), {}, 'look at themselves'),
+        ({}, (), {'mask': causal_mask(5)}, 'no masks'),
+        ({}, (), {'bias': jnp.zeros((1, 2, 5, 5))}, 'no masks and biases'),
+        ({'dropout': 0.1}, (), {'train': True}, 'attention_dropout is 0.1'),
+        ({}, (), {'devices': Devices('cpu')}, 'this is cpu'),
+        ({}, (), {'devices': TPU._replace(whole=False)}, 'config.parallel.tensor'),
+        ({}, (), {'devices': TPU._replace(shards=4)}, 'a multiple of 4'),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_left_to_xla_or_refused(
+    calls, fields, inputs, options, message
+):
+    layer = functools.partial(MultiHeadAttention, 2, **fields)
+    attend(layer(attention='auto'), *inputs, **options)
+    with pytest.raises(UserError, match=message) as caught:
+        attend(layer(attention='pallas'), *inputs, **options)
+    assert '\n' not in str(caught.value)
+    assert not calls
+
+
+def test_dropout_that_does_not_act_is_no_obstacle(calls):
+    attend(MultiHeadAttention(2, dropout=0.1, attention='pallas'))
+    assert calls == [(2, 5, 48)]
+
+
+def test_a_sequence_has_to_fit_the_chip():
+    shape = (1, 577, 768)
+    with runs_on(TPU):
+        assert takes_kernel('auto', shape, 12, 2)
+    with runs_on(Devices('TPU v4')):
+        assert takes_kernel('auto', (1, 197, 768), 12, 2)
+        assert not takes_kernel('auto', shape, 12, 2)
+        with pytest.raises(UserError, match='577 tokens of width 768 need'):
+            takes_kernel('pallas', shape, 12, 2)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UserError, match='attention'):
+        vit.Model(attention='flash')

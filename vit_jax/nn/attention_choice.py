@@ -1,0 +1,114 @@
+"""Which program computes attention: XLA's, or the kernel of TPUs.
+
+The choice is made while a model is traced, from what the program that is being traced will run on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+
+ATTENTIONS = ('auto', 'xla', 'pallas')
+MIB = 2**20
+# VMEM of a core by the names that JAX gives devices, as `pallas.tpu.get_tpu_info` has it. Unknown
+# chips are taken for the smallest.
+VMEM = {
+    'TPU v5 lite': 128 * MIB,
+    'TPU v5e': 128 * MIB,
+    'TPU v5': 64 * MIB,
+    'TPU v5p': 64 * MIB,
+    'TPU v6 lite': 128 * MIB,
+    'TPU v6e': 128 * MIB,
+}
+SMALLEST = 16 * MIB
+# The compiler keeps other arrays there as well.
+SHARE = 0.75
+
+Rows = Float[Array, 'B ...']
+
+
+class Devices(NamedTuple):
+    """What a program runs on.
+
+    Attributes:
+      kind: of a device, as JAX names it.
+      shards: into how many parts the batch of this program is split.
+      map_rows: makes a function of rows, (array) -> array, run on every device's own; None where
+        the program has one device, and nothing is split.
+      whole: whether a device has the whole of every row, not some heads.
+    """
+
+    kind: str
+    shards: int = 1
+    map_rows: Callable[[Callable[[Array], Array]], Callable[[Array], Array]] | None = None
+    whole: bool = True
+
+
+_devices: ContextVar[Devices | None] = ContextVar('devices', default=None)
+
+
+@contextlib.contextmanager
+def runs_on(devices: Devices) -> Iterator[None]:
+    """Says what the program that is being traced will run on.
+
+    Enter it inside the traced function. Outside of it attention is XLA's, which runs everywhere.
+    """
+    token = _devices.set(devices)
+    try:
+        yield
+    finally:
+        _devices.reset(token)
+
+
+def takes_kernel(
+    attention: str, shape: tuple[int, ...], num_heads: int, itemsize: int, obstacle: str = ''
+) -> bool:
+    """Whether `self_attention` computes it.
+
+    Args:
+      attention: of ATTENTIONS.
+      shape: of the tokens, [B N D].
+      num_heads: H.
+      itemsize: bytes of an element.
+      obstacle: what the layer wants that the kernel cannot do.
+
+    Raises:
+      UserError: if the kernel is asked for by name, and cannot.
+    """
+    devices = _devices.get()
+    if attention == 'xla' or devices is None:
+        return False
+    why = obstacle or _obstacle(devices, shape, num_heads, itemsize)
+    if why and attention == 'pallas':
+        raise UserError(f"attention='pallas' {why}; choose 'auto'")
+    return not why
+
+
+def on_every_device(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The function, applied to the rows that each device has."""
+    devices = _devices.get()
+    return devices.map_rows(function) if devices and devices.map_rows else function
+
+
+def _obstacle(devices: Devices, shape: tuple[int, ...], num_heads: int, itemsize: int) -> str:
+    """Why these devices cannot run the kernel on these tokens; empty if they can."""
+    if not devices.kind.startswith('TPU'):
+        return f'needs a TPU, and this is {devices.kind}'
+    if not devices.whole:
+        return 'splits no heads over devices, as config.parallel.tensor does'
+    if len(shape) != 3 or shape[0] % devices.shards:
+        return f'needs [B N D] with B a multiple of {devices.shards}, not {list(shape)}'
+    from vit_jax.nn.attention_kernel import vmem_bytes
+
+    _, tokens, width = shape
+    needed, there = vmem_bytes(tokens, width, num_heads, itemsize), VMEM.get(devices.kind, SMALLEST)
+    if needed > SHARE * there:
+        sizes = f'{needed / MIB:.0f} of {there / MIB:.0f} MiB'
+        return f'keeps whole sequences in VMEM: {tokens} tokens of width {width} need {sizes}'
+    return ''
