@@ -2,8 +2,10 @@
 
     python -m vit_jax train --config experiments/detr/scenes.py --workdir runs/scenes
 
-Expected: AP50 >= 0.90 on the 500 test images, whose digits are not those of training, in under
-2 hours on 2 CPU cores. Not measured yet.
+Expected: not known, for its 24 epochs have not been run to the end. Measured: AP50 of 0.058 on the
+500 test images, whose digits are not those of training, after 6 epochs (3,750 steps) in 13 minutes
+of one CPU core, which took 34 on a machine with other work. It had gone from 0.012 after 4 epochs
+and 0.023 after 5: boxes come first, and classes had just begun.
 """
 
 from ml_collections import ConfigDict
@@ -41,9 +43,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evals = dict(test=test, ap=dict(test, evaluator='coco_ap'))
 
     config.optim = dict(name='adamw', lr=8e-4, weight_decay=1e-4, clip_norm=0.1, b2=0.99)
-    # Constant until the cooldown, so that a run can be made longer while it goes.
+    # Constant, with an average of the weights, so that `train --extend` makes a run longer.
     config.optim.schedule = dict(name='constant', warmup='2 steps' if smoke else '200 steps')
-    config.optim.schedule.cooldown = '20%'
     config.step = dict(accum_steps=1, ema_decay=0.0 if smoke else 0.998)
     config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '1 epoch')
     config.every.checkpoint = '20' if smoke else '1 epoch'
