@@ -1,5 +1,6 @@
 """Colours as classes: how many, who is whose neighbour, and what rare ones weigh."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,6 +48,15 @@ def test_soft_labels_are_gaussians_of_the_five_nearest():
         gaussian = np.exp(-(row[bins[i]] ** 2) / 50)
         np.testing.assert_allclose(weights[i], gaussian / gaussian.sum(), atol=1e-4)
     np.testing.assert_array_equal(bins[:, 0], color_bins.nearest(AB))
+
+
+def test_who_takes_the_nearest_alone_does_not_make_xla_sort_all_bins():
+    def nearest_and_weights(ab):
+        bins, weights = color_bins.soft_encode(ab)
+        return bins[..., 0], bins, weights
+
+    program = jax.jit(nearest_and_weights).lower(AB).compile().as_text()
+    assert 'custom_call_target="TopK"' in program and ' sort(' not in program
 
 
 def test_the_annealed_mean_goes_from_the_mean_to_the_mode():

@@ -65,7 +65,8 @@ def soft_encode(
 
     The weights are Gaussian in the distance, with a deviation of 5.
     """
-    closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBOURS)
+    # A caller's slice of the bins, merged with that of `top_k`, would make XLA sort all of them.
+    closeness, bins = jax.lax.optimization_barrier(jax.lax.top_k(-_distances(ab), NEIGHBOURS))
     return bins, jax.nn.softmax(closeness / (2 * SIGMA**2), axis=-1)
 
 
