@@ -8,8 +8,8 @@ r"""ColTran core: coarse colours of grey images, drawn pixel by pixel.
 Kumar et al., 2021, arXiv:2102.04432: ImageNet at 64 x 64 pixels, RMSprop, 450,000 steps of 224
 images, an average of the parameters. Expected, as published of all three networks together: FID
 19.37 on ImageNet; in more than 60 % of cases people prefer the best of three samples to the true
-colours. Not measured by this project yet. See `coltran_color.py` and `coltran_spatial.py` for the
-networks that make fine colours and large images of the samples.
+colours. Not measured by this project yet. See `coltran_upsamplers.py` for the networks that
+make fine colours and large images of the samples.
 
 Planned (`scaling plan --config experiments/colorization/coltran_core.py`; TPU v3 at 40 % of its
 peak): 46,356,936 parameters, 100 exaFLOPs, 563 chip-hours; the authors used 16 TPU v2 chips.
