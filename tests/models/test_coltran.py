@@ -145,6 +145,23 @@ def test_parameter_count_is_exact():
     assert count == encoder + decoder + 2 * d + d * 512 + 512
 
 
+@pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
+def test_what_is_learnt_of_places_is_resized_with_the_image(model, variables, method):
+    params = variables['params']
+    resized, notes = model.resize_params(params, None, (7, 9), method)
+    assert notes == [f'columns, relative_bias, rows, weights: resized to 7 x 9 places ({method})']
+    place = jax.ShapeDtypeStruct((1, 7, 9), jnp.int32)
+    fresh = jax.eval_shape(model.init, jax.random.key(0), place, place)['params']
+    assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)
+    for layer, places in (('columns_0', (HEIGHT, 7)), ('rows_0', (WIDTH, 9))):
+        old, new = (
+            tree['outer'][layer]['attention']['relative_bias'] for tree in (params, resized)
+        )
+        middles = [bias[:, count - 1] for bias, count in zip((old, new), places, strict=True)]
+        np.testing.assert_allclose(*middles, rtol=1e-6)  # of a place at itself
+    assert model.resize_params(params, None, (HEIGHT, WIDTH), method) == (params, [])
+
+
 def test_mistakes(model, variables):
     with pytest.raises(UserError, match='width 16 is not a multiple of num_heads 3'):
         Model(**TINY | {'num_heads': 3})

@@ -73,6 +73,19 @@ def test_parameter_counts_are_exact(levels, depth, side):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
 
 
+def test_what_is_learnt_of_places_is_resized_with_the_image():
+    model = Model(**TINY)
+    params = jax.jit(model.init)(jax.random.key(0), GREY, COARSE, CHANNELS)['params']
+    resized, notes = model.resize_params(params, (3, 4), (6, 5))
+    assert notes == ['columns, relative_bias, rows: resized to 6 x 5 places (bilinear)']
+    inputs = (jnp.zeros((1, 6, 5), jnp.uint8), jnp.zeros((1, 6, 5, 3), jnp.uint8), CHANNELS[:1])
+    fresh = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
+    assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)
+    old, new = (np.asarray(tree['encoder']['positions']['rows']) for tree in (params, resized))
+    np.testing.assert_allclose(new[[0, 5]], old[[0, 2]], rtol=1e-6)
+    np.testing.assert_allclose(new[1], 0.6 * old[0] + 0.4 * old[1], rtol=1e-5)
+
+
 def test_mistakes():
     with pytest.raises(UserError, match='levels must be a divisor of 256, not 7'):
         Model(levels=7)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import numpy as np
+
 from vit_jax.errors import UserError
 from vit_jax.ops import resize
 
@@ -45,6 +48,51 @@ def positions(
     sizes = (f'{height} x {width}' for height, width in (old_grid, new_grid))
     note = f'pos_embed: {" patches resized to ".join(sizes)} ({method})'
     return params | {'pos_embed': table}, [note]
+
+
+def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
+    """`params` of axial attention (`nn.axial`) for another grid of places.
+
+    Positions and the weights of summaries are resized like a picture. The numbers of relative
+    distances are stretched with the image, so that 0 keeps its own.
+
+    Args:
+      params: a tree with layers `rows_i` and `columns_i`.
+      new_grid: rows and columns of places.
+      method: 'bilinear' or 'bicubic'; see `ops.resize.grid`.
+
+    Returns:
+      The parameters, and what was changed, as notes for people.
+    """
+    changed = set()
+
+    def resized(path: tuple[Any, ...], leaf: Any) -> Any:
+        names = [str(key.key) for key in path]
+        new = _of_place(names, leaf, new_grid, method)
+        if new is None or new.shape == leaf.shape:
+            return leaf
+        changed.add(names[-1])
+        return new
+
+    params = jax.tree_util.tree_map_with_path(resized, params)
+    size = f'{new_grid[0]} x {new_grid[1]} places ({method})'
+    return params, [f'{", ".join(sorted(changed))}: resized to {size}'] if changed else []
+
+
+def _of_place(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
+    """A parameter of `nn.axial` for another grid; None if it depends on no grid."""
+    height, width = size
+    match names:
+        case [*_, 'positions', 'rows']:
+            return resize.grid(leaf, (height, 1), method)
+        case [*_, 'positions', 'columns']:
+            return resize.grid(leaf[None], (1, width), method)[0]
+        case [*_, 'weights']:
+            return resize.grid(leaf, size, method)
+        case [*_, layer, 'attention', 'relative_bias']:
+            places = width if layer.startswith('rows') else height
+            return resize.grid(leaf[..., None], (len(leaf), 2 * places - 1), method)[..., 0]
+    return None
 
 
 def patch_size(params: Params) -> int | None:

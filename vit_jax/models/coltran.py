@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt8
 
 from vit_jax.errors import check_choice, check_multiple
+from vit_jax.models import _resize
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
@@ -169,6 +170,20 @@ class Model(nn.Module):
         return axial_maps(
             intermediates, ('encoder', 'outer', 'inner'), (grey.shape[1], grey.shape[2])
         )
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images of another size, as `vit.Model.resize_params`.
+
+        Positions, relative biases and the weights of summaries change.
+        """
+        del old_size
+        return _resize.axial(params, new_size, method)
 
     def _encode(self, grey: Array) -> Float[Array, 'B H W D']:
         return self.encoder(self.embed_grey(grey.astype(jnp.int32)))

@@ -5,12 +5,14 @@ channel, the spatial upsampler from all 256 levels of an image with few pixels, 
 """
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
 from vit_jax.errors import UserError, check_choice, check_multiple
+from vit_jax.models import _resize
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer
@@ -104,3 +106,17 @@ class Model(nn.Module):
         """What each place looked at for the first channel, laid back onto the image."""
         grid, every = (grey.shape[1], grey.shape[2]), channels.shape[1]
         return axial_maps(intermediates, ('encoder',), grid, every)
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images of another size, as `vit.Model.resize_params`.
+
+        Positions and relative biases change.
+        """
+        del old_size
+        return _resize.axial(params, new_size, method)

@@ -57,6 +57,22 @@ def pinv_patch_kernel(
     return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new).T))
 
 
+def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray, 'i j D']:
+    """What is learnt of each place of a grid, for another grid.
+
+    Args:
+      x: of the old places.
+      size: rows and columns of the new grid.
+      method: 'bilinear' (`bilinear_align_corners`) or 'bicubic' (`bicubic_half_pixel`).
+
+    Raises:
+      UserError: if there is no such method.
+    """
+    if method not in _METHODS:
+        raise UserError(nearest('method to resize position embeddings', method, _METHODS))
+    return _METHODS[method](x, size)
+
+
 def position_embedding(
     table: Float[Values, '1 N D'],
     old_grid: Size,
@@ -69,14 +85,12 @@ def position_embedding(
     Args:
       table: `num_prefix` rows (of the class token), then the grid line by line.
       old_grid, new_grid: rows and columns of patches.
-      method: 'bilinear' (`bilinear_align_corners`) or 'bicubic' (`bicubic_half_pixel`).
+      method: of `grid`.
       num_prefix: rows that have no place in the grid.
 
     Raises:
       UserError: if there is no such method, a grid is empty, or the table is not of `old_grid`.
     """
-    if method not in _METHODS:
-        raise UserError(nearest('method to resize position embeddings', method, _METHODS))
     if min(*old_grid, *new_grid) < 1:
         raise UserError(f'a grid has at least 1x1 patches: {_text(old_grid)}, {_text(new_grid)}')
     table = np.asarray(table)
@@ -84,8 +98,8 @@ def position_embedding(
     if rows != old_grid[0] * old_grid[1]:
         raise UserError(f'a position embedding of {rows} patches is not of {_text(old_grid)}')
     prefix, patches = table[0, :num_prefix], table[0, num_prefix:]
-    grid = _METHODS[method](patches.reshape(*old_grid, -1), new_grid)
-    return np.concatenate([prefix, grid.reshape(-1, grid.shape[-1])])[None]
+    resized = grid(patches.reshape(*old_grid, -1), new_grid, method)
+    return np.concatenate([prefix, resized.reshape(-1, resized.shape[-1])])[None]
 
 
 _METHODS = {'bilinear': bilinear_align_corners, 'bicubic': bicubic_half_pixel}
