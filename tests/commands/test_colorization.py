@@ -8,6 +8,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax.ops import colors
+from vit_jax.viz import attention, colorize
 
 pytestmark = pytest.mark.slow  # a colorizer is trained
 
@@ -82,11 +83,17 @@ def test_no_file_is_written_over(run, files, folder, capsys):
     assert 'L.png is a file given' in capsys.readouterr().err
 
 
-def test_who_decided_the_colour_of_a_patch(run, files, folder, capsys):
+def test_who_decided_the_colour_of_a_patch(run, files, folder, capsys, monkeypatch):
+    """The maps lie on the grey image that the model saw."""
+    drawn, draw = [], attention.draw_layers
+    monkeypatch.setattr(
+        attention, 'draw_layers', lambda *a, **k: drawn.append(a[0]) or draw(*a, **k)
+    )
     picture = folder / 'looks.png'
     argv = ['attention', '--workdir', run, '--query', '2,5', '--out', picture, files['colour']]
     assert cli.main([str(word) for word in argv]) == 0
     assert '1 layers x 2 heads, 8 x 8 patches' in capsys.readouterr().out
+    assert len(drawn) == 1 and np.ptp(drawn[0]) > 0 and not colorize.has_colors(drawn[0])
 
 
 def test_mistakes(folder, capsys):

@@ -17,6 +17,7 @@ from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.inference import load as load_lib
 from vit_jax.inference.colorize import check_chain
+from vit_jax.ops import colors
 
 TINY = {'width': 8, 'num_heads': 1, 'mlp_dim': 8}
 CORE = {'model': {'name': 'coltran', 'encoder_depth': 1, 'outer_depth': 1, 'inner_depth': 1}}
@@ -78,6 +79,32 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
         json.loads(colorize('--json', '--seed', seed))[0]['samples'] for seed in ('0', '1')
     )
     assert len(again) == 3 and again != other
+
+
+def test_a_folder_gets_an_image_of_full_size_a_sample(colorize, tmp_path):
+    out = tmp_path / 'colours'
+    colorize('--samples', '2', '--out', str(out))
+    assert sorted(path.name for path in out.iterdir()) == ['photo_0.png', 'photo_1.png']
+    photo = np.asarray(Image.open(tmp_path / 'photo.png')) / np.float32(255)
+    for path in out.iterdir():
+        made = np.asarray(Image.open(path)) / np.float32(255)
+        assert made.shape == photo.shape and np.abs(made - photo).max() > 0.05
+        luminances = colors.to_grey(made), colors.to_grey(photo)
+        np.testing.assert_allclose(*luminances, atol=1.5 / 255)
+    colorize('--samples', '1', '--as-seen', '--out', str(tmp_path / 'seen'))
+    assert Image.open(tmp_path / 'seen' / 'photo_0.png').size == (4, 4)
+
+
+def test_no_file_given_is_written_over(colorize, tmp_path, capsys):
+    Image.new('L', (4, 4)).save(tmp_path / 'photo_1.png')
+    words = ['--samples', '2', '--out', str(tmp_path), str(tmp_path / 'photo_1.png')]
+    files = ('photo.png', 'photo_1.png')
+    before = [(tmp_path / name).read_bytes() for name in files]
+    argv = ['colorize', '--workdir', 'core', *words, str(tmp_path / 'photo.png')]
+    assert cli.main(argv) == 2
+    assert 'photo_1.png is a file given' in capsys.readouterr().err
+    assert [(tmp_path / name).read_bytes() for name in files] == before
+    assert not (tmp_path / 'photo_0.png').exists()
 
 
 def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):

@@ -24,14 +24,26 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
         raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e
 
 
-def save_images(
-    images: Iterable[Any], of: Sequence[str | pathlib.Path], folder: str, flag: str
-) -> Any:
-    """Writes an image for each file `of` which it was made, as NAME.png, and returns the folder.
+def is_folder(out: str) -> bool:
+    """Whether `--out` names a folder for images, rather than a picture of all of them."""
+    from vit_jax.storage import paths
+
+    path = paths.path(out)
+    return path.is_dir() or not path.suffix
+
+
+def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
+    """NAME.png for each file, or NAME_0.png, NAME_1.png, ... of so many samples."""
+    endings = [''] if samples is None else [f'_{i}' for i in range(samples)]
+    return [f'{pathlib.Path(file).stem}{ending}.png' for file in files for ending in endings]
+
+
+def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: str) -> Any:
+    """Writes images, and returns the folder.
 
     Args:
       images: uint8 [Y X 3]; the next is made when the last is written.
-      of: the files.
+      names: of `image_names`.
       folder: made if missing.
       flag: what named the folder.
 
@@ -45,27 +57,25 @@ def save_images(
     target = paths.path(folder)
     try:
         paths.make_folder(target)
-        for image, file in zip(images, of, strict=True):
+        for image, name in zip(images, names, strict=True):
             encoded = io.BytesIO()
             Image.fromarray(image).save(encoded, format='png')
-            paths.write_atomic(target / _name(file), encoded.getvalue())
+            paths.write_atomic(target / name, encoded.getvalue())
     except OSError as e:
         raise UserError(f'{flag} {folder!r} cannot be written: {e.strerror}') from e
     return target
 
 
-def check_names(of: Sequence[str | pathlib.Path], folder: str, flag: str) -> None:
+def check_names(
+    names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
+) -> None:
     """Raises UserError if `save_images` would write over one of the files, or one image twice."""
-    taken = {pathlib.Path(file).resolve() for file in of}
-    for file in of:
-        path = (pathlib.Path(folder) / _name(file)).resolve()
+    taken = {pathlib.Path(file).resolve() for file in files}
+    for name in names:
+        path = (pathlib.Path(folder) / name).resolve()
         if path in taken:
             raise UserError(
-                f'{flag} {folder!r}: {_name(file)} is a file given, or that of another one: choose '
+                f'{flag} {folder!r}: {name} is a file given, or that of another one: choose '
                 'another folder, or give one file of a name'
             )
         taken.add(path)
-
-
-def _name(file: str | pathlib.Path) -> str:
-    return f'{pathlib.Path(file).stem}.png'

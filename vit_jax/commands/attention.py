@@ -122,7 +122,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     from vit_jax.inference import attention as maps_of
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one
-    from vit_jax.viz import attention
+    from vit_jax.viz import attention, predictions
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = maps_of.look(run, batch_of_one(photo.fields))
@@ -131,6 +131,8 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     if len(last.key_grid) != 2:
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
     picture, query = photo.view(SIDE), parse_query(args.query)
+    seen = getattr(predictions.find(run.config.task.name), 'seen', None)
+    picture = picture if seen is None else seen(picture)
     factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': args.layer,

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vit_jax.commands._model import add_run_flags
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import (
+    check_names,
+    image_names,
+    is_folder,
+    save_figure,
+    save_images,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,10 +27,14 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import sharding
     from vit_jax.viz import coltran, figures
 
-    if args.out is not None:
+    folder = args.out is not None and is_folder(args.out)
+    if args.out is not None and not folder:
         figures.check_format(args.out, '--out')
     core = load_run(args.workdir, args.step, None, args.average, args.allow)
     core = dataclasses.replace(core, task=coltran.adapt_task(core.task, args))
+    names = image_names(args.image, core.task.samples)
+    if folder:
+        check_names(names, args.image, args.out, '--out')
     upsamplers = [load_run(path, allowed=args.allow) for path in args.upsampler]
     sharding.use_compilation_cache()
     colorize = colorizer(core, upsamplers, args.seed)
@@ -33,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
     def table(one: Colored) -> list[dict[str, Any]]:
         return coltran.table(one.samples, one.bits_per_dim, one.photo)
 
-    if args.out is not None:
+    if folder:
+        save_images(images(found, args.as_seen), names, args.out, '--out')
+    elif args.out is not None:
         panel = coltran.shown if args.as_seen else coltran.over_file
         panels = [panel(one.photo, one.samples) for one in found]
         save_figure(coltran.lines(panels), args.out, '--out')
@@ -51,6 +63,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
+    """Every sample of every photograph: its colours on the file, or what the models make."""
+    from vit_jax.viz import coltran
+
+    for one in found:
+        for sample in one.samples:
+            yield sample if as_seen else coltran.on_file(one.photo, sample)
+
+
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The flags."""
     from vit_jax.viz import coltran
@@ -65,11 +86,16 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         help='a run of coltran_upsampler; each goes on with what the one before has made',
     )
     coltran.add_flags(parser)
-    parser.add_argument('--out', metavar='FILE', help='a picture too: .png, .pdf, .svg or .jpg')
+    parser.add_argument(
+        '--out',
+        metavar='FILE',
+        help='a picture too: .png, .pdf, .svg or .jpg; or a folder, for an image of full size of '
+        'each sample, NAME_0.png, NAME_1.png, ...',
+    )
     parser.add_argument(
         '--as-seen',
         action='store_true',
-        help='draw what the models make at their size, not its colours on the file',
+        help='show what the models make at their size, not its colours on the file',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of the samples')

@@ -17,7 +17,13 @@ from vit_jax.commands._model import (
     task_name,
 )
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import check_names, save_figure, save_images
+from vit_jax.commands._pictures import (
+    check_names,
+    image_names,
+    is_folder,
+    save_figure,
+    save_images,
+)
 
 HELP = {'-h', '--help'}
 
@@ -65,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None and for_images(viz, args.out):
         pairs = zip(predictions, photos, strict=True)
         images = (viz.image(prediction, photo) for prediction, photo in pairs)
-        path = save_images(images, [photo.path for photo in photos], args.out, '--out')
+        path = save_images(images, image_names(args.image), args.out, '--out')
     elif args.out is not None:
         path = save_figure(viz.draw(predictions, photos, context), args.out, '--out')
     if args.json:
@@ -111,7 +117,7 @@ def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None
     from vit_jax.viz import figures
 
     if for_images(viz, args.out):
-        check_names(args.image, args.out, '--out')
+        check_names(image_names(args.image), args.image, args.out, '--out')
         return
     figures.check_format(args.out, '--out')
     if not hasattr(viz, 'draw'):
@@ -120,10 +126,7 @@ def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None
 
 def for_images(viz: ModuleType, out: str) -> bool:
     """Whether `--out` names a folder, for images of which there is one a file."""
-    from vit_jax.storage import paths
-
-    path = paths.path(out)
-    return hasattr(viz, 'image') and (path.is_dir() or not path.suffix)
+    return hasattr(viz, 'image') and is_folder(out)
 
 
 def print_tables(

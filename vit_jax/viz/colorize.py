@@ -85,8 +85,12 @@ def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> list[Picture]:
     made = [_thumbnail(image(prediction, photo))]
     if has_colors(original):
         made.append(_thumbnail(original))
-    grey = np.asarray(_grey(_thumbnail(original)))
-    return [_rgb(np.round(grey * 255).astype(np.uint8)), *made]
+    return [seen(_thumbnail(original)), *made]
+
+
+def seen(picture: Picture) -> Picture:
+    """The grey image that the model gets."""
+    return _rgb(np.round(np.asarray(_grey(picture)) * 255).astype(np.uint8))
 
 
 def _thumbnail(picture: Picture) -> Picture:

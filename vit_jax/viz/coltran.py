@@ -69,8 +69,8 @@ def is_grey(image: UInt8[np.ndarray, 'H W C']) -> bool:
     return bool((image == image[..., :1]).all())
 
 
-def luma(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
-    """What the model sees."""
+def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
+    """The grey image that the model gets."""
     grey = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
     return np.asarray(grey)[..., None].repeat(3, axis=-1)
 
@@ -86,7 +86,7 @@ def draw(
 def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The grey image, its samples, and the original where it has colours."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
-    pictures = [('grey', luma(photo.image)), *numbered]
+    pictures = [('grey', seen(photo.image)), *numbered]
     return pictures if is_grey(photo.image) else [*pictures, ('original', photo.image)]
 
 
@@ -96,6 +96,11 @@ def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     grey, _, *original = each[0]
     numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
     return [('grey', grey), *numbered, *(('original', picture) for picture in original)]
+
+
+def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
+    """The colours of a sample on the luminance of the file, as large as it is."""
+    return colorize.image({'ab': ab(sample)}, photo)
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from vit_jax.viz.coltran import Panels, is_grey, lines, luma, psnr
+from vit_jax.viz.coltran import Panels, is_grey, lines, psnr, seen
 from vit_jax.viz.predictions import Context, Photo
 
 WHOLE = True
@@ -26,7 +26,7 @@ def rows(
 
 def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> Panels:
     """The grey image, the coarse one, what is made of both, and the original if it has colours."""
-    shown = [('grey', luma(photo.image)), ('coarse', prediction['coarse'])]
+    shown = [('grey', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
     return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]
 

@@ -15,6 +15,8 @@ and may have
                                             `attention` draws; None for all
     image(prediction, photo)                the picture [Y X 3] of one file that `--out FOLDER`
                                             writes for each of them
+    seen(picture)                           what the model sees of a picture [H W 3] in bytes, where
+                                            that is less; `attention` draws its maps on it
     WHOLE                                   true if the model is to see whole files, squeezed to its
                                             size, not what the transforms of the run cut out
     COLUMNS                                 the keys that the table shows; by default every one
