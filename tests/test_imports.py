@@ -77,7 +77,7 @@ def ours(*names: str) -> tuple[str, ...]:
 ORDER = (
     ('errors', 'signatures', 'tree_paths'),
     ('runtime', 'optim', 'nn', 'ops'),
-    ('config', 'storage', 'models', 'tasks', 'step', 'evaluators'),
+    ('config', 'storage', 'models', 'tasks', 'step', 'evaluators', 'writers'),
     ('data', 'checkpoints', 'viz'),
     ('interop',),
     ('inference',),

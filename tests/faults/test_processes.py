@@ -37,6 +37,10 @@ def get_config(arg=None):
             evaluator='fewshot', source='digits', split='test', fit='train[:301]', seeds=2
         )
         config.evals.few.batch_size = 120
+        # Nothing is better by so much: all processes have to end at the second evaluation.
+        config.total = '9'
+        config.early_stop = dict(metric='min:test/loss', patience=1, min_delta=10.0)
+        config.checkpoint.keep_best = 'test/accuracy'
     return config
 """
 ENDLESS = '1000000'
@@ -109,7 +113,7 @@ def wait_for_steps(folder, processes, steps=3, timeout=120):
 
 @pytest.fixture(scope='module')
 def alone(run_cli, tmp_path_factory):
-    """Six steps by one process."""
+    """Six steps by one process, which ends early there."""
     folder = tmp_path_factory.mktemp('alone') / 'run'
     done = run_cli(*command(folder, 6))
     assert done.returncode == 0, done.stderr
@@ -140,7 +144,13 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     assert 'few/25_shot' in metrics(folder)[-1]
 
     (_, spoken), (_, silent) = results
-    assert 'step 6/6' in spoken
+    assert 'step 6/9' in spoken
+    best = [load_variables(run / 'checkpoints', 'best')[0] for run in (folder, alone)]
+    assert best[0] == best[1]
+    assert (
+        'no better in 1 evaluation since'
+        in json.loads((folder / 'result.json').read_text())['ended']
+    )
     assert 'step' not in silent
     assert len(list(folder.glob('events.*'))) == 1
 

@@ -11,7 +11,7 @@ from vit_jax.__main__ import main
 from vit_jax.data.fixed import FixedShapes
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.storage import run_folder
-from vit_jax.trainer.writer import EventFile
+from vit_jax.writers import tensorboard
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(EventFile, 'add', full)
+        patch.setattr(tensorboard.Writer, 'scalars', full)
         assert train(repo, tmp_path, flag) == EXIT_PREEMPTED
     said = capsys.readouterr().out
     trained = [line['step'] for line in run_folder.read_metrics(tmp_path) if 'train/loss' in line]

@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_once_and_nothing_more_is_tried(tmp_path, what):
     writer.write(1, TRAIN)
     full = pathlib.Path('/dev/full')
     if what == 'events':
-        writer.events._records = RecordWriter(full.open('wb'))
+        writer.writers['tensorboard']._records = RecordWriter(full.open('wb'))
     else:
         writer.lines = Lines(full)
     for step in (2, 3):

@@ -20,6 +20,7 @@ KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
     'optimizers': catalogue.optimizers,
     'schedules': catalogue.schedules,
     'evaluators': catalogue.evaluators,
+    'writers': catalogue.writers,
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 WIDTH, INDENT = 40, 4

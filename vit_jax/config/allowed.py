@@ -51,6 +51,9 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield 'model.name', _text(_group(config, 'model'), 'name')
     yield 'task.name', _text(_group(config, 'task'), 'name')
     yield 'init.from', split_family(_text(_group(config, 'init'), 'from'))[0]
+    writers = config.get('writers')
+    for writer in writers if isinstance(writers, (list, tuple)) else ():
+        yield 'writers', writer if isinstance(writer, str) else ''
     evals = _group(config, 'evals')
     places = {'data': _group(config, 'data')} | {f'evals.{k}': _group(evals, k) for k in evals}
     for place, section in places.items():

@@ -60,6 +60,11 @@ def evaluators() -> list[Named]:
     return modules_of('vit_jax.evaluators')
 
 
+def writers() -> list[Named]:
+    """What `config.writers` may name."""
+    return modules_of('vit_jax.writers')
+
+
 def transforms() -> list[Named]:
     """What `config.data.transforms` may be made of, with their arguments."""
     found = importlib.import_module('vit_jax.data.transforms.registry').plain()

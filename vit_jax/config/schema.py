@@ -48,6 +48,8 @@ class Config:
       init: what the parameters start from, instead of random numbers.
       branch: the run whose state is continued.
       early_stop: when the run ends before its total.
+      writers: who gets the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
+        dotted modules of your own, see `vit_jax.writers`.
     """
 
     seed: int
@@ -65,6 +67,7 @@ class Config:
     init: Group = dataclasses.field(default_factory=dict)
     branch: Group = dataclasses.field(default_factory=dict)
     early_stop: Group = dataclasses.field(default_factory=dict)
+    writers: tuple[str, ...] = ('tensorboard',)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -143,6 +146,11 @@ def evaluator_class(name: str) -> type[base.Evaluator]:
             f'evaluator name {name!r}: its Evaluator must be derived from {base.__name__}.Evaluator'
         )
     return found
+
+
+def writer_class(name: str) -> Any:
+    """The class that `name`, one of `config.writers`, stands for."""
+    return resolve('vit_jax.writers', name, 'Writer')
 
 
 def parameters(config: ConfigDict, section: str) -> Parameters:

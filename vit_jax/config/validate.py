@@ -94,6 +94,10 @@ def _check_ranges(config: ConfigDict) -> None:
     EarlyStop(**defaults.arguments(config, 'early_stop'))
     if keep_best := defaults.arguments(config, 'checkpoint')['keep_best']:
         goal.parse(keep_best, 'config.checkpoint.keep_best')
+    for name in config.get('writers', ()):
+        if not isinstance(name, str):
+            raise UserError(f'config.writers: {name!r} is no name')
+        schema.writer_class(name)
     schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step'))
 
 

@@ -4,6 +4,8 @@ config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for whatever was logged
 result.json      the final evaluation; only a run that is complete has one, or has ended early
 curves.png       the metrics, drawn
+writers.json     what services call the run, and what they were told
+wandb/           files of W&B
 profile/         a trace of some steps, of a run that was asked for one
 vocab.model      the vocabulary, of a run on text
 checkpoints/     a folder for each saved step, see `step_folder`
@@ -30,6 +32,8 @@ RESULT = 'result.json'
 ENDED = 'ended'  # in there: why a run ended before its last step
 CURVES = 'curves.png'
 PROFILE = 'profile'
+WRITERS = 'writers.json'
+WANDB = 'wandb'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
@@ -166,9 +170,9 @@ def saved_nothing(folder: paths.Path) -> bool:
 
 def clear(folder: paths.Path) -> None:
     """Delete all that a run writes but the lock, which whoever calls this holds."""
-    written = (CONFIG, METRICS, RESULT, CURVES, VOCAB)
+    written = (CONFIG, METRICS, RESULT, CURVES, VOCAB, WRITERS)
     for file in list(folder.iterdir()):
         if file.name in written or file.name.startswith(EVENTS):
             file.unlink()
-        elif file.name in (CHECKPOINTS, PROFILE):
+        elif file.name in (CHECKPOINTS, PROFILE, WANDB):
             paths.remove(file)

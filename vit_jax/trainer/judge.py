@@ -99,7 +99,8 @@ class Judge:
         metric = goal_lib.parse(best.goal, _WHERE[EARLY_STOP]).metric
         was = 'was never a number' if best.step is None else f'was best after step {best.step}'
         value = '' if best.value is None else f' ({best.value:.4f})'
-        return f'early stop: {metric} {was}{value}, and no better in {best.since} evaluations since'
+        times = f'{best.since} evaluation{"s" if best.since > 1 else ""}'
+        return f'early stop: {metric} {was}{value}, and no better in {times} since'
 
 
 def of_config(config: ConfigDict) -> Judge:

@@ -32,7 +32,7 @@ from vit_jax.trainer.judge import Bests
 from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
-FREE = ('evals', 'every', 'checkpoint', 'parallel')
+FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
 # What a branch is there to change.
 BRANCHED = (*FREE, 'total', 'early_stop', 'optim.schedule', 'init', 'branch')
 

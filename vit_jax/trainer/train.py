@@ -122,6 +122,7 @@ def train(
                 training.timetable.total,
                 beginning.step,
                 training.data.unit,
+                training.config.to_dict(),
                 failed=preemption.request,
             )
         surroundings = Surroundings(

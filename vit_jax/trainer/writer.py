@@ -1,14 +1,11 @@
-"""What a run says: metrics.jsonl, TensorBoard events, progress bar, curves."""
+"""What a run says: metrics.jsonl, `config.writers`, progress bar, curves."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
-import os
 import pathlib
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,13 +14,14 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
-from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.record_writer import RecordWriter
 
+from vit_jax.config import schema
+from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
 from vit_jax.viz import curves
+from vit_jax.writers import base
 
 UNKNOWN = '-:--'
 
@@ -54,6 +52,7 @@ class Writer:
       start_step: where this start resumes; later lines of an earlier start are
         dropped, because their steps will be taken again.
       unit: what the rate of training counts, as 'images'.
+      config: of the run; its writers get the same numbers.
       failed: called once, when something cannot be written; then only the lines of the metrics are
         tried again, before the next save and in the end.
 
@@ -67,6 +66,7 @@ class Writer:
         total_steps: int,
         start_step: int,
         unit: str,
+        config: Mapping[str, Any] | None = None,
         failed: Callable[[], None] = lambda: None,
     ):
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
@@ -84,7 +84,10 @@ class Writer:
         kept = [line for line in before if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.lines = Lines(self.path)
-        self.events = EventFile(self.mirror.folder, start_step)
+        config = dict(config or {})
+        start = base.begin(workdir, self.mirror.folder, start_step, config, before)
+        names = config.get('writers', schema.Config.writers)
+        self.writers = {name: _open(name, start) for name in names}
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
             BarColumn(),
@@ -132,8 +135,19 @@ class Writer:
             return
         with self._watched(run_folder.METRICS):
             self.lines.write()
-            self.events.add(step, {k: v for k, v in metrics.items() if not isinstance(v, str)})
+            self._tell(step, {k: v for k, v in metrics.items() if not isinstance(v, str)})
         self.mirror.publish()
+
+    def _tell(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Passes numbers to the writers; one that fails must not end the run, and is left out."""
+        for name, writer in list(self.writers.items()):
+            try:
+                writer.scalars(step, numbers)
+            except OSError:
+                raise
+            except Exception as error:
+                del self.writers[name]
+                self.say(f'writer {name!r} is left out from here on: {_line(error)}')
 
     @contextlib.contextmanager
     def _watched(self, name: str) -> Iterator[None]:
@@ -185,10 +199,28 @@ class Writer:
         if not self.enabled:
             return
         self.bar.stop()
-        for file in (self.lines, self.events):
-            with contextlib.suppress(OSError):  # they hold what could not be written
-                file.close()
+        with contextlib.suppress(OSError):  # it holds what could not be written
+            self.lines.close()
+        for name, writer in self.writers.items():
+            try:
+                writer.close()
+            except Exception as error:
+                self.say(f'writer {name!r} could not be closed: {_line(error)}')
         self.mirror.close()
+
+
+def _open(name: str, run: base.Run) -> Any:
+    """A writer of `config.writers`; UserError if it does not start."""
+    try:
+        return schema.writer_class(name)(run)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise UserError(f'config.writers: {name!r} does not start: {_line(error)}') from error
+
+
+def _line(error: Exception) -> str:
+    return f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 
 class Lines:
@@ -209,34 +241,3 @@ class Lines:
     def close(self) -> None:
         with self._file:
             self.write()
-
-
-class EventFile:
-    """Numbers as TensorBoard reads them, on the disk as soon as they are added.
-
-    Args:
-      folder: a local one.
-      start_step: TensorBoard drops what an earlier start has written of later steps.
-    """
-
-    _count = itertools.count()  # a process may open several in a second
-
-    def __init__(self, folder: pathlib.Path, start_step: int):
-        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count)}'
-        self._records = RecordWriter((folder / f'{run_folder.EVENTS}{who}').open('wb'))
-        self._add(0, file_version='brain.Event:2')
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(start_step, session_log=start)
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write {name: value} of a step; raise OSError if that fails."""
-        listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
-        self._add(step, summary=summary_pb2.Summary(value=listed))
-
-    def _add(self, step: int, **content: Any) -> None:
-        event = event_pb2.Event(wall_time=time.time(), step=step, **content)
-        self._records.write(event.SerializeToString())
-        self._records.flush()
-
-    def close(self) -> None:
-        self._records.close()

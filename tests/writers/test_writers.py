@@ -1,0 +1,186 @@
+"""Services get each number of a run once, however often the run is stopped."""
+
+import collections
+import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from vit_jax.config.allowed import require_allowed
+from vit_jax.config.load import load
+from vit_jax.errors import UserError
+from vit_jax.storage.run_folder import read_metrics
+from vit_jax.trainer.writer import Writer
+from vit_jax.writers import base
+
+STARTS = ((0, (1, 2, 3, 4)), (2, (3,)), (2, (3, 4, 5, 6)))  # the second is killed early
+CONFIG = {'seed': 0, 'model': {'name': 'vit', 'width': 64}}
+
+
+def train(folder, *names):
+    """Three starts, of which the first two are killed."""
+    folder.mkdir()
+    for start, steps in STARTS:
+        writer = Writer(folder, 6, start, 'images', CONFIG | {'writers': names})
+        for step in steps:
+            writer.write(step, {'train/loss': step / 2, 'test/signature': 'nrefs:1'})
+        if steps[-1] == 6:
+            writer.close()
+        else:
+            writer.bar.stop()
+    assert [line['step'] for line in read_metrics(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    """Records what W&B is told."""
+    told = SimpleNamespace(inits=[], logs=[], finished=0)
+
+    def init(**keywords):
+        told.inits.append(keywords)
+        return SimpleNamespace(
+            log=lambda values, step: told.logs.append((step, values)),
+            finish=lambda: setattr(told, 'finished', told.finished + 1),
+        )
+
+    module = ModuleType('wandb')
+    module.init, module.Settings = init, dict
+    monkeypatch.setitem(sys.modules, 'wandb', module)
+    return told
+
+
+@pytest.fixture
+def fake_mlflow(monkeypatch):
+    """Records what MLflow is told."""
+    told = SimpleNamespace(created=[], params={}, metrics=[], states=[])
+
+    class Client:
+        def get_experiment_by_name(self, name):
+            return None
+
+        def create_experiment(self, name):
+            return name
+
+        def create_run(self, experiment, run_name):
+            told.created.append((experiment, run_name))
+            return SimpleNamespace(info=SimpleNamespace(run_id=f'run{len(told.created)}'))
+
+        def log_batch(self, run, metrics=(), params=()):
+            assert len(params) <= 100
+            told.params.update(params)
+            told.metrics += [(run, key, step, value) for key, value, _, step in metrics]
+
+        def update_run(self, run, status):
+            told.states.append((run, status))
+
+        def set_terminated(self, run):
+            told.states.append((run, 'FINISHED'))
+
+    module = ModuleType('mlflow')
+    module.MlflowClient = Client
+    module.entities = SimpleNamespace(
+        Param=lambda key, value: (key, value),
+        Metric=collections.namedtuple('Metric', 'key value timestamp step'),
+    )
+    monkeypatch.setitem(sys.modules, 'mlflow', module)
+    return told
+
+
+def test_wandb_is_told_every_step_once_in_one_run(tmp_path, fake_wandb):
+    train(tmp_path / 'run', 'tensorboard', 'wandb')
+    assert fake_wandb.logs == [(step, {'train/loss': step / 2}) for step in range(1, 7)]
+    assert len({init['id'] for init in fake_wandb.inits}) == 1
+    assert {init['name'] for init in fake_wandb.inits} == {'run'}
+    assert fake_wandb.inits[0]['config']['model'] == CONFIG['model']
+    assert fake_wandb.finished == 1
+
+
+def test_mlflow_is_told_every_step_once_in_one_run(tmp_path, fake_mlflow):
+    train(tmp_path / 'run', 'mlflow')
+    assert fake_mlflow.metrics == [('run1', 'train/loss', s, s / 2) for s in range(1, 7)]
+    assert fake_mlflow.created == [('vit_jax', 'run')]
+    assert fake_mlflow.params.items() >= {'seed': '0', 'model.width': '64'}.items()
+    assert fake_mlflow.states == [('run1', 'RUNNING')] * 3 + [('run1', 'FINISHED')]
+
+
+def test_a_run_that_starts_anew_is_another_one_there(tmp_path, fake_wandb):
+    for _ in range(2):
+        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)}).close()
+    first, second = (init['id'] for init in fake_wandb.inits)
+    assert first != second
+
+
+def test_a_damaged_note_of_what_was_told_counts_as_none(tmp_path):
+    for text in ('[1]', '{"told": 3}', '{'):
+        (tmp_path / 'writers.json').write_text(text)
+        assert base.begin(tmp_path, tmp_path, 3, {}, [{'step': 2, 'a': 1.0}]).told == {'a': 2}
+
+
+def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fake_wandb, capsys):
+    writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb', 'tensorboard')})
+    writer.write(1, {'a': 1.0})
+    writer.writers['wandb']._there.log = lambda values, step: 1 / 0
+    writer.write(2, {'a': 2.0})
+    writer.write(3, {'a': 3.0})
+    writer.close()
+    said = capsys.readouterr().out
+    assert said.count("writer 'wandb' is left out from here on: ZeroDivisionError") == 1
+    assert not writer.trouble
+    assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize('name', ['wandb', 'mlflow'])
+def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"pip install 'vit_jax\[{name}\]'"):
+        Writer(tmp_path, 6, 0, 'images', {'writers': (name,)})
+
+
+def test_a_service_that_does_not_start_is_one_line(tmp_path, fake_wandb, monkeypatch):
+    monkeypatch.setattr('wandb.init', lambda **keywords: 1 / 0, raising=True)
+    with pytest.raises(UserError, match="'wandb' does not start: ZeroDivision"):
+        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
+
+
+def test_names_are_checked_with_the_config(repo):
+    smoke = f'{repo}/experiments/vit/digits.py:smoke'
+    with pytest.raises(UserError, match="unknown writer name 'wandbb'; did you mean 'wandb'"):
+        load(smoke, ['writers=["wandbb"]'])
+    with pytest.raises(UserError, match='expected tuple'):
+        load(smoke, ['writers=wandb'])
+    assert load(smoke, ['writers=["tensorboard", "wandb"]']).writers == ('tensorboard', 'wandb')
+
+
+def test_a_stored_config_may_name_no_code_of_others():
+    with pytest.raises(UserError, match=r"config.writers in X names 'my_lab.w'.*--allow my_lab"):
+        require_allowed({'writers': ['tensorboard', 'my_lab.w']}, [], 'X')
+    require_allowed({'writers': ['my_lab.w']}, ['my_lab'], 'X')
+
+
+# --- the packages themselves, where they are installed ---
+
+
+def test_wandb_itself_offline(tmp_path, monkeypatch):
+    pytest.importorskip('wandb')
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    monkeypatch.setenv('WANDB_SILENT', 'true')
+    train(tmp_path / 'run', 'wandb')
+    kept = [p for p in tmp_path.glob('run/wandb/offline-run-*/*.wandb') if p.stat().st_size]
+    (name,) = json.loads((tmp_path / 'run/writers.json').read_text())['ids'].values()
+    assert len(kept) == len(STARTS)
+    assert all(name in path.name for path in kept)
+
+
+def test_mlflow_itself(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip('mlflow')
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    train(tmp_path / 'run', 'mlflow')
+    client = mlflow.MlflowClient()
+    (name,) = json.loads((tmp_path / 'run/writers.json').read_text())['ids'].values()
+    history = client.get_metric_history(name, 'train/loss')
+    assert [(m.step, m.value) for m in history] == [(step, step / 2) for step in range(1, 7)]
+    assert client.get_run(name).data.params['model.width'] == '64'
+    assert client.get_run(name).info.status == 'FINISHED'

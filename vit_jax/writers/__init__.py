@@ -1,0 +1,10 @@
+"""Where the numbers of a run go besides its folder: one module for each service.
+
+A module has a class `Writer`, made of a `base.Run` on process 0 alone, with the methods
+
+    scalars(step, values)    takes {name: number} of a step; one may come in several calls
+    close()                  is called once, also after a failure
+
+An `OSError` ends the run in order, as a full disk does. After any other exception the run goes on
+without the writer, for its folder holds the same numbers.
+"""

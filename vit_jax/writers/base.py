@@ -1,0 +1,84 @@
+"""What a writer knows of its run, and what earlier starts of the run have told it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax.storage import paths, run_folder
+
+_IDS, _TOLD = 'ids', 'told'
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A start of a run.
+
+    Attributes:
+      folder: of the run.
+      local: on this machine; files in it get into the run's folder.
+      start_step: after which it goes on; 0 for a new run.
+      config: complete.
+      told: the last step of each number that earlier starts have written.
+    """
+
+    folder: Path
+    local: Path
+    start_step: int
+    config: Mapping[str, Any]
+    told: Mapping[str, int]
+
+    def untold(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that no earlier start has written: a resumed run repeats steps."""
+        return {name: value for name, value in values.items() if step > self.told.get(name, -1)}
+
+    def identity(self, service: str, make: Callable[[], str]) -> str:
+        """The name that a service knows the run by: that of earlier starts, or a new one.
+
+        Args:
+          service: the writer's name.
+          make: makes a new one.
+        """
+        stored = _stored(self.folder, self.start_step)
+        ids = dict(stored.get(_IDS, {}))
+        ids.setdefault(service, '')
+        ids[service] = ids[service] or make()
+        content = json.dumps({_IDS: ids, _TOLD: dict(self.told)})
+        paths.write_text_atomic(self.folder / run_folder.WRITERS, content + '\n')
+        return ids[service]
+
+
+def begin(
+    folder: Path,
+    local: Path,
+    start_step: int,
+    config: Mapping[str, Any],
+    lines: Iterable[Mapping[str, Any]],
+) -> Run:
+    """The start of a run that goes on after `start_step`.
+
+    Args:
+      folder, local, start_step, config: see `Run`.
+      lines: of the metrics, with those that this start is going to write again.
+    """
+    told: dict[str, int] = {}
+    if start_step:
+        told |= _stored(folder, start_step).get(_TOLD, {})
+        for line in lines:
+            for name in line.keys() - {'step'}:
+                told[name] = max(line['step'], told.get(name, 0))
+    return Run(folder, local, start_step, config, told)
+
+
+def _stored(folder: Path, start_step: int) -> dict[str, Any]:
+    """What earlier starts have kept; nothing for a run that starts anew."""
+    text = paths.read_text(folder / run_folder.WRITERS, errors='replace') if start_step else None
+    try:
+        content = json.loads(text or '{}')
+    except ValueError:
+        return {}
+    whole = isinstance(content, dict) and all(isinstance(v, dict) for v in content.values())
+    return content if whole else {}

@@ -1,0 +1,69 @@
+"""MLflow; `MLFLOW_TRACKING_URI` says where, as `sqlite:///mlflow.db` or `http://HOST:5000`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.writers.base import Run
+
+EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
+MOST = 100  # parameters in a call
+LONGEST = 500  # characters of a value, in any version of MLflow
+
+
+class Writer:
+    """Writes to a run of MLflow by the name of the run folder, and to the same one when resumed.
+
+    A step is written once: what a resumed run repeats is left out.
+
+    Args:
+      run: its config becomes the parameters of the run there.
+
+    Raises:
+      UserError: if the package is not installed.
+    """
+
+    def __init__(self, run: Run):
+        try:
+            import mlflow
+        except ImportError as error:
+            raise UserError(
+                "config.writers: 'mlflow' needs a package: pip install 'vit_jax[mlflow]'"
+            ) from error
+        self._run, self._entities = run, mlflow.entities
+        self._client = mlflow.MlflowClient()
+        self._id = run.identity('mlflow', self._create)
+        self._client.update_run(self._id, status='RUNNING')
+
+    def _create(self) -> str:
+        """Make the run there; return its id."""
+        name = os.environ.get('MLFLOW_EXPERIMENT_NAME', EXPERIMENT)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        made = self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id
+        flat = [self._entities.Param(k, str(v)[:LONGEST]) for k, v in _flat(self._run.config)]
+        for first in range(0, len(flat), MOST):
+            self._client.log_batch(made, params=flat[first : first + MOST])
+        return made
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what no earlier start has written of {name: value}."""
+        now, untold = int(time.time() * 1000), self._run.untold(step, values)
+        found = [self._entities.Metric(name, value, now, step) for name, value in untold.items()]
+        if found:
+            self._client.log_batch(self._id, metrics=found)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _flat(config: Mapping[str, Any], place: str = '') -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f'{place}{key}.')
+        else:
+            yield f'{place}{key}', value

@@ -1,0 +1,49 @@
+"""TensorBoard: an event file in the run folder for every start; `tensorboard --logdir runs`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from vit_jax.storage import run_folder
+from vit_jax.writers.base import Run
+
+
+class Writer:
+    """Numbers as TensorBoard reads them, on the disk as soon as they are written.
+
+    Of steps that a resumed run repeats it shows the later ones: it drops what an earlier start has
+    written of later steps.
+
+    Args:
+      run: whose folder gets the file.
+    """
+
+    _count = itertools.count()  # a process may open several in a second
+
+    def __init__(self, run: Run):
+        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count)}'
+        self._records = RecordWriter((run.local / f'{run_folder.EVENTS}{who}').open('wb'))
+        self._add(0, file_version='brain.Event:2')
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(run.start_step, session_log=start)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write {name: value} of a step; raise OSError if that fails."""
+        listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        self._add(step, summary=summary_pb2.Summary(value=listed))
+
+    def _add(self, step: int, **content: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), step=step, **content)
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()

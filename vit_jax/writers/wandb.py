@@ -1,0 +1,51 @@
+"""Weights & Biases; its environment variables say where and how, as `WANDB_MODE=offline`."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+
+from vit_jax.errors import UserError
+from vit_jax.writers.base import Run
+
+PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
+
+
+class Writer:
+    """Writes to a run of W&B by the name of the run folder, and to the same one when resumed.
+
+    A step is written once: what a resumed run repeats is left out.
+
+    Args:
+      run: its config becomes that of the run there.
+
+    Raises:
+      UserError: if the package is not installed.
+    """
+
+    def __init__(self, run: Run):
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "config.writers: 'wandb' needs a package: pip install 'vit_jax[wandb]'"
+            ) from error
+        self._run = run
+        self._there = wandb.init(
+            project=os.environ.get('WANDB_PROJECT', PROJECT),
+            name=run.folder.name,
+            id=run.identity('wandb', lambda: uuid.uuid4().hex[:12]),
+            resume='allow',
+            config=dict(run.config),
+            dir=os.fspath(run.local),
+            settings=wandb.Settings(console='off'),  # the progress bar would be a line a second
+        )
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what no earlier start has written of {name: value}."""
+        if untold := self._run.untold(step, values):
+            self._there.log(untold, step=step)
+
+    def close(self) -> None:
+        self._there.finish()
