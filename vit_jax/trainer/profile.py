@@ -118,8 +118,11 @@ class Profile:
             seconds = time.perf_counter() - self._began
             jax.profiler.stop_trace()
             found = [trace.read(file) for file in pathlib.Path(local).rglob('*.xplane.pb')]
-            with paths.writing(self._folder):
-                paths.copy(pathlib.Path(local), self._folder)
+            try:
+                with paths.writing(self._folder):
+                    paths.copy(pathlib.Path(local), self._folder)
+            except UserError as error:  # the run is worth more than its profile
+                self._say(str(error))
         self._spool = None
         devices = found[0] if found else trace.Devices(0.0, {})
         self._say('\n'.join(self._table(seconds, devices)))
