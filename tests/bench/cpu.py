@@ -73,6 +73,7 @@ def start(
     here, there = multiprocessing.Pipe()
     spawn = multiprocessing.get_context('spawn')
     spawn.Process(target=serve, args=(there, args, make_steps), daemon=True).start()
+    there.close()  # so that `recv` fails, and does not wait, where the process has ended
 
     def remote(name: str) -> Step:
         def step() -> float:
