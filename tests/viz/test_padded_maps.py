@@ -30,7 +30,7 @@ def test_queries_are_drawn_by_name_without_the_padding():
             IMAGE, weights(2, 2, 5, 6), (2, 3), names={1: 'dog', 4: ''}, seen=(30, 44)
         )
     )
-    assert list(drawn) == ['input', 'mean of all queries', 'query 1 dog', 'query 4']
+    assert list(drawn) == ['input', 'mean of all queries', 'query 1: dog', 'query 4']
     assert {picture.shape for picture in drawn.values()} == {(30, 44, 3)}
 
 

@@ -175,7 +175,10 @@ def draw_queries(
     maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
     large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
-    pictures = {f'query {i} {name}'.strip(): overlay(image, maps[i]) for i, name in names.items()}
+    pictures = {
+        f'query {i}: {name}' if name else f'query {i}': overlay(image, maps[i])
+        for i, name in names.items()
+    }
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
     return _lay_out(title, large, {heading: pictures}, None, seen)
 
