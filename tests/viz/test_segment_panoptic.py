@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
+from vit_jax.viz import batch
 from vit_jax.viz import segment_panoptic as viz
 from vit_jax.viz.predictions import Context, Photo
 
@@ -83,6 +84,19 @@ def test_the_picture_has_a_colour_and_a_name_for_each_segment():
     figure = viz.draw([prediction()] * 2, [photo()] * 2, context())
     for axes in figure.axes:
         assert {text.get_text() for text in axes.texts} == {'car 0.90', 'sky 0.95'}
+
+
+def test_examples_of_the_data_are_drawn_with_their_segments():
+    segments = np.repeat([[0, 2], [1, 2]], 8, axis=0)
+    labels, real = np.array([1, 0, 0]), np.array([True, True, False])
+    example = {'segments': segments, 'labels': labels, 'object_mask': real}
+    image = np.full((16, 2, 3), 100, np.uint8)
+    figure = batch.draw(image[None], [example], ('car', 'sky'), viz)
+    (axes,) = figure.axes
+    assert axes.get_title() == '2 objects'
+    assert [text.get_text() for text in axes.texts] == ['sky', 'car']
+    drawn = np.asarray(axes.images[0].get_array())
+    assert (drawn[0, 0] == 100).all() and not (drawn[-1, 0] == 100).all()
 
 
 def test_a_name_is_written_where_its_segment_is_thickest():

@@ -134,10 +134,14 @@ def mark(axes: Axes, example: Mapping[str, np.ndarray], class_names: Sequence[st
         left, top, right, bottom = example['boxes'][i] * scale
         frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': colour(int(i))}
         axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
-        name = context.class_name(int(example['labels'][i]))
-        style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
-        ground = {'facecolor': colour(int(i)), 'edgecolor': 'none', 'pad': 0.8}
-        axes.text(left, top, name, parse_math=False, bbox=ground, **style)
+        write_mark(axes, (left, top), context.class_name(int(example['labels'][i])), int(i))
+
+
+def write_mark(axes: Axes, place: tuple[float, float], name: str, index: int) -> None:
+    """A small label with its upper left corner at (x, y), in the colour of an object."""
+    style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
+    ground = {'facecolor': colour(index), 'edgecolor': 'none', 'pad': 0.8}
+    axes.text(*place, name, parse_math=False, bbox=ground, **style)
 
 
 def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[str, Any]]) -> None:

@@ -102,6 +102,22 @@ def draw(
     return figure
 
 
+caption = detect.caption
+
+
+def mark(axes: Axes, example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> None:
+    """The segments of an example in colours, each with its class where it is thickest."""
+    (shown,) = axes.images
+    picture = np.asarray(shown.get_array())
+    factor = len(picture) // len(example['segments'])
+    numbers = example['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
+    shown.set_data(painted(picture, numbers))
+    context = Context(tuple(class_names), argparse.Namespace())
+    for number in np.unique(numbers[numbers > 0]).tolist():
+        name = context.class_name(int(example['labels'][number - 1]))
+        detect.write_mark(axes, middle(numbers == number), name, number - 1)
+
+
 def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
     """The image under the colours of its segments, with white lines between them."""
     colours = np.array([(0, 0, 0), *map(detect.colour, range(numbers.max()))]) * 255
