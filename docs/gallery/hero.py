@@ -15,10 +15,12 @@ DOCS = pathlib.Path(__file__).resolve().parents[1]
 COLUMNS = (
     (
         ('where it looks', 'attention.png', (0, 0.727, 1, 1)),
-        ('what it finds', 'boxes.png', (0, 0, 1, 1)),
-        ('what it makes of what it sees', 'reconstruction.png', (0, 0.04, 1, 0.5)),
+        ('what it finds', 'boxes.png', (0, 0.047, 1, 0.466)),
     ),
-    (('how it scales', 'scaling_cifar10.png', (0, 0.045, 1, 0.735)),),
+    (
+        ('what it makes of what it sees', 'reconstruction.png', (0, 0.04, 1, 0.5)),
+        ('how it scales', 'scaling_cifar10.png', (0, 0.045, 1, 0.735)),
+    ),
 )
 WIDTH, TITLE = 13.0, 0.35  # inches
 
