@@ -5,6 +5,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from helpers import detr
 
 import vit_jax
 from vit_jax import __main__ as cli
@@ -24,7 +25,11 @@ MODELS = {
         num_classes=3, patch_size=4, width=8, depths=(1, 1), num_heads=(1, 2), window=4
     ),
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
+    'detr': detr.MODEL,
+    'detr_panoptic': detr.PANOPTIC,
 }
+# Of models whose files do not tell the size of images, what they are read for.
+SIZES = {'bit_resnet': None, 'detr': (800, 1333), 'detr_panoptic': (800, 1333)}
 # The parameters by which timm's names are told.
 TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
 
@@ -75,7 +80,7 @@ def imported(name):
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    size = None if name == 'bit_resnet' else (32, 32)
+    size = SIZES.get(name, (32, 32))
     return interop.ImportedModel(params, {'name': name, **load.fields(model)}, size, 'a test')
 
 
