@@ -91,7 +91,7 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
     def titles(*words):
         argv = ['--out', 'a.png', *words, str(tmp_path / 'a.png')]
         figure, line = command.draw_image(run, command.make_parser().parse_args(argv))
-        return [axes.get_title() for axes in figure.axes], line
+        return [title for axes in figure.axes if (title := axes.get_title())], line
 
     drawn, line = titles('--head', '1')
     assert drawn == ['input', 'mean of all queries', *(f'query {i}' for i in range(5))]

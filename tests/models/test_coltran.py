@@ -150,8 +150,8 @@ def test_what_is_learnt_of_places_is_resized_with_the_image(model, variables, me
     params = variables['params']
     resized, notes = model.resize_params(params, None, (7, 9), method)
     assert notes == [f'columns, relative_bias, rows, weights: resized to 7 x 9 places ({method})']
-    place = jax.ShapeDtypeStruct((1, 7, 9), jnp.int32)
-    fresh = jax.eval_shape(model.init, jax.random.key(0), place, place)['params']
+    grey, bins = (jax.ShapeDtypeStruct((1, 7, 9), dtype) for dtype in (jnp.uint8, jnp.int32))
+    fresh = jax.eval_shape(model.init, jax.random.key(0), grey, bins)['params']
     assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)
     for layer, places in (('columns_0', (HEIGHT, 7)), ('rows_0', (WIDTH, 9))):
         old, new = (

@@ -299,6 +299,7 @@ def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturb
         'mlp_dim': MLP,
         'num_heads': HEADS,
         'pool': 'cls',
+        'fc_norm': False,
         'posemb': 'learn',
         'representation_size': 12,
         'gelu': 'tanh',
