@@ -18,8 +18,7 @@ PYTHON ?= $(call find-python,11)
 EXTRAS ?= test,reference,dev
 WORKDIR ?= runs/digits
 PYTEST_ARGS ?=
-# Two cores are idle for a third of the time with two workers, which wait for processes and disks.
-WORKERS ?= 3
+WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
