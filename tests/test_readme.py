@@ -167,7 +167,7 @@ def test_the_gallery_shows_what_it_makes():
     shown = re.findall(r'!\[.+\]\((.*)\)', page)
     assert shown == drawn and len(shown) == len(set(shown))
     sizes = [(ROOT / 'docs' / name).stat().st_size for name in (*shown, 'hero.png')]
-    assert sum(sizes) < 3_500_000
+    assert sum(sizes) < 2_500_000
 
 
 def test_every_picture_is_shown():

@@ -48,7 +48,7 @@ def main(out: str) -> None:
             at = (left + 0.08) / WIDTH, (top - 0.24) / tall
             figure.text(*at, title, fontsize=13, fontweight='bold', color=figures.INK)
             top -= TITLE + height
-    figures.save(figure, out, dpi=110)
+    figures.save(figure, out, dpi=84)
 
 
 def cut(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
