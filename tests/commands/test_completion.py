@@ -1,5 +1,8 @@
 """The script for the shell completes commands, actions and flags; `--version` tells the version."""
 
+import contextlib
+import os
+import pty
 import shutil
 import subprocess
 
@@ -51,12 +54,59 @@ def test_every_command_is_completed(script):
     assert all(f'    {command}/' in words for command in cli.commands())
 
 
+# Of every line, TAB inserts all that it may become, and ^T writes it down.
+ZSHRC = """
+PS1='ready> '
+source {script}
+zstyle ':completion:all:*' completer _all_matches _complete
+zstyle ':completion:all:*' insert yes
+zle -C all complete-word _generic
+bindkey '^I' all
+note() {{ print -r -- "$BUFFER" >> {found}; BUFFER= }}
+zle -N note
+bindkey '^T' note
+"""
+IN_ZSH = {
+    'python -m vit_jax tr': 'train translate',
+    'python3 -m vit_jax train --help-': '--help-config',
+    '.venv/bin/python -m vit_jax train --workdir a --stri': '--strict',
+    'python -m vit_jax sweep st': 'status',
+    'python -m vit_jax sweep work s --tri': '--trials',
+    'python -m vit_jax predict --workdir photo': 'photo.png',
+    'python phot': 'photo.png',
+}
+
+
 @pytest.mark.skipif(shutil.which('zsh') is None, reason='zsh is not installed')
-def test_zsh_reads_its_script(capsys):
+def test_zsh_completes(tmp_path, capsys):
     assert cli.main(['--completion', 'zsh']) == 0
-    code = f'compdef() {{ true; }}\n{capsys.readouterr().out}\n_vit_jax_words sweep ""'
-    done = subprocess.run(['zsh', '-c', code], capture_output=True, text=True, check=True)
-    assert 'create' in done.stdout
+    script, found = tmp_path / 'complete.zsh', tmp_path / 'found'
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / '.zshrc').write_text(ZSHRC.format(script=script, found=found))
+    (tmp_path / 'photo.png').touch()
+    ours, theirs = pty.openpty()
+    env = {**os.environ, 'ZDOTDIR': str(tmp_path), 'HOME': str(tmp_path), 'TERM': 'dumb'}
+    words = ['zsh', '-d', '-i']
+    with (
+        subprocess.Popen(
+            words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=env,
+            start_new_session=True,
+        ) as zsh,
+        os.fdopen(ours, 'r+b', buffering=0) as terminal,
+    ):  # fmt: skip
+        os.close(theirs)
+        said = b''
+        while b'ready> ' not in said:
+            said += terminal.read(1000)
+        terminal.write(''.join(f'{line}\t\x14' for line in IN_ZSH).encode() + b'exit\n')
+        with contextlib.suppress(OSError):  # the terminal is gone
+            while terminal.read(1000):
+                pass
+        zsh.wait(60)
+    completed = [line.rstrip() for line in found.read_text().splitlines()]
+    assert completed == [
+        f'{line.rpartition(" ")[0]} {expected}' for line, expected in IN_ZSH.items()
+    ]
 
 
 def test_shells_that_are_not_known_are_told(capsys):

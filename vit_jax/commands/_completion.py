@@ -26,9 +26,13 @@ _vit_jax() {
 complete -o default -o bashdefault -F _vit_jax python python3
 """
 ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 _vit_jax() {
   local i=${words[(i)vit_jax]} command='' action=''
-  (( i < CURRENT )) || { _files; return }
+  if (( i >= CURRENT )); then
+    if (( $+functions[_python] )); then _python; else _files; fi
+    return
+  fi
   (( i + 1 < CURRENT )) && command=${words[i + 1]}
   (( i + 2 < CURRENT )) && action=${words[i + 2]}
   compadd -- ${=$(_vit_jax_words "$command" "$action")}
