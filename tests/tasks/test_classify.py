@@ -69,8 +69,13 @@ def test_sigmoid_loss_sums_one_against_all():
 def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
     task = Task(loss_name=loss_name, label_smoothing=0.1, **{mix: 1.0})
     logits, batch = make_logits(), make_batch()
-    mixed = task.augment(jax.random.key(3), batch)
-    loss = terms.means(task.loss({'logits': logits}, mixed))['loss']
+
+    @jax.jit
+    def mix_and_measure(batch):
+        mixed = task.augment(jax.random.key(3), batch)
+        return mixed, terms.means(task.loss({'logits': logits}, mixed))['loss']
+
+    mixed, loss = mix_and_measure(batch)
 
     weight = np.asarray(mixed['label_weight'])[:, None]
     hot = np.eye(CLASSES)[batch['label']] * 0.9 + 0.1 / CLASSES
@@ -88,15 +93,15 @@ def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
 
 def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
     task, batch = Task(mixup=0.4), make_batch()
-    (image,) = task.inputs(batch)
-    weights = []
+    image = np.asarray(task.inputs(batch)[0])
+    augment, weights = jax.jit(task.augment), []
     for seed in range(20):
-        mixed = task.augment(jax.random.key(seed), batch)
+        mixed = augment(jax.random.key(seed), batch)
         weight = float(mixed['label_weight'][0])
         np.testing.assert_array_equal(mixed['label_weight'], np.float32(weight))
         np.testing.assert_array_equal(mixed['label'], batch['label'])
-        np.testing.assert_array_equal(mixed['label_other'], swap(batch['label']))
-        expected = weight * image + (1 - weight) * swap(np.asarray(image))
+        np.testing.assert_array_equal(mixed['label_other'], swap(np.asarray(batch['label'])))
+        expected = weight * image + (1 - weight) * swap(image)
         np.testing.assert_allclose(mixed['image'], expected, atol=1e-6)
         weights.append(weight)
     assert min(weights) >= 0.5
@@ -104,13 +109,12 @@ def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
 
 
 def test_cutmix_pastes_one_box_whose_area_is_one_minus_the_weight():
-    task = Task(cutmix=1.0)
+    augment, areas = jax.jit(Task(cutmix=1.0).augment), []
     image = jnp.zeros((2, 12, 16, 1)).at[1].set(1.0)
     batch = {'image': image, 'label': jnp.array([0, 1])}
-    areas = []
     for seed in range(50):
-        mixed = task.augment(jax.random.key(seed), batch)
-        pasted = np.asarray(mixed['image'][0, :, :, 0])
+        mixed = jax.tree.map(np.asarray, augment(jax.random.key(seed), batch))
+        pasted = mixed['image'][0, :, :, 0]
         np.testing.assert_array_equal(mixed['image'][1, :, :, 0], 1 - pasted)
         rows, columns = pasted.any(1), pasted.any(0)
         np.testing.assert_array_equal(pasted, np.outer(rows, columns))

@@ -18,18 +18,31 @@ LOGITS = jnp.asarray(RNG.normal(size=(2, 4, 6, 313)), jnp.float32)
 BATCH = {'image': IMAGE, 'mask': jnp.ones(2)}
 
 
-def apply(grey):
-    return {'logits': LOGITS}
+@jax.jit
+def evaluate(logits, batch):
+    return Task().evaluate(lambda grey: {'logits': logits}, batch)
+
+
+rgb_to_lab = jax.jit(colors.rgb_to_lab)
+
+
+@jax.jit
+def grey_bytes(image):
+    return colors.to_bytes(colors.to_grey(image / 255.0))
+
+
+def loss_of(task, logits):
+    return jax.jit(task.loss)({'logits': logits}, BATCH)
 
 
 def true_cells():
     """(a, b) of cells of 2 x 2 pixels."""
-    ab = np.asarray(colors.rgb_to_lab(IMAGE / 255.0))[..., 1:]
+    ab = np.asarray(rgb_to_lab(IMAGE / 255.0))[..., 1:]
     return ab.reshape(2, 4, 2, 6, 2, 2).mean(axis=(2, 4))
 
 
 def expected_losses(weights):
-    bins, shares = (np.asarray(x) for x in color_bins.soft_encode(true_cells()))
+    bins, shares = (np.asarray(x) for x in jax.jit(color_bins.soft_encode)(true_cells()))
     dense = np.zeros((2, 4, 6, 313))
     np.put_along_axis(dense, bins, shares, axis=-1)
     entropy = -(dense * np.asarray(jax.nn.log_softmax(LOGITS))).sum(-1)
@@ -48,16 +61,16 @@ def test_the_loss_is_a_weighted_cross_entropy_of_soft_labels(prior):
     path, weights = prior
     for task, by in ((Task(), np.ones(313)), (Task(prior=path, rebalance=0.3), weights)):
         losses = expected_losses(by)
-        found = task.loss({'logits': LOGITS}, BATCH)
+        found = loss_of(task, LOGITS)
         np.testing.assert_allclose(terms.means(found)['loss'], losses.mean(), rtol=1e-4)
         assert found['loss'].count == losses.size and found['accuracy'].weight == 0
 
 
 def test_padding_counts_for_nothing():
-    whole = Task().evaluate(apply, BATCH)
-    first = Task().evaluate(apply, {**BATCH, 'mask': jnp.array([1.0, 0.0])})
+    whole = evaluate(LOGITS, BATCH)
+    first = evaluate(LOGITS, {**BATCH, 'mask': jnp.array([1.0, 0.0])})
     other = {'image': IMAGE.at[1].set(7), 'mask': jnp.array([1.0, 0.0])}
-    again = Task().evaluate(apply, other)
+    again = evaluate(LOGITS, other)
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
         assert float(first[name][1]) == float(whole[name][1]) / 2
@@ -65,18 +78,15 @@ def test_padding_counts_for_nothing():
 
 def test_accuracy_is_that_of_the_likeliest_bin():
     nearest = color_bins.nearest(true_cells())
-    right = {'logits': 20 * jax.nn.one_hot(nearest, 313)}
-    assert terms.means(Task().loss(right, BATCH))['accuracy'] == 1
-    assert terms.means(Task().loss({'logits': -right['logits']}, BATCH))['accuracy'] == 0
+    right = 20 * jax.nn.one_hot(nearest, 313)
+    assert terms.means(loss_of(Task(), right))['accuracy'] == 1
+    assert terms.means(loss_of(Task(), -right))['accuracy'] == 0
 
 
 def test_a_prediction_keeps_the_luminance():
-    found = Task().predict(apply, BATCH)
+    found = jax.jit(lambda batch: Task().predict(lambda grey: {'logits': LOGITS}, batch))(BATCH)
     assert found['ab'].shape == (2, 4, 6, 2) and found['image'].dtype == jnp.uint8
-    grey, again = (
-        np.asarray(colors.to_bytes(colors.to_grey(image / 255.0))).astype(int)
-        for image in (IMAGE, found['image'])
-    )
+    grey, again = (np.asarray(grey_bytes(x)).astype(int) for x in (IMAGE, found['image']))
     assert np.abs(grey - again).max() <= 1
 
 
@@ -91,18 +101,15 @@ def test_a_grey_image_is_its_own_input():
 
 def test_what_is_measured_of_images():
     """By the true colours, PSNR is limited by the bins alone; grey images are not colourful."""
-    smooth = jnp.broadcast_to(jnp.array([180, 120, 90], jnp.uint8), (1, 8, 12, 3))
-    batch = {'image': smooth, 'mask': jnp.ones(1)}
-    ab = colors.rgb_to_lab(smooth[:, ::2, ::2] / 255.0)[..., 1:]
+    smooth = jnp.broadcast_to(jnp.array([180, 120, 90], jnp.uint8), IMAGE.shape)
+    batch = {**BATCH, 'image': smooth}
+    ab = rgb_to_lab(smooth / 255.0)[:, ::2, ::2, 1:]
     logits = 50 * jax.nn.one_hot(color_bins.nearest(ab), 313)
-    found = {
-        k: float(s / n)
-        for k, (s, n) in Task().evaluate(lambda _: {'logits': logits}, batch).items()
-    }
+    found = {k: float(s / n) for k, (s, n) in evaluate(logits, batch).items()}
     assert found['psnr'] > 30 > found['psnr_of_grey']
     assert found['colorfulness'] == pytest.approx(found['true_colorfulness'], rel=0.1)
     grey = jnp.zeros_like(logits).at[..., color_bins.nearest(np.zeros(2, np.float32))].set(50)
-    sums = Task().evaluate(lambda _: {'logits': grey}, batch)
+    sums = evaluate(grey, batch)
     assert float(sums['colorfulness'][0]) == pytest.approx(0, abs=0.5)
     assert sums['psnr'][0] == pytest.approx(float(sums['psnr_of_grey'][0]), abs=0.05)
 
