@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 @pytest.fixture(scope='module')
 def make_config(repo):
     def make(total, **schedule):
-        config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'))
+        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
         with config.unlocked():
             config.optim.schedule = dict(name='rsqrt', timescale='4', warmup='2') | schedule
             config.every = dict(log='2', eval='4', checkpoint='2')
@@ -65,7 +65,7 @@ def test_what_cannot_go_on_stays_as_it_is(make_config, tmp_path, schedule, total
 
 
 def test_by_the_command(repo, tmp_path, capsys):
-    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke']
+    words = ['train', '--config', f'{repo}/tests/helpers/linear.py']
     words += ['--config.optim.schedule.name=constant', '--config.optim.schedule.warmup=']
     words += ['--workdir', str(tmp_path / 'run')]
     assert main([*words, '--config.total=4 steps']) == 0
