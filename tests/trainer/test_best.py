@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
@@ -32,7 +33,7 @@ def compiled_once(*arguments):
 @pytest.fixture(scope='module')
 def make_config(repo):
     def make(*overrides):
-        config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'))
+        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
         every = ['every.log=4', 'every.eval=2', 'every.checkpoint=5']
         given = ['total=12 steps', *every, 'checkpoint.keep_last=1', *overrides]
         return config_lib.override(config, given)
@@ -115,11 +116,15 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
 
 
 @pytest.fixture(scope='module')
-def kept(make_config, tmp_path_factory):
-    """A run of two steps that kept its best one, really evaluated."""
+def kept(repo, tmp_path_factory):
+    """The first two steps of `smoke_run`, of which it kept the best, really evaluated."""
     folder = tmp_path_factory.mktemp('kept')
-    small = ('total=2 steps', 'every.eval=1', 'checkpoint.keep_best=test/loss')
-    train.train(make_config(*small), folder)
+    overrides = ['every.eval=1', 'checkpoint.keep_best=test/loss']
+    config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'), overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        with pytest.raises(train.Preempted):
+            train.train(config, folder, stop_at=2)
     return folder
 
 
