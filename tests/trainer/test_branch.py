@@ -23,15 +23,14 @@ def one_run(config, folder, **options):
 
 @pytest.fixture(scope='module')
 def make_config(repo):
-    """A run on digits with dropout, mixup and an average, at a schedule without an end."""
+    """A run on digits with dropout and an average, at a schedule without an end."""
 
     def make(total, cooldown=0, **more):
-        config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'))
+        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
         with config.unlocked():
             config.optim.schedule = dict(name='rsqrt', warmup='2 steps', timescale='4 steps')
             config.optim.schedule.cooldown = f'{cooldown} steps'
             config.step.ema_decay = 0.9
-            config.model.dropout = 0.1
             config.every = dict(log='1', eval='4', checkpoint='2')
             config.checkpoint = dict(keep_last=1, keep_every='4 steps')
         more = {k.replace('__', '.'): v for k, v in more.items()}
@@ -103,7 +102,7 @@ def mistakes(trunk):  # message: fields of the config
         'config.branch.step=4: the run ends at step 4': dict(total=4, branch__from=trunk),
         'there is no config.json': dict(total=9, branch__from=trunk / 'nowhere'),
         r'finished steps: \[4, 8, 10\]': dict(total=9, branch__from=trunk, branch__step=6),
-        'encoder': dict(total=9, branch__from=trunk, model__depth=2),
+        'head/bias': dict(total=9, branch__from=trunk, model__bias=False),
         'name the kept step': dict(total=9, branch__from=trunk, branch__step=0),
         'not both': dict(total=9, branch__from=trunk, init__from=trunk),
         "did you mean 'step'": dict(total=9, branch__stap=4),
@@ -123,6 +122,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(make_config, trunk, tmp_path, 
 def test_by_the_command(repo, make_config, trunk, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(repo)
     flags = [f'--config.branch.from={trunk}', '--config.branch.step=8', '--config.total=9']
-    words = ['train', '--config', 'experiments/vit/digits.py:smoke', *flags]
+    words = ['train', '--config', 'tests/helpers/linear.py', *flags]
     assert main([*words, '--workdir', str(tmp_path / 'a')]) == 0
     assert f'branches off {trunk} after step 8' in capsys.readouterr().out
