@@ -13,7 +13,9 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.trainer import build
 
-DIGITS = 'experiments/vit/digits.py:smoke'
+DIGITS = 'tests/helpers/linear.py'
+
+pytestmark = pytest.mark.usefixtures('one_device')
 
 
 @pytest.fixture
