@@ -100,7 +100,8 @@ class Jit:
         """
         placed = jax.tree.map(_place, given, self.shardings(given))
         out_shardings = self.shardings(jax.eval_shape(init, *placed))
-        return jax.jit(init, out_shardings=out_shardings)(*placed)
+        options = _compiler_options(self.mesh.devices.flat[0])
+        return jax.jit(init, out_shardings=out_shardings, compiler_options=options)(*placed)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as a global array over all devices."""
@@ -160,7 +161,9 @@ class Pmap:
         return jax.tree.map(lambda _: NamedSharding(self.mesh, P()), abstract)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
-        return flax.jax_utils.replicate(jax.jit(init)(*given), self.devices)
+        options = _compiler_options(self.devices[0])
+        made = jax.jit(init, compiler_options=options)(*given)
+        return flax.jax_utils.replicate(made, self.devices)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
@@ -207,6 +210,11 @@ def _told(step: Callable, devices: Devices) -> Callable:
             return step(*args)
 
     return told
+
+
+def _compiler_options(device: jax.Device) -> dict[str, int] | None:
+    """For what runs once: on CPUs, optimising it takes hundreds of times as long as running it."""
+    return {'xla_backend_optimization_level': 0} if device.platform == 'cpu' else None
 
 
 def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

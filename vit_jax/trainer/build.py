@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -171,11 +172,10 @@ def make_program(
         )
     example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
-    def init_variables() -> dict[str, Any]:
-        return step_lib.init_variables(model, task, example, config.seed)
-
+    # Compiled by itself, so that it is traced once, for the shapes here and in `init`.
+    run_once = jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
     tx, lr = optim.make(
-        abstract_variables(model, task, shapes[-1].spec, config.seed)['params'],
+        abstract_variables(run_once, task, shapes[-1].spec)['params'],
         times.total_steps,
         times.steps,
         param_groups.layer_order(model),
@@ -183,7 +183,7 @@ def make_program(
     )
 
     def init(params: Mapping[str, Any] | None = None) -> step_lib.TrainState:
-        variables = adapt.overlay(init_variables(), {'params': params or {}})
+        variables = adapt.overlay(run_once(example)[1], {'params': params or {}})
         return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -126,23 +126,22 @@ def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
             )
 
 
-def abstract_variables(model: Any, task: Any, spec: Spec, seed: int) -> dict[str, PyTree]:
+def abstract_variables(run_once: Callable, task: Any, spec: Spec) -> dict[str, PyTree]:
     """Shapes of the model's variables, where the task finds all that it reads.
 
     Args:
-      model, task: of the config.
+      run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
+      task: of the config.
       spec: of an example that they train on.
-      seed: of the variables.
 
     Raises:
       UserError: if the task needs what is neither in the examples nor among the model's outputs.
     """
     example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    init = functools.partial(step_lib.init_with_output, model, task, seed=seed)
     outputs: dict[str, Any] = {}
     try:
         jax.eval_shape(task.inputs, example)
-        outputs, variables = jax.eval_shape(init, example)
+        outputs, variables = jax.eval_shape(run_once, example)
         jax.eval_shape(task.loss, outputs, example)
     except KeyError as e:
         if (missing := e.args[0]) in (*outputs, *spec):
