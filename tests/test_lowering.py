@@ -1,10 +1,14 @@
-"""Every system's programs can be lowered for TPUs: no operation in them is one of CPUs alone."""
+"""Every system's steps keep the form of the state and can be lowered for TPUs.
+
+The full sizes are built in `test_configs.py`, and the small ones trained in `test_smoke.py`.
+"""
 
 from __future__ import annotations
 
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,28 +26,44 @@ PATHS = sorted(
 
 
 def systems():
-    """One smoke config for every pair of a model and a task."""
+    """A smoke config for every pair of a model and a task."""
     found = {}
     for path in PATHS:
         config = config_lib.load(f'{ROOT / path}:smoke')
-        found.setdefault((config.model.name, config.task.name), path)
-    return [pytest.param(path, id='-'.join(names)) for names, path in found.items()]
+        found.setdefault((config.model.name, config.task.name), f'{path}:smoke')
+    return [pytest.param(spec, id='-'.join(names)) for names, spec in found.items()]
+
+
+def optimizers():
+    """A small config for every optimizer."""
+    return [f'experiments/vit/digits.py:{name}' for name in ('adafactor', 'adamw', 'lion', 'sgd')]
 
 
 def lower(step, *args):
-    return step.trace(*args).lower(lowering_platforms=('tpu',)).as_text()
+    """What a step gives, as shapes, after it was lowered."""
+    traced = step.trace(*args)
+    assert 'stablehlo' in traced.lower(lowering_platforms=('tpu',)).as_text()
+    return traced.out_info
 
 
-@pytest.mark.parametrize('path', systems())
-def test_every_system_is_lowered_for_tpus(path):
-    config = config_lib.load(f'{ROOT / path}:smoke')
+@pytest.mark.slow
+@pytest.mark.parametrize('spec', [*systems(), *optimizers()])
+def test_steps_of_every_system(spec):
+    config = config_lib.load(str(ROOT / spec))
     training = build_lib.build(config, jax.devices()[:1])
     program, kind = training.program, training.data.shapes[-1]
     batch = {k: np.zeros((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
-    assert 'stablehlo' in lower(program.train_step, program.abstract_state, batch)
+
+    state, metrics = lower(program.train_step, program.abstract_state, batch)
+    assert jax.tree.structure(state) == jax.tree.structure(program.abstract_state)
+    for before, after in zip(*map(jax.tree.leaves, (program.abstract_state, state)), strict=True):
+        assert (after.shape, after.dtype) == (before.shape, before.dtype)
+    assert metrics['loss'].dtype == jnp.float32
+    assert all(m.shape == () for m in metrics.values())
+
     variables, rows = program.abstract_state.variables, batch | real_rows(kind.rows)
-    steps = [program.eval_steps.evaluate]
+    sums = lower(program.eval_steps.evaluate, variables, rows)
+    assert 'loss' in sums
+    assert all(part.shape == () for pair in sums.values() for part in pair)
     if any('evaluator' in entry for entry in config.evals.values()):
-        steps.append(program.eval_steps.predict)  # matching, decoding
-    for step in steps:
-        assert 'stablehlo' in lower(step, variables, rows)
+        lower(program.eval_steps.predict, variables, rows)  # matching, decoding

@@ -52,8 +52,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         boundaries=('50%',) if smoke else ('30 epochs', '60 epochs', '80 epochs'),
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '5 epochs')
-    config.every.checkpoint = '10' if smoke else '1000'
+    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5 epochs')
+    config.every.checkpoint = '20' if smoke else '1000'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -141,7 +141,7 @@ def base(smoke: bool) -> ConfigDict:
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '25%')
-    config.every.checkpoint = '10' if smoke else '5%'
+    config.every.checkpoint = '20' if smoke else '5%'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -106,8 +106,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         cooldown_form='product',
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='5' if smoke else '50', eval='5' if smoke else '1%')
-    config.every.checkpoint = '5' if smoke else '5000'
+    config.every = dict(log='5' if smoke else '50', eval='20' if smoke else '1%')
+    config.every.checkpoint = '20' if smoke else '5000'
     config.checkpoint = dict(keep_last=2, keep_every='5' if smoke else '10000')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -56,8 +56,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim = dict(name='adamw', lr=1e-3, b2=0.99, weight_decay=0.05, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='5%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '200', eval='10' if smoke else '100%')
-    config.every.checkpoint = '10' if smoke else '1 epoch'
+    config.every = dict(log='10' if smoke else '200', eval='20' if smoke else '100%')
+    config.every.checkpoint = '20' if smoke else '1 epoch'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -74,7 +74,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim = dict(OPTIMIZERS[arg], clip_norm=1.0, schedule=dict(name='cosine', warmup='10%'))
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '100')
-    config.every.checkpoint = '10' if smoke else '100'
+    config.every.checkpoint = '20' if smoke else '100'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

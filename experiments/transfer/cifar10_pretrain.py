@@ -79,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.schedule = dict(name='cosine', warmup='5%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='10' if smoke else '100', eval='20' if smoke else '5 epochs')
-    config.every.checkpoint = '10' if smoke else '1 epoch'
+    config.every.checkpoint = '20' if smoke else '1 epoch'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -55,8 +55,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         schedule=dict(name='cosine', warmup='5%'),
     )
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '200', eval='10' if smoke else '1 epoch')
-    config.every.checkpoint = '10' if smoke else '1 epoch'
+    config.every = dict(log='10' if smoke else '200', eval='20' if smoke else '1 epoch')
+    config.every.checkpoint = '20' if smoke else '1 epoch'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

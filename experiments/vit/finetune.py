@@ -112,8 +112,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     share = 5 if kind == 'transfer' else 10
     config.optim.schedule = dict(name='cosine', warmup=f'{min(500, steps // share)} steps')
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '10%')
-    config.every.checkpoint = '10' if smoke else '5%'
+    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '10%')
+    config.every.checkpoint = '20' if smoke else '5%'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -50,8 +50,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim = dict(name='adamw', lr=3e-3, weight_decay=0.3, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='10%' if smoke else '10000 steps')
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='10' if smoke else '5 epochs')
-    config.every.checkpoint = '10' if smoke else '1000'
+    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5 epochs')
+    config.every.checkpoint = '20' if smoke else '1000'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config
