@@ -2,7 +2,7 @@
 
 alike     every process of the job has the same config, code and data
 build     data, program, timetable, evaluations; nothing is compiled or written yet
-start     what a new run is to start from, if the config names another's checkpoint
+origin    what a new run is to start from, if the config names another's checkpoint
 restore   the newest valid checkpoint, or that start, or a fresh state
 loop      next batch -> step -> when due: log, evaluate, save: `loop`
 """
@@ -21,13 +21,14 @@ from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
-from vit_jax.trainer import alike, broken_records, extension
+from vit_jax.trainer import alike, broken_records, extension, workdir
 from vit_jax.trainer import build as build_lib
-from vit_jax.trainer import start as start_lib
 from vit_jax.trainer.describe import describe
 from vit_jax.trainer.loop import Preempted, Pruned, Report, Surroundings, loop
+from vit_jax.trainer.origin import find_origin, write_history
 from vit_jax.trainer.profile import Profile, Window
 from vit_jax.trainer.save import write_config, write_result
+from vit_jax.trainer.start import check_stop, restore
 from vit_jax.trainer.writer import Writer
 
 __all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
@@ -79,8 +80,8 @@ def train(
     """
     folder = paths.absolute(folder)
     processes.require_alike(alike.of_start(config, stop_at, restart, extend))
-    result = start_lib.finished(config, folder, extend)
-    anew = restart and not start_lib.intact(folder)
+    result = workdir.finished(config, folder, extend)
+    anew = restart and not workdir.intact(folder)
     if result is not None and not anew:
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
@@ -88,31 +89,31 @@ def train(
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
     processes.require_alike(alike.of_data(training.data))
-    start_lib.check_data(training, folder)
+    workdir.check_data(training, folder)
     existed = folder.is_dir()
     if anew:
         with lock.lock(folder):
-            start_lib.set_aside(folder)
-    begun = start_lib.begun(folder)
-    origin = None if begun else start_lib.find_origin(training, allowed)
+            workdir.set_aside(folder)
+    begun = workdir.begun(folder)
+    origin = None if begun else find_origin(training, allowed)
     with (
         lock.lock(folder),
-        start_lib.traceless(folder, existed),
+        workdir.traceless(folder, existed),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
-        beginning = start_lib.restore(training, checkpointer, origin, allowed, strict)
+        beginning = restore(training, checkpointer, origin, allowed, strict)
         training.data.examples.note(beginning.broken)
-        start_lib.check_stop(stop_at, beginning.step)
+        check_stop(stop_at, beginning.step)
         steps = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
-        notes = start_lib.replaced(training, folder)
+        notes = workdir.replaced(training, folder)
         if extend:
             notes += extension.note(training, folder, beginning.step)
         with paths.writing(folder):
             if origin is not None and beginning.step == origin.step:
                 notes += origin.notes
-                start_lib.write_history(folder, origin)
+                write_history(folder, origin)
             del origin  # frees the memory
             if extend:
                 extension.forget_result(folder)
