@@ -24,10 +24,20 @@ pytestmark = pytest.mark.slow  # as a whole
 SENTENCE = 'Two dogs play.'
 
 
+LOOKED = {}
+
+
+def maps_of(run, source, target):
+    """The attention maps between two sentences, for which a program is compiled once."""
+    key = (run.model, tuple(source), tuple(target))
+    if key not in LOOKED:
+        LOOKED[key] = look(run, batch_of_one({'source': source, 'target': target}))[1]
+    return LOOKED[key]
+
+
 def weights_of(run, source, target, pattern=''):
-    """The weights [L H Q K] of a stack of maps between two sentences."""
-    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
-    return stacked(choose_stack(maps, pattern))
+    """The weights [L H Q K] of a stack of these maps."""
+    return stacked(choose_stack(maps_of(run, source, target), pattern))
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +77,7 @@ def test_digits(reversing_run, tmp_path, capsys):
     out = tmp_path / 'map.png'
     argv = ['attention', '--workdir', str(reversing_run), '--out', str(out)]
     assert cli.main([*argv, '3 1 4 1 5', '5 1 4']) == 0
-    assert capsys.readouterr().out == f'{out}: 2 layers x 4 heads, 4 x 6 tokens; 5 1 4\n'
+    assert capsys.readouterr().out == f'{out}: 1 layers x 4 heads, 4 x 6 tokens; 5 1 4\n'
     assert cli.main([*argv, '3 1 4', '3 1 x']) == 2
     assert "'x' is none of the digits" in capsys.readouterr().err
 
@@ -97,8 +107,7 @@ def test_the_decoder_looks_at_the_tokens_before(run, translating_run, tmp_path, 
     weights = weights_of(run, source, target, 'decoder/block_[01]$')
     assert weights.shape == (2, 2, len(target), len(target))
     assert not np.triu(weights, 1).any()
-    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
-    (own,) = choose_stack(maps, 'decoder/block_1$')
+    (own,) = choose_stack(maps_of(run, source, target), 'decoder/block_1$')
     (who, rows), (whom, columns) = sentence_axes(own, source, target)
     assert (who, whom) == ('target', 'target before')
     np.testing.assert_array_equal(rows, target)

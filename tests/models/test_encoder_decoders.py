@@ -1,6 +1,7 @@
 """What holds of every encoder-decoder: cached steps, what may see what, dropout, dtypes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +25,32 @@ every_model = pytest.mark.parametrize('model', MODELS.values(), ids=MODELS)
 one_of_each = pytest.mark.parametrize('model', [TRANSFORMER, LSTM], ids=['transformer', 'lstm'])
 
 
+@functools.cache
+def stepwise(model):
+    """The logits of teacher forcing, the cache before the first step, and the compiled step."""
+    params = perturbed(model)
+    logits, variables = forward(model, params)['logits'], {'params': params}
+
+    @jax.jit
+    def start(variables):
+        memory = model.apply(variables, SOURCE, method='encode')
+        return model.apply(variables, memory, 7, method='init_cache')
+
+    step = jax.jit(lambda *args: model.apply(variables, *args, method='decode_step'))
+    return np.asarray(logits), start(variables), step
+
+
 @every_model
 @pytest.mark.parametrize('order', [(0, 1, 2), (2, 0, 0)])
 def test_steps_equal_teacher_forcing_and_rows_of_a_cache_can_be_gathered(model, order):
     """The rows change places after the second step."""
-    params, order = perturbed(model), jnp.array(order)
-    logits, variables = forward(model, params)['logits'], {'params': params}
-    memory = jax.jit(lambda v: model.apply(v, SOURCE, method='encode'))(variables)
-    cache = jax.jit(lambda v, m: model.apply(v, m, 7, method='init_cache'))(variables, memory)
-    step = jax.jit(lambda *args: model.apply(variables, *args, method='decode_step'))
-    target_in = TARGET_IN
+    logits, cache, step = stepwise(model)
+    order, target_in = np.array(order), np.asarray(TARGET_IN)
     for i in range(TARGET_IN.shape[1]):
-        found, cache = step(cache, target_in[:, i], jnp.int32(i))
+        found, cache = step(cache, target_in[:, i], np.int32(i))
         np.testing.assert_allclose(found, logits[:, i] if i < 2 else logits[order, i], atol=1e-5)
         if i == 1:
-            cache = jax.tree.map(lambda x: x[order], cache)
+            cache = jax.tree.map(lambda x: np.asarray(x)[order], cache)
             target_in = target_in[order]
 
 

@@ -24,9 +24,7 @@ DATA = dict(source='digits', cache=True, workers=0)
 TWO_STEPS = '2 steps'
 
 
-@pytest.fixture
-def config():
-    """Two steps of a tiny ViT with a learned position embedding, at a step size of zero."""
+def make_config():
     return ConfigDict(
         dict(
             seed=0,
@@ -43,6 +41,21 @@ def config():
             parallel=dict(strategy='jit'),
         )
     )
+
+
+@pytest.fixture
+def config():
+    """Two steps of a tiny ViT with a learned position embedding, at a step size of zero."""
+    return make_config()
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The folder of such a run that has learnt something; do not write to it."""
+    config, folder = make_config(), tmp_path_factory.mktemp('init') / 'before'
+    config.optim.lr = 0.1
+    train.train(config, folder, devices=jax.devices()[:1])
+    return folder
 
 
 def random_npz(path, **changes):
@@ -85,26 +98,25 @@ def test_parameters_and_their_average_start_from_the_file(config, tmp_path, caps
     assert f'from {tmp_path}/a.npz (vision_transformer npz)\n' in capsys.readouterr().out
 
 
-def test_a_run_is_fine_tuned_on_other_classes(config, tmp_path, capsys):
-    config.optim.lr = 0.1
-    train.train(config, tmp_path / 'before')
-    before = saved(tmp_path / 'before')
-    config.optim.lr = 1e-30
+@pytest.mark.usefixtures('one_device')
+def test_a_run_is_fine_tuned_on_other_classes(trained, config, tmp_path, capsys):
+    before = saved(trained)
     config.model.num_classes = None
     config.data.classes = config.evals.test.classes = (3, 5, 8)
-    config.init = {'from': str(tmp_path / 'before')}
+    config.init = {'from': str(trained)}
     capsys.readouterr()
     train.train(config, tmp_path / 'after')
     after = saved(tmp_path / 'after')
     printed = capsys.readouterr().out
     assert 'head: 10 classes replaced by 3 that start anew' in printed
-    assert f'from {tmp_path}/before (run {tmp_path}/before, step 2)' in printed
+    assert f'from {trained} (run {trained}, step 2)' in printed
     assert after['head']['kernel'].shape == (16, 3)
     np.testing.assert_allclose(after['head']['kernel'], 0, atol=1e-12)
     head = {'head': before['head']}
     assert_close({**after, **head}, before)
 
 
+@pytest.mark.usefixtures('one_device')
 def test_images_of_another_size_and_scanned_blocks(config, tmp_path, capsys):
     params = random_npz(tmp_path / 'a.npz', size=(16, 16))
     config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bicubic'}
@@ -120,14 +132,12 @@ def test_images_of_another_size_and_scanned_blocks(config, tmp_path, capsys):
     )
 
 
-def test_an_encoder_starts_a_model_with_other_parts(config, tmp_path, capsys):
-    config.optim.lr = 0.1
-    train.train(config, tmp_path / 'before')
-    before = saved(tmp_path / 'before')
-    config.optim.lr = 1e-30
+@pytest.mark.usefixtures('one_device')
+def test_an_encoder_starts_a_model_with_other_parts(trained, config, tmp_path, capsys):
+    before = saved(trained)
     config.model.update(num_classes=None, pool='map', posemb='sincos2d', scan=True)
     config.data.classes = config.evals.test.classes = (3, 5, 8)
-    config.init = {'from': str(tmp_path / 'before'), 'select': 'encoder,patch_embed'}
+    config.init = {'from': str(trained), 'select': 'encoder,patch_embed'}
     capsys.readouterr()
     train.train(config, tmp_path / 'after')
     after, printed = saved(tmp_path / 'after'), capsys.readouterr().out
@@ -140,6 +150,7 @@ def test_an_encoder_starts_a_model_with_other_parts(config, tmp_path, capsys):
     assert 'head, map_head: not selected, starts anew\n' in printed
 
 
+@pytest.mark.usefixtures('one_device')
 def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tmp_path, capsys):
     random_npz(tmp_path / 'a.npz')
     config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bilinear'}
@@ -189,6 +200,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.usefixtures('one_device')
 @pytest.mark.parametrize('mistake', MISTAKES)
 def test_mistakes_are_one_line_and_write_nothing(repo, tmp_path, capsys, mistake):
     changes, message = MISTAKES[mistake]
