@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,8 +37,22 @@ def perturbed(model: Any) -> Any:
 
 
 def forward(
-    model: Any, params: Any, source: Any = SOURCE, target_in: Any = TARGET_IN, **kwargs: Any
+    model: Any,
+    params: Any,
+    source: Any = SOURCE,
+    target_in: Any = TARGET_IN,
+    rngs: Any = None,
+    **options: Any,
 ) -> Any:
     """What the model returns for the batch, with exact products of matrices."""
     with jax.default_matmul_precision('highest'):
-        return jax.jit(lambda p: model.apply({'params': p}, source, target_in, **kwargs))(params)
+        return _compiled(model, **options)(params, source, target_in, rngs)
+
+
+@functools.cache
+def _compiled(model: Any, **options: Any) -> Callable:
+    return jax.jit(
+        lambda params, source, target_in, rngs: model.apply(
+            {'params': params}, source, target_in, rngs=rngs, **options
+        )
+    )

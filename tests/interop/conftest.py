@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,17 @@ def perturbed() -> Callable[..., Any]:
     return _perturbed
 
 
+@functools.cache
+def _shapes(model: Any, shape: tuple[int, ...]) -> Any:
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
 def _perturbed(model: Any, images: jax.Array) -> Any:
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     rng = np.random.default_rng(1)
 
     def values(path: Any, leaf: Any) -> np.ndarray:
         mean = 1.0 if path[-1].key == 'scale' else 0.0
         return (mean + 0.2 * rng.normal(size=leaf.shape)).astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(values, shapes)
+    return jax.tree_util.tree_map_with_path(values, _shapes(model, images.shape))

@@ -1,5 +1,6 @@
 """`vit_jax.load`: one call from a file or a run folder to a model and its weights."""
 
+import functools
 import json
 
 import jax
@@ -29,8 +30,13 @@ def random_images(height, width):
     return np.random.default_rng(1).uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
 
 
+@functools.cache
+def compiled(model):
+    return jax.jit(model.apply)
+
+
 def outputs(model, variables, images):
-    return jax.tree.map(np.asarray, jax.jit(model.apply)(variables, images))
+    return jax.tree.map(np.asarray, compiled(model)(variables, images))
 
 
 @pytest.fixture(scope='module')

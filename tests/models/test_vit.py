@@ -43,14 +43,15 @@ COUNTS = {
 
 def perturbed(model, images):
     """Parameters none of which is at its initial zero or one, so that each of them shows."""
-    params = jax.jit(model.init)(jax.random.key(0), images)['params']
+    tree = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     rng = np.random.default_rng(1)
 
-    def shift(path, p):
-        vector = path[-1].key in ('bias', 'scale')
-        return p + jnp.asarray((0.1 if vector else 0.02) * rng.normal(size=p.shape), p.dtype)
+    def draw(path, p):
+        name = path[-1].key
+        deviation = 0.1 if name in ('bias', 'scale') else model.width**-0.5
+        return np.float32(name == 'scale') + deviation * rng.standard_normal(p.shape, np.float32)
 
-    return jax.tree_util.tree_map_with_path(shift, params)
+    return jax.tree_util.tree_map_with_path(draw, tree)
 
 
 @pytest.mark.parametrize('name', COUNTS)
@@ -92,7 +93,7 @@ def closed_form(pool='cls', posemb='learn', representation_size=0, num_classes=1
     ],
 )
 def test_options_add_what_they_should(fields):
-    model = Model(**{'num_classes': 1000, **variant('Ti/16'), **fields})
+    model = Model(**{'num_classes': 1000, 'scan': True, **variant('Ti/16'), **fields})
     assert count(shapes(model)) == closed_form(**fields)
 
 
@@ -247,7 +248,7 @@ def test_pooling_takes_the_tokens_it_names():
         'patches': lambda t: t[:, 1:].mean(1),
     }
     for pool, pick in picks.items():
-        model = Model(pool=pool, **TINY)
+        model = Model(pool=pool, **TINY | {'depth': 1})
         outputs = jax.jit(model.apply)({'params': perturbed(model, images)}, images)
         assert 'logits' not in outputs
         np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
@@ -276,7 +277,8 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
     assert shapes(model, (8, 8)) == shapes(model.clone(head_norm='none'), (8, 8))
     head = {'kernel': jnp.asarray(images_like(16, 5)), 'bias': jnp.zeros(5)}
     variables |= {'params': variables['params'] | {'head': head}}
-    outputs, new = model.apply(variables, images, train=True, mutable='batch_stats')
+    train = jax.jit(lambda v: model.apply(v, images, train=True, mutable='batch_stats'))
+    outputs, new = train(variables)
     features = outputs['pre_logits']
     mean, variance = features.mean(0), features.var(0)
     normed = (features - mean) / jnp.sqrt(variance + 1e-6)
@@ -287,15 +289,14 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
 
 
 def test_fixed_positions_leave_the_class_token_alone():
-    model = Model(posemb='sincos2d', **TINY)
+    model = Model(posemb='sincos2d', **TINY | {'depth': 1})
     images = jnp.zeros((1, 8, 8, 3))
     params = jax.jit(model.init)(jax.random.key(0), images)['params']
-    _, kept = model.apply(
-        {'params': params},
-        images,
-        capture_intermediates=lambda module, _: module.name == 'Dropout_0',
-        mutable='intermediates',
+    capture = {'capture_intermediates': lambda module, _: module.name == 'Dropout_0'}
+    apply = jax.jit(
+        lambda p: model.apply({'params': p}, images, **capture, mutable='intermediates')
     )
+    kept = apply(params)[1]
     (embedded,) = kept['intermediates']['Dropout_0']['__call__']
     np.testing.assert_array_equal(embedded[0, 0], np.zeros(16))
     # cos 0 = 1: the first patch sits at the origin.
@@ -307,26 +308,25 @@ def test_scanned_model_equals_the_unrolled_one():
     images = images_like(2, 8, 8, 3)
     params = perturbed(unrolled, images)
     encoder = params['encoder']
-    blocks = jax.tree.map(lambda *p: jnp.stack(p), encoder['block_0'], encoder['block_1'])
+    blocks = jax.tree.map(lambda *p: np.stack(p), encoder['block_0'], encoder['block_1'])
     stacked = {**params, 'encoder': {'blocks': blocks, 'norm': encoder['norm']}}
+    expected = jax.jit(unrolled.apply)({'params': params}, images)['logits']
     for fields in ({'scan': True}, {'scan': True, 'remat': True}):
         scanned = dataclasses.replace(unrolled, **fields)
-        np.testing.assert_allclose(
-            jax.jit(scanned.apply)({'params': stacked}, images)['logits'],
-            jax.jit(unrolled.apply)({'params': params}, images)['logits'],
-            atol=1e-5,
-        )
+        found = jax.jit(scanned.apply)({'params': stacked}, images)['logits']
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     images = images_like(2, 8, 8, 3)
     full = Model(num_classes=5, **TINY)
     half = dataclasses.replace(full, dtype='bfloat16')
-    initial = half.init(jax.random.key(0), images)['params']
+    initial = shapes(half, (8, 8))
     assert {leaf.dtype for leaf in jax.tree.leaves(initial)} == {jnp.dtype('float32')}
     params = perturbed(full, images)
     expected = jax.jit(full.apply)({'params': params}, images)['logits']
-    outputs, kept = half.apply({'params': params}, images, mutable='intermediates')
+    apply = jax.jit(lambda p: half.apply({'params': p}, images, mutable='intermediates'))
+    outputs, kept = apply(params)
     assert outputs['tokens'].dtype == jnp.bfloat16
     assert outputs['logits'].dtype == jnp.float32
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
@@ -340,7 +340,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_parameters():
 @pytest.mark.parametrize('scan', [False, True])
 def test_a_float32_residual_stream_rounds_the_sums_of_blocks_less(scan):
     images = images_like(2, 8, 8, 3)
-    full = Model(**TINY | {'depth': 8}, scan=scan)
+    full = Model(**TINY | {'depth': 8 if scan else 4}, scan=scan)
     params = perturbed(full, images)
 
     def run(**fields):
@@ -373,13 +373,12 @@ def test_layer_norm_is_float32_in_bfloat16():
 @pytest.mark.slow
 def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
     model = Model(num_classes=5, dropout=0.3, attention_dropout=0.3, drop_path=0.3, **TINY)
-    images = images_like(1, 8, 8, 3)
-    images = jnp.concatenate([images] * 4)
+    images = jnp.concatenate([images_like(1, 8, 8, 3)] * 4)
     params = {'params': perturbed(model, images)}
     rngs = {'dropout': jax.random.key(0)}
-    train = model.apply(params, images, train=True, rngs=rngs)['logits']
+    apply = jax.jit(lambda p, x: model.apply(p, x, train=True, rngs=rngs)['logits'])
+    train, alone = apply(params, images), apply(params, images[:2])
     assert (train != train[:1]).any(axis=1)[1:].all()
-    alone = model.apply(params, images[:2], train=True, rngs=rngs)['logits']
     np.testing.assert_allclose(alone, train[:2], atol=1e-5)
     plain = dataclasses.replace(model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
     evaluated = jax.jit(model.apply)(params, images)['logits']

@@ -3,6 +3,7 @@
 Flax itself names the children of those models, so they say what the names in such files mean.
 """
 
+import functools
 import re
 
 import flax.linen as nn
@@ -143,17 +144,22 @@ def flat_params(tree):
     return flatten_dict(tree, sep='/')
 
 
+@functools.cache
+def compiled(model):
+    return jax.jit(model.apply)
+
+
 def logits(imported, images):
     fields = {k: v for k, v in imported.model.items() if k != 'name'}
     model = resolve('vit_jax.models', imported.model['name'], 'Model')(**fields)
     with jax.default_matmul_precision('highest'):
-        outputs = jax.jit(model.apply)({'params': imported.params}, images)
+        outputs = compiled(model)({'params': imported.params}, images)
     return outputs['logits' if model.num_classes else 'pre_logits']
 
 
 def expected_logits(reference, params, images):
     with jax.default_matmul_precision('highest'):
-        return jax.jit(reference.apply)({'params': params}, images)
+        return compiled(reference)({'params': params}, images)
 
 
 def pre_linen(flat):
@@ -360,7 +366,7 @@ def test_what_is_written_is_read_by_stock_flax_and_by_us(form, images, perturbed
     model, batch = resolve('vit_jax.models', name, 'Model')(**fields), images(2, 16, 24, 3)
     params = perturbed(model, batch)
     with jax.default_matmul_precision('highest'):
-        outputs = jax.jit(model.apply)({'params': params}, batch)
+        outputs = compiled(model)({'params': params}, batch)
     expected = outputs['logits' if model.num_classes else 'pre_logits']
 
     written = vision_transformer.write(params, {'name': name, **fields})
