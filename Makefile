@@ -23,7 +23,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast lint types check faults soak smoke test-newest docs gallery preflight bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs gallery preflight bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -49,12 +49,15 @@ train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
 # Most programs are compiled without optimisation (tests/helpers/xla.py). Parity with other
 # devices and other implementations is that of the programs that users get.
 test: .venv/.extras  ## Run the whole test suite
-	.venv/bin/python $(PYTEST) -m 'not parity' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
+	.venv/bin/python $(PYTEST) -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 	TESTS_XLA=default .venv/bin/python $(PYTEST) -m parity $(PYTEST_ARGS) \
 	  || test $$? = $(NONE_CHOSEN)
 
 test-fast: .venv/.extras  ## What one runs while working: no training processes, nothing slow
 	.venv/bin/python $(PYTEST) -m 'not process and not slow' $(PYTEST_ARGS)
+
+test-long: .venv/.extras  ## What `make test` leaves out: dear variants of promises that it keeps
+	.venv/bin/python $(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: .venv/.extras  ## Style: ruff's rules and format
 	.venv/bin/ruff check .
@@ -66,7 +69,7 @@ types: .venv/.extras  ## Static types: mypy
 check: lint types test  ## What a change has to pass
 
 faults: .venv/.extras  ## Cause every fault of docs/reliability.md; ends with a table of them
-	FUZZ=4 .venv/bin/python $(PYTEST) -m fault $(PYTEST_ARGS)
+	FUZZ=8 .venv/bin/python $(PYTEST) -m fault $(PYTEST_ARGS)
 
 soak: .venv/.extras  ## Train for an hour (SOAK_MINUTES) under random faults; ends with their counts
 	.venv/bin/python tests/soak.py

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from helpers import forked
+from helpers.runs import undrawn  # noqa: F401
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import EXIT_PREEMPTED
@@ -23,15 +24,17 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
 CONFIG = """
 from experiments.vit import digits
+from helpers import linear
 
 def get_config(arg=None):
-    config = digits.get_config('smoke')
+    # What is stopped on the way needs little to compile.
+    config = linear.get_config() if int(arg) > 6 else digits.get_config('smoke')
     config.optim = dict(name='sgd', lr=0.5, momentum=0.9, schedule=dict(name='cosine'))
     config.total, config.batch_size = arg, 16
     config.every = dict(log='1', eval='3', checkpoint='3')
     config.parallel = dict(strategy='jit', fsdp=1, min_split_size=64)
-    if int(arg) > 6:  # What is stopped on the way needs little to compile.
-        config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
+    if int(arg) > 6:
+        config.every.eval = arg
     else:
         config.evals.few = dict(
             evaluator='fewshot', source='digits', split='test', fit='train[:301]', seeds=2
@@ -121,7 +124,13 @@ def alone(run_cli, tmp_path_factory):
 
 
 @pytest.mark.fault(7)
-@pytest.mark.parametrize('flag', ['--config.parallel.fsdp=2', '--config.parallel.strategy=pmap'])
+@pytest.mark.parametrize(
+    'flag',
+    [
+        '--config.parallel.fsdp=2',
+        pytest.param('--config.parallel.strategy=pmap', marks=pytest.mark.long),
+    ],
+)
 def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, 6, flag) as processes:
@@ -220,13 +229,13 @@ def assert_lost(code, output, who):
 @pytest.mark.fault(46)
 def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path):
     folder = tmp_path / 'run'
-    with two_processes(repo, folder, ENDLESS, '--step-timeout=20', heartbeat=300) as processes:
+    with two_processes(repo, folder, ENDLESS, '--step-timeout=15', heartbeat=300) as processes:
         wait_for_steps(folder, processes)
         processes[1].send_signal(signal.SIGSTOP)
         code, output = finish(processes[0], timeout=100)
     assert code == 1, output
     said = re.search(
-        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 20 s', output
+        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 15 s', output
     )
     assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
     assert '-- MainThread' in output
@@ -287,11 +296,10 @@ for animal in sys.argv[2:]:
 
 @pytest.mark.fault(39)
 def test_data_that_differ_are_named_on_every_process(repo):
-    start = [sys.executable, '-c', DATA]
     address = free_address()
-    words = [[*start, f'{address}0', 'dog', 'dog'], [*start, f'{address}1', 'dog', 'cow']]
+    words = [[f'{address}0', 'dog', 'dog'], [f'{address}1', 'dog', 'cow']]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
-    started = [subprocess.Popen(w, cwd=repo, env=environment(), **pipes) for w in words]
+    started = [forked.start(w, environment(), code=DATA, cwd=repo, **pipes) for w in words]
     results = [finish(process, 60) for process in started]
     assert [code for code, _ in results] == [0, 0], results
     for _, output in results:

@@ -20,6 +20,7 @@ from helpers.runs import (
     read_item,
     started,
     steps,
+    undrawn,  # noqa: F401
     wait_until,
 )
 from helpers.xla import use_devices
@@ -30,22 +31,25 @@ from vit_jax.storage import lock
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-TOTAL = 30
-# Everything that has a state or draws random numbers is on: dropout, augmentation and mixup by
-# the experiment itself, the moving average and accumulation here.
+TOTAL = 24
+# Everything that has a state or draws random numbers is on: dropout and augmentation by the
+# config itself, mixup, the moving average and accumulation here.
 FLAGS = {
     'total': f'{TOTAL} steps',
+    'task.mixup': 0.2,
     'step.accum_steps': 2,
     'step.ema_decay': 0.9,
     'every.log': '1',
-    'every.eval': '15',
+    'every.eval': '12',
     'every.checkpoint': '2',
     'checkpoint.keep_last': 3,
 }
+# Of runs that end in a process of the tests, and whose evaluations are not looked at.
+SELDOM = ['--config.every.eval=1000', '--config.every.checkpoint=1000']
 
 
 def arguments(repo: pathlib.Path, folder: pathlib.Path, *extra: str) -> list[str]:
-    config = f'{repo}/experiments/vit/digits.py:smoke'
+    config = f'{repo}/tests/helpers/linear.py'
     flags = [f'--config.{name}={value}' for name, value in FLAGS.items()]
     return ['train', '--config', config, *flags, '--workdir', str(folder), *extra]
 
@@ -70,7 +74,7 @@ def assert_same_run(folder: pathlib.Path, reference: pathlib.Path) -> None:
     assert digest(folder) == digest(reference)
     assert losses(folder) == losses(reference)
     evaluations = [[m for m in metrics(f) if 'test/loss' in m] for f in (folder, reference)]
-    assert [m['step'] for m in evaluations[0]] == [15, 30]
+    assert [m['step'] for m in evaluations[0]] == [12, 24]
     assert evaluations[0] == evaluations[1]
     assert (folder / 'result.json').read_text() == (reference / 'result.json').read_text()
 
@@ -86,39 +90,6 @@ def uninterrupted(tmp_path_factory, repo, run_cli) -> pathlib.Path:
 # --- stopped, killed, told to go: bit for bit the same state ---
 
 
-@pytest.fixture(scope='module')
-def stopped(tmp_path_factory, repo, run_cli) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp('stopped')
-    done = run_cli(*arguments(repo, folder, '--stop-at', '13'))
-    assert done.returncode == EXIT_PREEMPTED, done.stderr
-    assert steps(folder) == [10, 12, 13]
-    assert not (folder / 'result.json').exists()
-    return folder
-
-
-@pytest.mark.fault(1)
-def test_stopping_and_going_on(tmp_path, repo, run_cli, stopped, uninterrupted):
-    folder = shutil.copytree(stopped, tmp_path / 'run')
-    done = run_cli(*arguments(repo, folder))
-    assert done.returncode == 0, done.stderr
-    assert 'resumes after step 13' in done.stdout
-    assert_same_run(folder, uninterrupted)
-
-
-@pytest.mark.fault(9)
-def test_a_damaged_checkpoint_costs_steps_but_not_the_result(
-    tmp_path, repo, run_cli, stopped, uninterrupted
-):
-    folder = shutil.copytree(stopped, tmp_path / 'run')
-    data = max(folder.glob('checkpoints/13/*/d/*'), key=lambda path: path.stat().st_size)
-    os.truncate(data, 100)
-    done = run_cli(*arguments(repo, folder))
-    assert done.returncode == 0, done.stderr
-    assert f'checkpoints/13 ignored: {data.relative_to(folder / "checkpoints/13")}' in done.stderr
-    assert 'resumes after step 12' in done.stdout
-    assert_same_run(folder, uninterrupted)
-
-
 @pytest.mark.fault(2, 20)
 def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
     tmp_path, repo, run_cli, uninterrupted, capsys
@@ -128,9 +99,11 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
         reached = max(steps(tmp_path), default=0)
         with started(repo, *arguments(repo, tmp_path)) as process:
             wait_until(lambda process=process: held_by(process, tmp_path), process)
+            process.send_signal(signal.SIGSTOP)  # so that it does not come to its end meanwhile
             assert main(arguments(repo, tmp_path)) == 2
             owner = f'in use by another run: host {os.uname().nodename}, pid {process.pid}, since'
             assert owner in capsys.readouterr().err
+            process.send_signal(signal.SIGCONT)
             wait_until(partial(has_saved_beyond, tmp_path, reached), process)
             wait_until(partial(is_saving, tmp_path), process)
             process.kill()
@@ -144,23 +117,74 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
     assert_same_run(tmp_path, uninterrupted)
 
 
-@pytest.mark.fault(3, 5)
-def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
-    tmp_path, repo, run_cli, uninterrupted
-):
-    with started(repo, *arguments(repo, tmp_path)) as process:
-        wait_until(lambda: last_step(tmp_path) >= 3, process)
+@pytest.fixture(scope='module')
+def told_to_stop(tmp_path_factory, repo) -> tuple[pathlib.Path, int, str]:
+    """The folder of a run that got one SIGTERM after another, its exit code and its words."""
+    folder = tmp_path_factory.mktemp('told_to_stop')
+    with started(repo, *arguments(repo, folder)) as process:
+        wait_until(lambda: last_step(folder) >= 3, process)
         while process.poll() is None:
             process.send_signal(signal.SIGTERM)
             time.sleep(0.01)
-        output = process.stdout.read()
-        assert process.returncode == EXIT_PREEMPTED, output
-    stopped = steps(tmp_path)[-1]
+        return folder, process.returncode, process.stdout.read()
+
+
+@pytest.mark.fault(3, 5)
+def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
+    tmp_path, repo, run_cli, told_to_stop, uninterrupted
+):
+    folder, code, output = told_to_stop
+    assert code == EXIT_PREEMPTED, output
+    stopped = steps(folder)[-1]
     assert f'stopped after step {stopped}/{TOTAL}; the state is saved' in output
-    assert stopped == last_step(tmp_path) < TOTAL
-    done = run_cli(*arguments(repo, tmp_path))
+    assert stopped == last_step(folder) < TOTAL
+    folder = shutil.copytree(folder, tmp_path / 'run')
+    done = run_cli(*arguments(repo, folder))
     assert done.returncode == 0, done.stderr
-    assert_same_run(tmp_path, uninterrupted)
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.fixture(scope='module')
+def damaged(tmp_path_factory, repo, run_cli, told_to_stop):
+    """The run that was told to stop, whose last step was damaged, after two steps more.
+
+    Its folder, the path that was damaged, the steps that there were, and the process.
+    """
+    folder = shutil.copytree(told_to_stop[0], tmp_path_factory.mktemp('damaged') / 'run')
+    before = steps(folder)
+    root = folder / 'checkpoints' / str(before[-1])
+    data = max(root.glob('*/d/*'), key=lambda path: path.stat().st_size)
+    os.truncate(data, 100)
+    done = run_cli(*arguments(repo, folder, f'--stop-at={before[-1] + 2}'))
+    return folder, data.relative_to(root), before, done
+
+
+@pytest.fixture(scope='module')
+def gone_on(repo, run_cli, damaged):
+    """The folder of that run after it went on to its end, and what it said."""
+    folder = shutil.copytree(damaged[0], damaged[0].with_name('gone_on'))
+    done = run_cli(*arguments(repo, folder))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+@pytest.mark.fault(9)
+def test_a_damaged_checkpoint_costs_steps_but_not_the_result(damaged, gone_on, uninterrupted):
+    _, data, before, done = damaged
+    assert f'checkpoints/{before[-1]} ignored: {data}' in done.stderr
+    assert f'resumes after step {before[-2]}' in done.stdout
+    assert_same_run(gone_on[0], uninterrupted)
+
+
+@pytest.mark.fault(1)
+def test_stopping_and_going_on(damaged, gone_on, uninterrupted):
+    folder, _, before, done = damaged
+    stopped = before[-1] + 2
+    assert done.returncode == EXIT_PREEMPTED, done.stderr
+    assert steps(folder)[-1] == stopped
+    assert not (folder / 'result.json').exists()
+    assert f'resumes after step {stopped}' in gone_on[1]
+    assert_same_run(gone_on[0], uninterrupted)
 
 
 # --- nothing to do, or not allowed to ---
@@ -184,9 +208,10 @@ def test_a_complete_run_is_left_alone(repo, uninterrupted, capsys):
 def test_every_layout_goes_on_from_any_other_and_in_another_folder(
     tmp_path, repo, uninterrupted, capsys
 ):
-    plan = [('jit', 8, 1, '9'), ('jit', 2, 2, '19'), ('pmap', 4, 1, str(TOTAL + 1))]
+    plan = [('jit', 8, 1, '9'), ('jit', 2, 2, '17'), ('pmap', 4, 1, str(TOTAL + 1))]
     for i, (strategy, count, fsdp, stop_at) in enumerate(plan):
         layout = [f'--config.parallel.strategy={strategy}', f'--config.parallel.fsdp={fsdp}']
+        layout += ['--config.parallel.min_split_size=64', *SELDOM]
         folder = tmp_path / f'moved-{i}'
         with pytest.MonkeyPatch.context() as patch:
             use_devices(patch, count)
@@ -223,7 +248,7 @@ def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = ['--config.task.name=my_lab.broken', '--config.step.max_skips=3']
+    flags = ['--config.task.name=my_lab.broken', '--config.step.max_skips=3', *SELDOM]
     whole, halves = tmp_path / 'whole', tmp_path / 'halves'
     assert main(arguments(repo, whole, *flags)) == 0
     assert main(arguments(repo, halves, *flags, '--stop-at=11')) == EXIT_PREEMPTED

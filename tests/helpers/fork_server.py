@@ -1,6 +1,7 @@
 """`python -m helpers.fork_server FD`: imports everything, and forks for every request on a socket.
 
-What it forks runs `python -m vit_jax`; see `helpers.forked`, which asks for it.
+What it forks runs `python -m vit_jax`, or a program that it is given; see `helpers.forked`, which
+asks for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import sys
 
 import vit_jax
+from helpers.forked import UNDRAWN
 from vit_jax.runtime import memory
 
 # What commands import where they need it.
@@ -35,8 +37,8 @@ def import_everything() -> None:
     gc.freeze()  # what is never looked at stays shared
 
 
-def serve(connection: socket.socket) -> list[str]:
-    """Forks for every request; returns, in the process that was forked, its command."""
+def serve(connection: socket.socket) -> dict:
+    """Forks for every request; returns it in the process that was forked."""
     while True:
         message, files, _, _ = socket.recv_fds(connection, LONGEST_REQUEST, 3)
         if not message:
@@ -49,7 +51,7 @@ def serve(connection: socket.socket) -> list[str]:
                 os._exit(0)
             connection.close()
             become(request, files)
-            return request['words']
+            return request
         os.waitpid(between, 0)
         connection.send(b'.')
         for file in files:
@@ -66,6 +68,8 @@ def become(request: dict, files: list[int]) -> None:
     os.environ.update(request['env'])
     # In force since this server started, so that the command need not start again for it.
     os.environ.setdefault(memory.VARIABLE, memory.TUNABLES)
+    if UNDRAWN in os.environ:
+        sys.modules['vit_jax.trainer.writer'].Writer.draw = lambda self: None
     sys.stdout.reconfigure(write_through='PYTHONUNBUFFERED' in os.environ)
     gc.enable()
 
@@ -74,7 +78,10 @@ if __name__ == '__main__':
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     gc.disable()
     import_everything()
-    words = serve(socket.socket(fileno=int(sys.argv[1])))
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv[1:] = words
-    runpy.run_module('vit_jax', run_name='__main__', alter_sys=True)
+    sys.argv[1:] = request['words']
+    if request['code']:
+        exec(compile(request['code'], '<string>', 'exec'), {'__name__': '__main__'})
+    else:
+        runpy.run_module('vit_jax', run_name='__main__', alter_sys=True)

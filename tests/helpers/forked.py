@@ -1,4 +1,4 @@
-"""Commands in processes of their own that need not import first.
+"""Commands, and programs of tests, in processes of their own that need not import first.
 
 Importing takes longer than all else that a command does in a test. Each is a process like any
 other, with its own id, signals and exit code; only it was forked where it would have been started.
@@ -21,15 +21,35 @@ from collections.abc import Mapping, Sequence
 from vit_jax.runtime import memory
 
 TESTS = pathlib.Path(__file__).parents[1]
+UNDRAWN = (
+    'TESTS_UNDRAWN'  # of the environment: runs draw no curves.png, which takes as long as they
+)
 _PR_SET_CHILD_SUBREAPER = 36
 # Read when modules are imported, or by the interpreter when it starts.
 _READ_EARLY = ('JAX_', 'PYTHON', 'LD_', 'MPL', 'OPENBLAS_')
 
 
-def start(words: Sequence[object], env: Mapping[str, str], **options) -> subprocess.Popen:
-    """`python -m vit_jax *words` with `options` as for `subprocess.Popen`."""
-    kind = _Forked if sys.platform == 'linux' and _early(env) == _early(os.environ) else _Started
-    return kind([sys.executable, '-m', 'vit_jax', *map(str, words)], env=dict(env), **options)
+def start(
+    words: Sequence[object], env: Mapping[str, str], code: str = '', **options
+) -> subprocess.Popen:
+    """`python -m vit_jax *words`, or `python -c CODE *words`.
+
+    Args:
+      words: of the command.
+      env: of the process.
+      code: a program to run in place of `vit_jax`.
+      **options: as for `subprocess.Popen`.
+    """
+    what = ['-c', code] if code else ['-m', 'vit_jax']
+    command = [sys.executable, *what, *map(str, words)]
+    if sys.platform == 'linux' and _early(env) == _early(os.environ):
+        return _Forked(command, env=dict(env), **options)
+    return _Started(command, env={**env, 'PYTHONPATH': _with_tests(env)}, **options)
+
+
+def _with_tests(env: Mapping[str, str]) -> str:
+    """The path of modules with these helpers, which configs of tests name."""
+    return os.pathsep.join(filter(None, [env.get('PYTHONPATH'), str(TESTS)]))
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
@@ -48,7 +68,8 @@ class _Forked(subprocess.Popen):
         cwd, env = rest[4], rest[5]
         pipes = rest[9:15]
         theirs = [pipes[0], pipes[3], pipes[5]]
-        request = {'words': words[3:], 'env': env, 'cwd': str(cwd or os.getcwd())}
+        code = words[2] if words[1] == '-c' else ''
+        request = {'words': words[3:], 'code': code, 'env': env, 'cwd': str(cwd or os.getcwd())}
         files = [mine if file == -1 else file for mine, file in enumerate(theirs)]
         try:
             self.pid = _fork(json.dumps(request).encode(), files)
@@ -76,8 +97,8 @@ def _fork(request: bytes, files: list[int]) -> int:
 def _server() -> socket.socket:
     """A connection to the server of this process, which it starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    search = os.pathsep.join([str(TESTS), os.environ.get('PYTHONPATH', '')])
-    env = {memory.VARIABLE: memory.TUNABLES, **os.environ, 'PYTHONPATH': search}
+    path = {'PYTHONPATH': _with_tests(os.environ)}
+    env = {memory.VARIABLE: memory.TUNABLES, **os.environ, **path}
     words = [sys.executable, '-m', 'helpers.fork_server', str(theirs.fileno())]
     process = subprocess.Popen(words, cwd=TESTS.parent, env=env, pass_fds=[theirs.fileno()])
     theirs.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 from helpers import forked
 from helpers.digests import tree_digest
@@ -20,6 +21,14 @@ from helpers.xla import xla_flags
 from vit_jax.storage import run_folder
 
 steps = run_folder.steps
+
+
+@pytest.fixture(scope='module', autouse=True)
+def undrawn() -> Iterator[None]:
+    """Processes that are forked by the tests of the module that imports this draw no curves.png."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(forked.UNDRAWN, '1')
+        yield
 
 
 @contextlib.contextmanager
