@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.xla import use_one_device
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -48,9 +49,11 @@ def config(lab):
 
 @pytest.fixture(scope='module')
 def run(lab, config):
-    """The folder of a finished run."""
+    """The folder of a finished run of one device; what evaluates it has several."""
     folder = lab / 'run'
-    assert cli.main(['train', '--config', f'{config}:smoke', '--workdir', str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert cli.main(['train', '--config', f'{config}:smoke', '--workdir', str(folder)]) == 0
     return folder
 
 
@@ -118,6 +121,7 @@ def test_attention(run, photo, tmp_path, capsys):
     assert out.read_bytes().startswith(b'\x89PNG')
 
 
+@pytest.mark.usefixtures('one_device')
 def test_benchmark_and_inspect(config, tmp_path, capsys):
     words = ['--config', config, '--steps', '2', '--json', str(tmp_path / 'numbers.json')]
     assert cli.main(['benchmark', *words]) == 0
@@ -132,6 +136,7 @@ def test_inspect_a_run(run, capsys):
     assert 'my_lab.models.spots' in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures('one_device')
 def test_convert_there_and_back(run, config, tmp_path, capsys):
     written = tmp_path / 'theirs.npz'
     assert (
@@ -148,6 +153,7 @@ def test_convert_there_and_back(run, config, tmp_path, capsys):
     assert again == pytest.approx(before, rel=1e-5)
 
 
+@pytest.mark.usefixtures('one_device')
 def test_part_of_it_starts_another_model(run, config, tmp_path, capsys):
     words = [
         *('--allow', 'my_lab', '--config', config),

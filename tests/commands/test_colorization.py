@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.xla import use_one_device
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -30,7 +31,9 @@ def run(folder, repo):
     assert cli.main(words) == 0
     config = ['--config', str(repo / CONFIG), f'--config.task.prior={prior}']
     short = ['--config.total=2 steps', '--config.every.eval=2', '--config.every.log=1']
-    assert cli.main(['train', *config, *short, '--workdir', str(workdir)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert cli.main(['train', *config, *short, '--workdir', str(workdir)]) == 0
     return workdir
 
 

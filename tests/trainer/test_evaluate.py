@@ -83,7 +83,12 @@ def recorder(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def variables():
     example = {'image': jnp.zeros((1, 8, 8, 1))}
-    return MODEL.init(jax.random.key(0), *TASK.inputs(example), train=False)
+    return jax.jit(MODEL.init)(jax.random.key(0), *TASK.inputs(example))
+
+
+@jax.jit
+def outputs_of(variables, images):
+    return MODEL.apply(variables, *TASK.inputs({'image': images}), train=False)
 
 
 def make_layout(name):
@@ -118,8 +123,8 @@ def test_an_evaluator_sees_every_example_once_in_order_without_padding(layout, r
         np.testing.assert_array_equal(joined(batches, 'label'), source.labels())
         assert {len(b['label']) for b in batches} == {24, len(source) % 24}
         assert all((b['mask'] == 1).all() and 'image' not in b for b in batches)
-        images = jnp.stack([source[i]['image'] for i in range(len(source))])
-        outputs = MODEL.apply(variables, *TASK.inputs({'image': images}), train=False)
+        images = np.stack([source[i]['image'] for i in range(len(source))])
+        outputs = outputs_of(variables, images)
         features, probs = joined(predictions, 'features'), joined(predictions, 'probs')
         np.testing.assert_allclose(features, outputs['pre_logits'], atol=1e-5)
         np.testing.assert_allclose(probs, jax.nn.softmax(outputs['logits']), atol=1e-6)
