@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip('optuna')
 
+from helpers import forked
 from helpers.studies import make
 from optuna.trial import TrialState
 
@@ -97,7 +98,7 @@ worker.work(study.open_study('name', folder=sys.argv[1]))
 
 
 def start_worker(repo, folder, log, victim=''):
-    return subprocess.Popen([sys.executable, '-c', WORKER, folder, log, victim], cwd=repo)
+    return forked.start([folder, log, victim], os.environ, code=WORKER, cwd=repo)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip('optuna')
 
 from helpers.digests import tree_digest
-from helpers.runs import started
+from helpers.runs import started, undrawn  # noqa: F401
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
@@ -22,14 +22,14 @@ from vit_jax.sweeps.space import Sweep, grid
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-TOTAL = 80
-CONFIG = 'experiments/vit/digits.py:smoke'
-FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '8', 'every.eval': '20'}
+TOTAL = 48
+CONFIG = 'tests/helpers/linear.py'
+FLAGS = {'total': f'{TOTAL} steps', 'every.checkpoint': '4', 'every.eval': '16'}
 
 
 def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> None:
     deadline = time.monotonic() + 200
-    while max(run_folder.steps(folder), default=0) < 8:
+    while max(run_folder.steps(folder), default=0) < 4:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -50,7 +50,7 @@ def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     folder = tmp_path / 'study'
     sweep = Sweep(CONFIG, 'test/accuracy', points=grid({'optim.lr': [0.002]}), overrides=FLAGS)
     made = study.create(sweep, 'killed', folder=folder)
-    words = ['sweep', 'work', 'killed', '--workdir', str(folder)]
+    words = ['sweep', 'work', 'killed', '--workdir', str(folder), '--allow', 'helpers']
     with started(repo, *words) as process:
         kill_after_a_checkpoint(process, made.run_folder(0))
     assert [trial.state for trial in made.trials()] == [TrialState.RUNNING]
@@ -62,7 +62,7 @@ def test_a_trial_of_a_killed_worker_is_resumed_from_its_checkpoint(
     assert trial.state == TrialState.COMPLETE
     result = json.loads((made.run_folder(0) / 'result.json').read_text())
     assert trial.value == result['test/accuracy']
-    assert sorted(trial.intermediate_values) == list(range(20, TOTAL + 1, 20))
+    assert sorted(trial.intermediate_values) == list(range(16, TOTAL + 1, 16))
 
     flags = [f'--config.{k}={v}' for k, v in {**FLAGS, 'optim.lr': 0.002}.items()]
     alone = tmp_path / 'alone'

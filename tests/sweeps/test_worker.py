@@ -5,14 +5,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 pytest.importorskip('optuna')
 
+from helpers import forked
 from helpers.studies import METRIC, make
 from optuna.trial import TrialState
 
@@ -48,9 +47,8 @@ worker.work(study.open_study('name', folder=sys.argv[1]))
 def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, storage):
     values = {'seed': [0, 1, 2], 'optim.lr': [0.1, 0.2]}
     made = make(tmp_path, storage, points=grid(values))
-    words = [sys.executable, '-c', WORKER, str(tmp_path)]
     logs = [tmp_path / f'{i}.txt' for i in (0, 1)]
-    workers = [subprocess.Popen([*words, str(log)], cwd=repo) for log in logs]
+    workers = [forked.start([tmp_path, log], os.environ, code=WORKER, cwd=repo) for log in logs]
     assert [process.wait() for process in workers] == [0, 0]
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     assert Counter(lines) == {f'{seed} {lr}': 1 for seed in range(3) for lr in (0.1, 0.2)}

@@ -10,7 +10,7 @@ from vit_jax.trainer import train
 @pytest.mark.slow
 def test_arrays_do_not_pile_up(repo, tmp_path, one_device):
     config = load.load(
-        f'{repo}/experiments/vit/digits.py:smoke',
+        f'{repo}/tests/helpers/linear.py',
         ['total=50', 'every.log=5', 'every.eval=10', 'every.checkpoint=10'],
     )
     arrays = []
