@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from helpers import forked
 from helpers.digests import tree_digest
 from helpers.object_servers import SCHEMES, serve_bucket
 from helpers.xla import use_one_device
@@ -29,11 +29,11 @@ from vit_jax.trainer import build
 
 pytestmark = pytest.mark.slow
 
-TOTAL = 24
+TOTAL = 12
 FLAGS = {
     'total': f'{TOTAL} steps',
     'every.log': '1',
-    'every.eval': '12',
+    'every.eval': '6',
     'every.checkpoint': '4',
     'checkpoint.keep_last': 2,
 }
@@ -114,9 +114,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 def kill_at_step(step: int, folder) -> None:
-    command = [sys.executable, '-u', '-c', ON_ONE_DEVICE, *train(folder)]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL, 'text': True}
-    with subprocess.Popen(command, **pipes) as process:
+    env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
+    with forked.start(train(folder), env, code=ON_ONE_DEVICE, **pipes) as process:
         try:
             assert any(line.startswith(f'step {step}/') for line in process.stdout)
         finally:
@@ -128,9 +128,9 @@ def kill_at_step(step: int, folder) -> None:
 @pytest.mark.usefixtures('drawn_curves')
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = paths.path(f'{bucket}/killed')
-    kill_at_step(14, folder)
+    kill_at_step(9, folder)
     left = run_folder.steps(folder)
-    assert 8 in left and TOTAL not in left
+    assert 4 in left and TOTAL not in left
     assert paths.read_text(folder / 'lock')
 
     assert main(train(folder)) == 0
@@ -146,7 +146,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     assert {'config.json', 'curves.png'} <= set(files)
     assert any('tfevents' in name for name in files)
     kept = {name.split('/')[1] for name in files if name.startswith('checkpoints/')}
-    assert kept == {'20', '24'}
+    assert kept == {'8', '12'}
 
     assert main(train(folder)) == 0  # it is complete
     assert 'complete' in capsys.readouterr().out
@@ -174,9 +174,9 @@ def test_commands_read_it_as_one_on_the_disk(copied, local, tmp_path, capsys):
 
 def test_a_damaged_step_is_passed_over(copied, local, caplog):
     (copied / 'result.json').unlink()
-    arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/24/v'))
+    arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/12/v'))
     (copied / arrays).write_bytes(b'torn')
-    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 20
+    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 8
 
     assert main(train(copied)) == 0
     assert 'has changed since it was written' in caplog.text
@@ -187,10 +187,10 @@ def test_a_damaged_step_is_passed_over(copied, local, caplog):
 
 def test_a_step_without_its_mark_was_never_finished(copied):
     checkpoints = copied / 'checkpoints'
-    (checkpoints / '24' / 'commit_success.txt').unlink()
-    assert run_folder.steps(copied) == [20]
-    manifest.clear_newer(checkpoints, 20)
-    assert not any(name.startswith('24/') for name in paths.files(checkpoints))
+    (checkpoints / '12' / 'commit_success.txt').unlink()
+    assert run_folder.steps(copied) == [8]
+    manifest.clear_newer(checkpoints, 8)
+    assert not any(name.startswith('12/') for name in paths.files(checkpoints))
 
 
 def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
