@@ -5,7 +5,7 @@ import pathlib
 import shutil
 
 import pytest
-from helpers.runs import digest, steps
+from helpers.runs import digest, steps, undrawn  # noqa: F401
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
@@ -42,7 +42,7 @@ DAMAGE = {
 
 
 def arguments(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> list[str]:
-    config = f'{repo}/experiments/vit/digits.py:smoke'
+    config = f'{repo}/tests/helpers/linear.py'
     often = ['--config.every.checkpoint=1', '--config.checkpoint.keep_last=20']
     return ['train', '--config', config, *often, '--workdir', str(folder), *flags]
 
@@ -124,8 +124,10 @@ def test_a_step_that_is_asked_for_must_be_intact(stopped, tmp_path, capsys, step
     folder = shutil.copytree(stopped, tmp_path / 'run')
     DAMAGE[step][0](folder / 'checkpoints' / str(step))
     for command in (['evaluate'], ['predict', 'a.png']):
-        assert main([*command, '--workdir', str(folder), '--step', str(step)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        words = [*command, '--workdir', str(folder), '--step', str(step), '--allow', 'helpers']
+        assert main(words) == 2
+        allowed, line = capsys.readouterr().err.splitlines()
+        assert allowed.endswith(': --allow')
         assert f'checkpoints/{step}: variables/' in line
         assert DAMAGE[step][1] in line
 

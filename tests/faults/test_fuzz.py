@@ -101,7 +101,7 @@ def test_images(kind):
 def test_the_config_of_a_run(run, cases, mutate):
     file = run / 'config.json'
     content = file.read_bytes()
-    for seed in range(16 * TIMES):
+    for seed in range(8 * TIMES):
         if mutate == 'json':
             file.write_text(mutate_json(content.decode(), seed))
         else:
@@ -117,7 +117,7 @@ def test_the_config_of_a_run(run, cases, mutate):
 def test_the_log_of_a_run(run, cases, name):
     file = run / name
     content = file.read_bytes()
-    for seed in range(16 * TIMES):
+    for seed in range(8 * TIMES):
         damaged = mutate_bytes(content, seed)
         if seed % 2:
             lines = [mutate_json(line, seed) for line in content.decode().splitlines()]
@@ -133,7 +133,7 @@ def test_the_log_of_a_run(run, cases, name):
 def test_small_files_of_a_checkpoint(run, cases, name):
     file = run / 'checkpoints' / '20' / name
     content = file.read_text()
-    for seed in range(12 * TIMES):
+    for seed in range(6 * TIMES):
         file.write_text(mutate_json(content, seed))
         cases.command(seed, 'inspect', '--verify', run, codes=(0, 1))
         if name == 'meta/metadata':
@@ -161,7 +161,7 @@ def test_checkpoints_of_others(foreign, tmp_path, cases, suffix):
     assert main(['convert', foreign, str(tmp_path / f'whole{suffix}')]) == 0
     content = (tmp_path / f'whole{suffix}').read_bytes()
     head = 400 if suffix == '.safetensors' else len(content)  # where names and shapes are
-    for seed in range(24 * TIMES):
+    for seed in range(12 * TIMES):
         damaged = tmp_path / f'damaged{suffix}'
         where = head if seed % 2 else len(content)
         damaged.write_bytes(mutate_bytes(content[:where], seed) + content[where:])
@@ -174,7 +174,7 @@ def test_configs_beside_checkpoints_of_others(foreign, tmp_path, cases):
     assert main(['convert', foreign, str(folder)]) == 0
     for file in sorted(folder.glob('*.json')):
         content = file.read_text()
-        for seed in range(16 * TIMES):
+        for seed in range(8 * TIMES):
             file.write_text(mutate_json(content, seed))
             cases.command(seed, 'inspect', '--checkpoint', folder)
         file.write_text(content)

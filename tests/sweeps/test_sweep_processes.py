@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip('optuna')
 
 from helpers import forked
+from helpers.runs import undrawn  # noqa: F401
 from optuna.trial import TrialState
 
 from vit_jax.checkpoints.checkpointer import load_variables
@@ -20,7 +21,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 METRIC = 'test/loss'
 SMALL = {
     'model.dropout': 0.0,
-    'task.mixup': 0.0,
     'total': '4 steps',
     'every.eval': '2',
     'every.checkpoint': '4',
@@ -29,7 +29,8 @@ SMALL = {
 
 def work_together(repo, folder, port):
     """Exit codes and outputs of both."""
-    words = ['sweep', 'work', 'name', '--workdir', str(folder), '--heartbeat', '30']
+    words = ['sweep', 'work', 'name', '--workdir', folder, '--allow', 'helpers']
+    words += ['--heartbeat', '30']
     meeting = ['--coordinator', f'127.0.0.1:{port}', '--num-processes', '2', '--process-id']
     flags = re.sub(r'\S*host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
     processes = [
@@ -59,10 +60,10 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port,
     points = [
         {**common, 'optim.lr': 0.003},
         {**common, 'optim.lr': 0.003, 'batch_size': 15},
-        {**common, 'optim.lr': 3.0},
+        {**common, 'optim.lr': 3000.0},
     ]
     sweep = Sweep(
-        config='experiments/vit/digits.py:smoke',
+        config='tests/helpers/linear.py',
         metric=METRIC,
         direction='minimize',
         points=points,
@@ -88,7 +89,7 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port,
     alone = study.create(
         Sweep(sweep.config, METRIC, points=points[:1], overrides=SMALL), 'one', folder=tmp_path
     )
-    done = run_cli('sweep', 'work', 'one', '--workdir', tmp_path)
+    done = run_cli('sweep', 'work', 'one', '--workdir', tmp_path, '--allow', 'helpers')
     assert done.returncode == 0, done.stderr
     (trial,) = alone.trials()
     assert trial.value == pytest.approx(first.value, rel=1e-4)

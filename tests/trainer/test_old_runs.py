@@ -13,6 +13,8 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.inference.load import read_config
 
+pytestmark = pytest.mark.usefixtures('one_device')
+
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 DIGITS = {
     'total': '20 steps',
