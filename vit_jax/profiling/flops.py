@@ -43,13 +43,23 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
       *inputs: what it is called with.
       rngs: names of the random streams that it draws from even so, as `Task.rngs` has them.
     """
+    return variables_and_flops(model, *inputs, rngs=rngs)[1]
+
+
+def variables_and_flops(
+    model: Any, *inputs: Any, rngs: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], int]:
+    """The shapes of a Flax model's variables, and `forward_flops`, by tracing it once.
+
+    Drawing parameters multiplies no matrices, so that what it takes does not count.
+    """
     keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
 
-    def apply(variables: Any, *args: Any) -> Any:
-        return model.apply(variables, *args, train=False, rngs=keys)
+    def forward(*args: Any) -> Any:
+        return model.init_with_output(keys, *args, train=False)
 
-    variables = jax.eval_shape(lambda *args: model.init(keys, *args, train=False), *inputs)
-    return count_flops(apply, variables, *inputs)
+    jaxpr, (_, variables) = jax.make_jaxpr(forward, return_shape=True)(*inputs)
+    return variables, of_jaxpr(jaxpr)
 
 
 def of_jaxpr(jaxpr: Any) -> int:

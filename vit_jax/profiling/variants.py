@@ -80,23 +80,9 @@ def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_si
     quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
     module = cls(**sizes | quick | keywords)
     inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
-    params, forward = _trace(module, inputs)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    variables, forward = flops.variables_and_flops(module, *inputs)
+    count = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
     return Variant(model, name, count, forward / 2e9)
-
-
-def _trace(module: Any, inputs: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, int]:
-    """The shapes of a model's parameters and the FLOPs of its forward pass, by tracing it once.
-
-    Drawing parameters multiplies no matrices, so that what it takes does not count.
-    """
-    key = jax.random.key(0)
-
-    def forward(*args: Any) -> Any:
-        return module.init_with_output(key, *args, train=False)
-
-    jaxpr, (_, variables) = jax.make_jaxpr(forward, return_shape=True)(*inputs)
-    return variables['params'], flops.of_jaxpr(jaxpr)
 
 
 def _required(cls: Any) -> Parameters:
