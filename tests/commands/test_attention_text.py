@@ -62,7 +62,7 @@ def ids_of(run, *sentences):
 def test_one_picture(run, translating_run, tmp_path, capsys):
     out = tmp_path / 'map.png'
     argv = ['attention', '--workdir', str(translating_run), '--out', str(out), SENTENCE]
-    for words in ([], ['Zwei Hunde.'], ['--self', '--head', '1', '--layer', '0']):
+    for words in ([], ['Zwei Hunde.'], ['Zwei Hunde.', '--self', '--head', '1', '--layer', '0']):
         assert cli.main([*argv, *words]) == 0
         said = capsys.readouterr().out
         assert said.startswith(f'{out}: 2 layers x 2 heads, ')

@@ -85,14 +85,20 @@ HEAD = {'head/kernel', 'head/bias'}
 
 
 @pytest.mark.parametrize(
-    'parallel',
-    [dict(strategy='jit'), dict(strategy='jit', fsdp=4, min_split_size=1), dict(strategy='pmap')],
+    ('devices', 'parallel'),
+    [
+        (2, dict(strategy='jit')),
+        (4, dict(strategy='jit', fsdp=2, min_split_size=1)),
+        (2, dict(strategy='pmap')),
+    ],
 )
-def test_parameters_and_their_average_start_from_the_file(config, tmp_path, capsys, parallel):
+def test_parameters_and_their_average_start_from_the_file(
+    config, tmp_path, capsys, devices, parallel
+):
     params = random_npz(tmp_path / 'a.npz')
     config.init = {'from': str(tmp_path / 'a.npz')}
     config.parallel = parallel
-    train.train(config, tmp_path / 'run')
+    train.train(config, tmp_path / 'run', devices=jax.devices()[:devices])
     for ema in (False, True):
         assert_close(saved(tmp_path / 'run', 2, ema), params)
     assert f'from {tmp_path}/a.npz (vision_transformer npz)\n' in capsys.readouterr().out
