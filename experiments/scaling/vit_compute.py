@@ -147,7 +147,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evals = dict(val=dict(source=source, split=held_out, transforms=center))
     few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
     if smoke:
-        few = dict(source='digits', split='test', fit='train')
+        few = dict(source='digits', split='test[:96]', fit='train[:12 per class]')
     squashed = f'resize_tf({pixels * 8 // 7})|central_crop({pixels})'
     config.evals.fewshot = dict(few, transforms=squashed, evaluator='fewshot', shots=(5,))
 

@@ -21,13 +21,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch_size = 256 if smoke else 1024
 
     width = 16 if smoke else 64
-    config.model = dict(name='seq2seq', width=width, depth=2, num_heads=4, mlp_dim=2 * width)
+    config.model = dict(name='seq2seq', width=width, depth=1 if smoke else 2)
+    config.model.update(num_heads=4, mlp_dim=2 * width)
     config.model.update(vocab_size=placeholder(int), norm='pre', dropout=0.0)
     config.task = dict(name='translate', label_smoothing=0.0, search='greedy')
 
     data = dict(source=f'synthetic:{"copy" if arg == "copy" else "reverse"}', buckets=(8, 13))
     config.data = dict(split='train[:2000]' if smoke else 'train', cache=True, **data)
-    config.evals = dict(test=dict(split='test', batch_size=4096, **data))
+    test = dict(split='test[:100]' if smoke else 'test', **data)
+    config.evals = dict(test=dict(test, batch_size=1024 if smoke else 4096))
 
     config.optim = dict(name='adam', lr=3e-3, b2=0.98, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='5%')
