@@ -256,7 +256,8 @@ def translation_config(text: dict[str, object]) -> ConfigDict:
 def translated(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('translated')
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        one_run(translation_config(write_text(folder)), folder / 'run')
+        text = write_text(folder) | {'buckets': (32,)}
+        one_run(translation_config(text), folder / 'run')
     (folder / 'printed').write_text(printed.getvalue())
     return folder / 'run'
 
