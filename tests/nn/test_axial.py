@@ -37,10 +37,10 @@ def test_it_is_full_attention_with_a_mask_of_lines(axis, causal):
     bias = params['relative_bias'][:, distance + length - 1]
     full = MultiHeadAttention(HEADS)
     same = {'params': {name: params[name] for name in ('qkv', 'out')}}
-    expected = full.apply(
+    expected = jax.jit(full.apply)(
         same, X.reshape(BATCH, -1, D), mask=jnp.asarray(mask)[None, None], bias=bias[None]
     )
-    found = layer.apply({'params': params}, X)
+    found = jax.jit(layer.apply)({'params': params}, X)
     np.testing.assert_allclose(found.reshape(BATCH, -1, D), expected, atol=1e-5)
 
 
@@ -49,7 +49,7 @@ def test_positions_one_at_a_time_give_what_causal_attention_gives(axis):
     layer = AxialLayer(HEADS, 12, axis, causal=True)
     context = Context(CONTEXT, (X[:, :1, :1], X[:, :1, 1:2]))
     variables = drawn(layer, X, context)
-    expected = layer.apply(variables, X, context)
+    expected = jax.jit(layer.apply)(variables, X, context)
     dim, lines, tokens = (2, HEIGHT, WIDTH) if axis == 'row' else (1, WIDTH, HEIGHT)
 
     @jax.jit

@@ -130,25 +130,29 @@ def test_positions_of_pre_norm_blocks_are_added_after_the_norm():
     image, block = scene(), EncoderBlock(**FIELDS, norm='pre')
     params = perturbed(block, image.tokens)
 
-    def norm(name, z):
-        mean, var = z.mean(-1, keepdims=True), z.var(-1, keepdims=True)
-        return (z - mean) / np.sqrt(var + 1e-5) * params[name]['scale'] + params[name]['bias']
+    @jax.jit
+    def parts(params, x, positions):
+        def norm(name, z):
+            mean, var = z.mean(-1, keepdims=True), z.var(-1, keepdims=True)
+            return (z - mean) / jnp.sqrt(var + 1e-5) * params[name]['scale'] + params[name]['bias']
 
-    x, y = image.tokens, norm('attention_norm', image.tokens)
-    placed = y + image.positions
-    x = x + MultiHeadAttention(HEADS).apply({'params': params['attention']}, placed, placed, y)
-    mlp = FeedForward(HIDDEN)
-    expected = x + mlp.apply({'params': params['mlp']}, norm('mlp_norm', x))
-    out = block.apply({'params': params}, image.tokens, positions=image.positions)
+        y = norm('attention_norm', x)
+        placed = y + positions
+        x = x + MultiHeadAttention(HEADS).apply({'params': params['attention']}, placed, placed, y)
+        mlp = FeedForward(HIDDEN)
+        return x + mlp.apply({'params': params['mlp']}, norm('mlp_norm', x))
+
+    expected = parts(params, image.tokens, image.positions)
+    out = jax.jit(block.apply)({'params': params}, image.tokens, positions=image.positions)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_queries_without_positions_or_mask_are_a_set():
     image, block = scene(), DecoderBlock(**FIELDS)
     x = random(BATCH, QUERIES, WIDTH, seed=5)
-    params = perturbed(block, x, None, image)
-    out = block.apply({'params': params}, x, None, image)
-    backwards = block.apply({'params': params}, x[:, ::-1], None, image)
+    params, apply = perturbed(block, x, None, image), jax.jit(block.apply)
+    out = apply({'params': params}, x, None, image)
+    backwards = apply({'params': params}, x[:, ::-1], None, image)
     np.testing.assert_allclose(backwards[:, ::-1], out, atol=1e-5)
 
 

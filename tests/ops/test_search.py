@@ -33,7 +33,7 @@ ROOM = SOURCE.shape[1] + EXTRA
 def variables_of(name):
     """Weights far from the initial ones, under which all tokens would be about as probable."""
     tokens = jnp.asarray(SOURCE, jnp.int32)
-    variables = MODELS[name].init(jax.random.key(0), tokens, tokens)
+    variables = jax.device_get(jax.jit(MODELS[name].init)(jax.random.key(0), tokens, tokens))
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda x: x + 0.5 * rng.normal(size=x.shape).astype('float32'), variables)
 

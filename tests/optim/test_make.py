@@ -53,17 +53,20 @@ def make(params, order=(), **config):
 
 def gradients(params, step):
     def gradient(x):
-        return jnp.asarray(np.random.default_rng([step, x.size]).normal(size=x.shape), x.dtype)
+        return np.random.default_rng([step, x.size]).normal(size=x.shape).astype(x.dtype)
 
     return jax.tree.map(gradient, params)
 
 
 def train(params, tx, steps=STEPS):
-    update = jax.jit(tx.update)
-    state = tx.init(params)
+    @jax.jit
+    def update(gradients, state, params):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.jit(tx.init)(params)
     for step in range(steps):
-        updates, state = update(gradients(params, step), state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = update(gradients(params, step), state, params)
     return params, state
 
 
@@ -161,13 +164,14 @@ def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     zeros = jax.tree.map(jnp.zeros_like, params)
     schedule = {'name': 'linear', 'warmup': '2'}
     tx, lr = make(params, name=name, lr=0.1, weight_decay=0.5, schedule=schedule)
-    state = tx.init(params)
+    state, update = jax.jit(tx.init)(params), jax.jit(tx.update)
+    values = jax.tree.map(np.asarray, param_paths(params))
     for step in range(3):
-        updates, state = tx.update(zeros, state, params)
-        for path, update in param_paths(updates).items():
-            rate = 0.5 * float(lr(step)) if path.endswith('kernel') else 0.0
-            expected = -rate * param_paths(params)[path]
-            np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=f'{path} {step}')
+        updates, state = update(zeros, state, params)
+        kernels = 0.5 * float(lr(step))
+        for path, update_of in param_paths(updates).items():
+            expected = -(kernels if path.endswith('kernel') else 0.0) * values[path]
+            np.testing.assert_allclose(update_of, expected, atol=1e-7, err_msg=f'{path} {step}')
 
 
 def test_decay_mask_and_multipliers():

@@ -46,7 +46,7 @@ def test_every_call_is_timed():
 
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
 def test_both_steps_are_timed(strategy):
-    layout = sharding.make_layout(strategy=strategy)
+    layout = sharding.make_layout(jax.devices()[:2], strategy=strategy)
     sizes = {'batch_size': 16, 'steps': 4}
     forward = benchmark.time_forward(model(), classify.Task(), layout, SPEC, **sizes)
     train = benchmark.time_train(model(), classify.Task(), sgd, layout, SPEC, **sizes)
