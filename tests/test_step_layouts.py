@@ -45,7 +45,7 @@ def expected():
         x = jnp.asarray(batch['x'])
         return toys.plain_loss(MODEL.apply({'params': params}, x, train=True, rngs=keys), batch)
 
-    return jax.value_and_grad(loss, has_aux=True)(state.params)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
 
 
 @pytest.mark.parametrize('accum_steps', [1, 4])
