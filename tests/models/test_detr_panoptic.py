@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import detr as helper
 
+from vit_jax.errors import UserError
 from vit_jax.models import detr, detr_panoptic
 from vit_jax.nn.encoder_decoder import Memory
 from vit_jax.nn.mask_head import ObjectMaps
@@ -77,6 +78,40 @@ def test_heads_share_one_softmax_and_nobody_looks_at_padding():
     np.testing.assert_allclose(maps.sum((2, 3)), 1, rtol=1e-6)
     assert np.ptp(maps.sum(2)) > 0.01  # some heads look more than others
     assert not maps[1, :, 3:].any() and (maps[1, :, :3] > 0).all()
+
+
+@pytest.mark.parametrize(('stride', 'grid'), [(2, (17, 24)), (4, (9, 12))])
+def test_masks_are_as_fine_as_their_stride_says(stride, grid):
+    model = dataclasses.replace(helper.PANOPTIC, layers=(1, 1), mask_stride=stride)
+    images = jax.ShapeDtypeStruct((1, 33, 47, 3), jnp.float32)
+    outputs, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), images)
+    assert outputs['masks'].shape == (1, model.num_queries, *grid)
+    adapters = {name for name in variables['params']['mask_head'] if 'adapter' in name}
+    assert len(adapters) == (2 if stride == 2 else 1)
+    with pytest.raises(UserError, match=r'mask_stride=3: must be one of \(2, 4\)'):
+        dataclasses.replace(helper.PANOPTIC, mask_stride=3)
+
+
+def test_the_queries_that_most_probably_see_an_object_get_a_mask():
+    small = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
+    model = dataclasses.replace(helper.PANOPTIC, **small)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 48, 3)), jnp.float32)
+
+    @jax.jit
+    def run(images):
+        every, variables = model.init_with_output(jax.random.key(0), images)
+        return every, dataclasses.replace(model, num_masks=2).apply(variables, images)
+
+    every, some = run(images)
+    sure = np.argsort(jax.nn.softmax(every['logits'])[..., -1], axis=-1)
+    rows = np.arange(2)[:, None]
+    np.testing.assert_allclose(
+        some['masks'][rows, sure[:, :2]], every['masks'][rows, sure[:, :2]], atol=1e-5
+    )
+    assert (some['masks'][rows, sure[:, 2:]] == detr_panoptic.NO_MASK).all()
+    assert len(set(map(tuple, sure[:, :2]))) == 2  # not the same two of both images
+    with pytest.raises(UserError, match='num_masks=9: must be from 0 to num_queries='):
+        dataclasses.replace(model, num_masks=9)
 
 
 @pytest.mark.slow

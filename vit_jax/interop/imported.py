@@ -23,7 +23,8 @@ class ImportedModel:
       source: where it comes from, a phrase for people.
       class_names: one for each output of the head; empty where nothing tells them.
       task: all keywords of `config.task`, with its name: what the model does.
-      transforms: what makes its inputs of image files; empty for images cropped to `image_size`.
+      transforms: what makes its inputs of image files, of a run those of its first evaluation;
+        empty for images cropped to `image_size`.
       notes: what had to be assumed, a line each.
       collections: other Flax collections by name, such as `batch_stats`.
     """

@@ -238,14 +238,16 @@ def channels(model: Any, params: Mapping[str, PyTree]) -> int:
 def _read_run(folder: Path, step: Step, allowed: Sequence[str]) -> ImportedModel:
     step, variables, meta = checkpoint_lib.load_variables(folder, step)
     require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(step)}')
-    name, size = meta['config']['model']['name'], meta.get('input_size')
+    config, size = meta['config'], meta.get('input_size')
+    section = next(iter(config.get('evals', {}).values()), config['data'])
     return ImportedModel(
         params=adapt.unroll(variables['params']),
-        model={'name': name, **fields(build(meta['config']['model']))},
+        model={'name': config['model']['name'], **fields(build(config['model']))},
         image_size=tuple(size) if size else None,
         source=f'run {folder.parent}, step {step}',
         class_names=tuple(meta.get('class_names', ())),
-        task=dict(meta['config']['task']),
+        task=dict(config['task']),
+        transforms=section.get('transforms', ''),
         collections={name: tree for name, tree in variables.items() if name != 'params'},
     )
 

@@ -47,13 +47,13 @@ class Seen(NamedTuple):
     """What a detector has made of images before its heads read it.
 
     Attributes:
-      stages: the feature maps of the ResNet, the last one last.
+      maps: those of the ResNet, the last one last; the first is that of its root, of stride 2.
       features: that one with the width of a token.
       memory: what the encoder makes of them.
       hidden: what each block of the decoder makes of the queries, normalised, in float32.
     """
 
-    stages: list[Float[Array, 'B _ _ _']]
+    maps: list[Float[Array, 'B _ _ _']]
     features: Float[Array, 'B h w D']
     memory: Memory
     hidden: Float[Array, 'B L Q D']
@@ -176,10 +176,10 @@ class Model(nn.Module):
         """All that the heads of this model, and of others, read; see `__call__`."""
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
-        stages = self.backbone(images)
-        features = self.input_proj(stages[-1])
+        maps = self.backbone(images)
+        features = self.input_proj(maps[-1])
         memory = self._encode(features, pixel_mask, train)
-        return Seen(stages, features, memory, self._decode(memory, train).astype(jnp.float32))
+        return Seen(maps, features, memory, self._decode(memory, train).astype(jnp.float32))
 
     def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
         """The objects of `__call__`, from what the decoder makes of its queries."""

@@ -5,8 +5,9 @@ Carion et al., 2020, arXiv:2005.12872, section 4.4. Things and stuff alike are f
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from vit_jax.errors import UserError
 from vit_jax.models import detr
 from vit_jax.nn.mask_head import MaskHead, ObjectMaps
 
@@ -15,6 +16,8 @@ DETECTOR = (
     *('backbone', 'input_proj', 'encoder', 'decoder'),
     *('query_embed', 'class_embed', 'bbox_embed'),
 )
+STRIDES = (2, 4)
+NO_MASK = -10.0
 
 
 class Model(detr.Model):
@@ -24,11 +27,27 @@ class Model(detr.Model):
       frozen_detector: nothing but the mask head gets a gradient, which saves the way back through
         the detector. Give its parameters to `config.optim.freeze` too, or weight decay will shrink
         them.
+      mask_stride: side of the square of pixels that a mask has one logit for: 4 as in the paper, or
+        2, where objects are a few pixels wide: the mask head then goes on to the map of the
+        ResNet's root.
+      num_masks: queries of an image that get a mask, those that least probably say that there is no
+        object; 0 for all. The others have the logit `NO_MASK` everywhere.
 
     The other attributes, and what is raised, are those of the detector.
     """
 
     frozen_detector: bool = False
+    mask_stride: int = 4
+    num_masks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mask_stride not in STRIDES:
+            raise UserError(f'mask_stride={self.mask_stride}: must be one of {STRIDES}')
+        if not 0 <= self.num_masks <= self.num_queries:
+            raise UserError(
+                f'num_masks={self.num_masks}: must be from 0 to num_queries={self.num_queries}'
+            )
+        super().__post_init__()
 
     def setup(self) -> None:
         super().setup()
@@ -45,16 +64,30 @@ class Model(detr.Model):
         """What the detector gives, see there, and `masks`.
 
         Returns:
-          masks: [B Q h w] in float32, logits of the pixels of each query's object, at a quarter of
-            the sides of the padded image, rounded up.
+          masks: [B Q h w] in float32, logits of the pixels of each query's object; h and w are the
+            sides of the padded image by `mask_stride`, rounded up.
         """
         seen = self.see(images, pixel_mask, train)
         outputs = self.heads(seen.hidden)
         if self.frozen_detector:
             seen, outputs = jax.lax.stop_gradient((seen, outputs))
-        maps = self.bbox_attention(seen.hidden[:, -1], seen.memory)
+        hidden, chosen = seen.hidden[:, -1], None
+        if self.num_masks:
+            none = jax.nn.softmax(outputs['logits'])[..., -1]
+            chosen = jax.lax.top_k(-none, self.num_masks)[1]
+            hidden = jnp.take_along_axis(hidden, chosen[..., None], axis=1)
+        maps = self.bbox_attention(hidden, seen.memory)
         batch, height, width, _ = seen.features.shape
         maps = maps.reshape(batch, -1, height, width, self.num_heads)
-        # Of the stages before the last one, the finest is the mask's.
-        masks = self.mask_head(seen.features, maps, seen.stages[-2::-1])
+        # Of the maps before the last one, the finest has the size of the masks.
+        finest = STRIDES.index(self.mask_stride)
+        masks = self.mask_head(seen.features, maps, seen.maps[finest:-1][::-1])
+        if chosen is not None:
+            masks = jax.vmap(self._of_all)(masks, chosen)
         return {**outputs, 'masks': masks}
+
+    def _of_all(
+        self, masks: Float[Array, 'K h w'], chosen: Int[Array, ' K']
+    ) -> Float[Array, 'Q h w']:
+        """The masks of all queries, of which these are chosen."""
+        return jnp.full((self.num_queries, *masks.shape[1:]), NO_MASK).at[chosen].set(masks)

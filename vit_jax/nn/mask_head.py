@@ -44,11 +44,12 @@ class ObjectMaps(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Convolutions that enlarge the maps of objects to a quarter of the image's sides.
+    """Convolutions that enlarge the maps of objects to those of finer stages of a ResNet.
 
-    Five of 3 x 3 pixels with group norms, `conv_0` to `conv_4`; before each of the last three the
-    maps get the size of a finer stage of the ResNet and its features, by `adapter_0` to
-    `adapter_2`. Then `out`. What all objects of an image share is computed once.
+    Two of 3 x 3 pixels with group norms, `conv_0` and `conv_1`, then another one for each finer
+    stage, of which the paper has three: before it the maps get the size of that stage and its
+    features, by `adapter_0`, `adapter_1`, ... Then `out`. What all objects of an image share is
+    computed once.
 
     Attributes:
       width: of the features; the channels fall from there to a sixteenth of it.

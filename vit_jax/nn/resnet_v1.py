@@ -36,8 +36,8 @@ class FrozenNorm(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A root of stride 4 and stages of 4, 8, 16, ... times `width` channels, each with stride 2
-    but the first.
+    """A root of stride 2, pooled to 4, and stages of 4, 8, 16, ... times `width` channels, each
+    with stride 2 but the first.
 
     Attributes:
       layers: blocks of each stage.
@@ -67,10 +67,9 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> list[Float[Array, 'B _ _ _']]:
-        """The feature maps of all stages, the last one last."""
-        x = Root(self.width, self.norm, self.dtype, name='root')(images)
-        x = self._frozen(x, 1)
-        stages = []
+        """The feature map of the root, before it is pooled, and those of all stages in order."""
+        root = self._frozen(Root(self.width, self.norm, self.dtype, name='root')(images), 1)
+        x, maps = max_pool(root), [root]
         for i, depth in enumerate(self.layers):
             stride = 1 if i == 0 else 2
             dilate = self.dilate and i == len(self.layers) - 1
@@ -79,15 +78,15 @@ class ResNet(nn.Module):
             )
             x = Stage(block, depth, stride, dilate, name=f'stage_{i}')(x)
             x = self._frozen(x, i + 2)
-            stages.append(x)
-        return stages
+            maps.append(x)
+        return maps
 
     def _frozen(self, x: Array, stage: int) -> Array:
         return jax.lax.stop_gradient(x) if stage <= self.frozen_stages else x
 
 
 class Root(nn.Module):
-    """Convolution, norm, ReLU and max pooling; the first and the last have stride 2."""
+    """Convolution of stride 2, norm and ReLU."""
 
     width: int
     norm: str = 'frozen'
@@ -96,8 +95,7 @@ class Root(nn.Module):
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
         x = conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
-        x = nn.relu(NORMS[self.norm](self.width, dtype=self.dtype, name='norm')(x))
-        return max_pool(x)
+        return nn.relu(NORMS[self.norm](self.width, dtype=self.dtype, name='norm')(x))
 
 
 def max_pool(x: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:

@@ -10,9 +10,10 @@ from flax.traverse_util import flatten_dict
 from helpers import detr as helper
 
 from vit_jax import interop
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.interop import load
-from vit_jax.interop.families import detr
+from vit_jax.interop.families import _detr, detr
 
 COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 EXTRA = {'encoder_attention_heads': helper.HEADS}
@@ -207,6 +208,48 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
     assert told['size'] == {'shortest_edge': 800, 'longest_edge': 1333}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'resize', ['resize_small(24, max=40)', 'resize_small(24)', "resize_small(24, 'bicubic', 40)"]
+)
+def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
+    transformers = pytest.importorskip('transformers')
+    imported = dataclasses.replace(
+        detr.read(flat, EXTRA),
+        image_size=(1344, 1344),  # a run's images are padded
+        transforms=f"keep('image', 'boxes')|{resize}|pad_objects(9)",
+        task={'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (0.5, 0.6, 0.7)},
+    )
+    told = _detr.transformers(imported).preprocessor
+    processor = transformers.DetrImageProcessor(**told)
+    # The last one is so long that `max` tells its size.
+    for height, width in ((30, 45), (45, 30), (48, 48), (30, 100)):
+        image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+        theirs = processor(image, return_tensors='np')['pixel_values'][0]
+        ours = parse_transforms(resize)({'image': image}, np.random.default_rng(0))['image']
+        ours = (ours / 255 - (0.1, 0.2, 0.3)) / (0.5, 0.6, 0.7)
+        np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=1e-5)
+    again = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
+    assert again.transforms == resize.replace("'bicubic', ", 'max=')
+
+
+def test_images_that_a_run_does_not_resize_are_kept(flat):
+    imported = dataclasses.replace(detr.read(flat, EXTRA), transforms='pad_objects(9)')
+    written = _detr.transformers(imported)
+    assert not written.preprocessor['do_resize']
+    assert any('keeps theirs' in note for note in written.notes)
+
+
+def test_sizes_of_images_in_older_files(flat):
+    for told, expected in (
+        ({'size': 600}, (600, 1333)),
+        ({'size': 600, 'max_size': 900}, (600, 900)),
+    ):
+        read = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
+        assert read.image_size == expected
+        assert read.transforms == 'resize_small({}, max={})'.format(*expected)
+
+
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
@@ -214,6 +257,7 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
         ({'norm': 'pre'}, 'no DETR with pre-norm blocks'),
         ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
         ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
+        ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels, but of 4'),
         ({'name': 'detr_panoptic', 'layers': (1, 2)}, 'masks on a ResNet of 2 stages, but of 4'),
     ],
 )

@@ -77,15 +77,31 @@ def without_annotations(spec: str) -> str:
     return '|'.join(map(ast.unparse, kept))
 
 
+def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
+    """The arguments, with the defaults, of the last transform `name` in a text; None without it.
+
+    The other transforms of the text need not exist here.
+
+    Raises:
+      UserError: if the text is malformed, or the arguments are none of plain values.
+    """
+    for node in reversed(calls.parse_transforms(spec)):
+        if calls.function_name(node) == name:
+            args, kwargs = _arguments(_call(node))
+            bound = inspect.signature(registry.find(name)).bind(*args, **kwargs)
+            bound.apply_defaults()
+            return bound.arguments
+    return None
+
+
 def _factory(node: ast.expr) -> Callable[..., Any]:
     return registry.find(calls.function_name(node))
 
 
 def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    args, kwargs = _arguments(call)
-    factory = _factory(call)
+    args, kwargs = _arguments(_call(node))
+    factory = _factory(node)
     signature = inspect.signature(factory)
     if 'vocab' in signature.parameters:
         kwargs['vocab'] = vocab
@@ -96,6 +112,10 @@ def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
         known = str(signature).partition(' -> ')[0]
         raise UserError(f'{error}; it takes {known}') from error
     return _step(apply, ast.unparse(node))
+
+
+def _call(node: ast.expr) -> ast.Call:
+    return node if isinstance(node, ast.Call) else ast.Call(node, [], [])
 
 
 def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from vit_jax.data.transforms import parse, pillow
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, labels, names
 from vit_jax.interop.files import Flat
@@ -17,6 +18,8 @@ from vit_jax.models.detr import Model
 
 BN_EPS = 1e-5
 _NORM_EPS = 1e-5
+_MASK_STRIDE = 4
+ANY_LENGTH = 1_000_000  # pixels: transformers resizes by no shorter side alone
 _PANOPTIC = 'detr_panoptic'
 # The defaults of the task, of ImageNet.
 _COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
@@ -75,10 +78,10 @@ def transformers(imported: ImportedModel) -> Written:
     _require_theirs(model)
     panoptic = model['name'] == _PANOPTIC
     channels = imported.params['backbone']['root']['conv']['kernel'].shape[2]
-    arrays, size = _arrays(imported.params), _size(imported)
+    arrays, resizing = _arrays(imported.params), _resizing(imported.transforms)
     notes = []
-    if size is None:
-        notes.append('nothing tells how large its images were: preprocessor_config.json keeps them')
+    if resizing is None:
+        notes.append('no resize_small(...) makes its images: preprocessor_config.json keeps theirs')
     if panoptic:
         arrays = {
             name if name.startswith(('mask_head', 'bbox_attention')) else f'detr.{name}': array
@@ -89,7 +92,7 @@ def transformers(imported: ImportedModel) -> Written:
         arrays,
         _config(model, channels) | labels.write(imported.class_names, model['num_classes']),
         tuple(notes),
-        _preprocessor(imported.task, channels, size),
+        _preprocessor(imported.task, channels, resizing),
     )
 
 
@@ -103,6 +106,10 @@ def _require_theirs(model: dict[str, Any]) -> None:
         (
             model['name'] == _PANOPTIC and len(model['layers']) != 4,
             f'masks on a ResNet of {len(model["layers"])} stages, but of 4',
+        ),
+        (
+            model.get('mask_stride', _MASK_STRIDE) != _MASK_STRIDE,
+            f'masks at a stride of {model.get("mask_stride")} pixels, but of {_MASK_STRIDE}',
         ),
         (
             model['name'] == _PANOPTIC and (model['width'] + model['num_heads']) % 8,
@@ -214,18 +221,20 @@ def _layout(module: str, kind: str, array: np.ndarray) -> np.ndarray:
     return flat[..., None, None] if module == 'input_proj' else flat
 
 
-def _size(imported: ImportedModel) -> dict[str, int] | None:
-    """What images are resized to, as transformers says it; None if nothing tells."""
-    if told := re.search(r'resize_small\((\d+), max=(\d+)\)', imported.transforms):
-        return {'shortest_edge': int(told[1]), 'longest_edge': int(told[2])}
-    if imported.image_size is None:
+def _resizing(transforms: str) -> dict[str, Any] | None:
+    """How images are resized, as transformers says it; None if they are not."""
+    told = parse.arguments_of(transforms, 'resize_small')
+    if told is None:
         return None
-    side = max(imported.image_size)
-    return {'shortest_edge': side, 'longest_edge': side}
+    longest = told['max'] or ANY_LENGTH
+    return {
+        'size': {'shortest_edge': told['size'], 'longest_edge': longest},
+        'resample': pillow.METHODS[told['method']].value,
+    }
 
 
 def _preprocessor(
-    task: dict[str, Any], channels: int, size: dict[str, int] | None
+    task: dict[str, Any], channels: int, resizing: dict[str, Any] | None
 ) -> dict[str, Any]:
     own = {**_COLOURS, **task}
     panoptic = task['name'] == 'segment_panoptic'
@@ -233,8 +242,9 @@ def _preprocessor(
         **colours.preprocessor(channels, (0, 0)),
         'image_processor_type': 'DetrImageProcessor',
         'format': 'coco_panoptic' if panoptic else 'coco_detection',
-        'do_resize': size is not None,
-        'size': size or {'shortest_edge': 800, 'longest_edge': 1333},
+        'do_resize': resizing is not None,
+        'size': {'shortest_edge': 800, 'longest_edge': 1333},
+        **(resizing or {}),
         'do_pad': True,
         'image_mean': list(own['mean']),
         'image_std': list(own['std']),

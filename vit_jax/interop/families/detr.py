@@ -23,7 +23,7 @@ from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
 # What `extra` may hold where there is no config.json.
 _NO_CONFIG = (colours.GIVEN, GIVEN_SIZE, colours.PREPROCESSOR)
 _HEADS = 8  # of all released models; the shapes do not tell
-_SIZE, _TRANSFORMS = (800, 1333), 'resize_small(800, max=1333)'
+_SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
 _COCO_PANOPTIC, _STUFF = 250, tuple(range(91, 250))
 
@@ -197,15 +197,29 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     model['dilate'] = bool(extra.get('dilation', False))
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
+    size, transforms = _images(extra.get(colours.PREPROCESSOR) or {})
     return ImportedModel(
         params=unflatten_dict(params, sep='/'),
         model=model,
-        image_size=_SIZE,
+        image_size=size,
         source=source,
         task={**_task(model), **_colours(extra)},
-        transforms=_TRANSFORMS,
+        transforms=transforms,
         notes=tuple(notes),
     )
+
+
+def _images(told: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
+    """How large images are, and what makes them so: the authors' where preprocessor_config.json
+    does not tell.
+    """
+    size = told.get('size', {})
+    if not isinstance(size, Mapping):  # of older files: the shorter side alone
+        size = {'shortest_edge': size, 'longest_edge': told.get('max_size', _LONG)}
+    short, long = int(size.get('shortest_edge', _SHORT)), int(size.get('longest_edge', _LONG))
+    if long >= _detr.ANY_LENGTH:
+        return (short, short), f'resize_small({short})'
+    return (short, long), f'resize_small({short}, max={long})'
 
 
 def _task(model: Mapping[str, Any]) -> dict[str, Any]:
