@@ -1,13 +1,18 @@
 """Panoptic DETR on `scenes_panoptic`, digits before grounds of four kinds, without any download.
 
     python -m vit_jax train --config experiments/detr/scenes_panoptic.py:boxes \\
-      --workdir runs/scenes_boxes
+      --config.init.from=runs/scenes --workdir runs/scenes_boxes
     python -m vit_jax train --config experiments/detr/scenes_panoptic.py \\
       --config.init.from=runs/scenes_boxes --workdir runs/scenes_panoptic
 
 By the paper's two stages: `:boxes` trains a detector of digits and grounds, then a mask head learns
-on that detector, which stays as it is. Two CPU cores will do. Of the panoptic quality on the 500
-test images no number is expected yet: neither stage has been run to its end.
+on that detector, which stays as it is. The first stage starts from a run of scenes.py, which knows
+the digits already; without `--config.init.from` it starts from scratch and takes longer (not run).
+
+Expected: AP50 of at least 0.70 after the first stage, on the 500 test images. Measured: 0.738, over
+14 classes, after 6 epochs in about 14 minutes of one CPU core, from a run of scenes.py at 37
+epochs. Of the panoptic quality no number is expected yet: the second stage has not been run to its
+end.
 """
 
 from ml_collections import ConfigDict
@@ -28,7 +33,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         if smoke
         else (10_000, '6 epochs', 8e-4, '200 steps', 0.998)
         if boxes
-        else (4_000, '2 epochs', 1e-3, '50 steps', 0.99)
+        else (4_000, '1 epoch', 1e-3, '50 steps', 0.99)
     )
     config.total = total
     config.batch_size = 16 if boxes else 8
@@ -66,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     elif not smoke:
         config.init = {'from': placeholder(str), 'select': ','.join(DETECTOR)}
         # Digits are strokes of two or three pixels, and of 16 queries 7 at most see something.
-        config.model.update(frozen_detector=True, mask_stride=2, num_masks=8)
+        config.model.update(frozen_detector=True, mask_stride=2, num_masks=8, box_maps=True)
         config.optim.freeze = tuple(f'^{part}' for part in DETECTOR)
     config.step = dict(accum_steps=1, ema_decay=decay)
     config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '1 epoch')

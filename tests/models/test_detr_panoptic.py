@@ -92,9 +92,22 @@ def test_masks_are_as_fine_as_their_stride_says(stride, grid):
         dataclasses.replace(helper.PANOPTIC, mask_stride=3)
 
 
+def test_a_box_covers_cells_of_the_real_image():
+    mask = np.zeros((1, 8, 8), bool)
+    mask[:, :, :4] = True  # two of four cells beside each other are real
+    boxes = jnp.asarray([[[0.5, 0.5, 1, 1], [0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.25, 0.25]]])
+    whole, corner, middle = np.asarray(detr_panoptic.covered(boxes, (4, 4), jnp.asarray(mask)))[0]
+    np.testing.assert_allclose(whole, np.tile([1, 1, 0, 0], (4, 1)), atol=1e-6)
+    np.testing.assert_allclose(corner, np.outer([1, 1, 0, 0], [1, 0, 0, 0]), atol=1e-6)
+    np.testing.assert_allclose(middle, np.outer([0, 0.5, 0.5, 0], [0.25, 0.25, 0, 0]), atol=1e-6)
+    without = detr_panoptic.covered(boxes[:, :1, :], (3, 5))
+    np.testing.assert_allclose(without, np.ones((1, 1, 3, 5)), atol=1e-6)
+
+
+@pytest.mark.slow
 def test_the_queries_that_most_probably_see_an_object_get_a_mask():
     small = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
-    model = dataclasses.replace(helper.PANOPTIC, **small)
+    model = dataclasses.replace(helper.PANOPTIC, box_maps=True, **small)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 48, 3)), jnp.float32)
 
     @jax.jit

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.models import detr
 from vit_jax.nn.mask_head import MaskHead, ObjectMaps
+from vit_jax.ops.boxes import to_corners
 
 # Of the parameters, those that a detector has too.
 DETECTOR = (
@@ -30,6 +31,9 @@ class Model(detr.Model):
       mask_stride: side of the square of pixels that a mask has one logit for: 4 as in the paper, or
         2, where objects are a few pixels wide: the mask head then goes on to the map of the
         ResNet's root.
+      box_maps: each query tells the mask head its box too: to its attention is added what share of
+        a cell the box covers. Attention shares 1 among all cells, which is little to learn from in
+        a short training, and says less of places the fewer blocks the encoder has.
       num_masks: queries of an image that get a mask, those that least probably say that there is no
         object; 0 for all. The others have the logit `NO_MASK` everywhere.
 
@@ -38,6 +42,7 @@ class Model(detr.Model):
 
     frozen_detector: bool = False
     mask_stride: int = 4
+    box_maps: bool = False
     num_masks: int = 0
 
     def __post_init__(self) -> None:
@@ -71,14 +76,18 @@ class Model(detr.Model):
         outputs = self.heads(seen.hidden)
         if self.frozen_detector:
             seen, outputs = jax.lax.stop_gradient((seen, outputs))
-        hidden, chosen = seen.hidden[:, -1], None
+        hidden, boxes, chosen = seen.hidden[:, -1], outputs['boxes'], None
         if self.num_masks:
             none = jax.nn.softmax(outputs['logits'])[..., -1]
             chosen = jax.lax.top_k(-none, self.num_masks)[1]
-            hidden = jnp.take_along_axis(hidden, chosen[..., None], axis=1)
+            hidden, boxes = (
+                jnp.take_along_axis(x, chosen[..., None], axis=1) for x in (hidden, boxes)
+            )
         maps = self.bbox_attention(hidden, seen.memory)
         batch, height, width, _ = seen.features.shape
         maps = maps.reshape(batch, -1, height, width, self.num_heads)
+        if self.box_maps:
+            maps += covered(boxes, (height, width), pixel_mask)[..., None]
         # Of the maps before the last one, the finest has the size of the masks.
         finest = STRIDES.index(self.mask_stride)
         masks = self.mask_head(seen.features, maps, seen.maps[finest:-1][::-1])
@@ -91,3 +100,28 @@ class Model(detr.Model):
     ) -> Float[Array, 'Q h w']:
         """The masks of all queries, of which these are chosen."""
         return jnp.full((self.num_queries, *masks.shape[1:]), NO_MASK).at[chosen].set(masks)
+
+
+def covered(
+    boxes: Float[Array, 'B Q 4'],
+    grid: tuple[int, int],
+    pixel_mask: Bool[Array, 'B H W'] | None = None,
+) -> Float[Array, 'B Q h w']:
+    """What share of each cell of a grid over padded images a box covers, 0 to 1.
+
+    Args:
+      boxes: centred (x, y, w, h), shares of the sides of the real image.
+      grid: h and w.
+      pixel_mask: true where there is a pixel and no padding; by default everywhere.
+    """
+    sides = jnp.ones((len(boxes), 2))
+    if pixel_mask is not None:
+        sides = jnp.stack([pixel_mask[:, 0].mean(-1), pixel_mask[:, :, 0].mean(-1)], axis=-1)
+    corners = to_corners(boxes) * jnp.tile(sides, 2)[:, None]
+    shares = []
+    for axis, count in enumerate(reversed(grid)):
+        low, high = (corners[..., i, None] * count for i in (axis, axis + 2))
+        cells = jnp.arange(count)
+        shares.append((jnp.minimum(high, cells + 1) - jnp.maximum(low, cells)).clip(0))
+    x, y = shares
+    return y[..., :, None] * x[..., None, :]
