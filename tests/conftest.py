@@ -126,23 +126,41 @@ def signals_of_the_process() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+# What runs draw takes as long as they do: modules, classes and methods.
+DRAW = {
+    'curves': ('vit_jax.trainer.writer', 'Writer', 'draw'),
+    'examples': ('vit_jax.trainer.examples', 'Examples', 'show'),
+}
+
+
 @pytest.fixture(scope='session', autouse=True)
-def undrawn_curves() -> Iterator[Callable | None]:
-    """Leaves curves.png out of runs in this process: it takes as long as they do."""
-    if (writer := sys.modules.get('vit_jax.trainer.writer')) is None:
-        yield None
-        return
-    draw = writer.Writer.draw
+def undrawn() -> Iterator[dict[str, Callable]]:
+    """Leaves curves.png and the examples of writers out of runs in this process."""
+    drawn = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer.Writer, 'draw', lambda self: None)
-        yield draw
+        for name, (module, cls, method) in DRAW.items():
+            if module in sys.modules:
+                owner = getattr(sys.modules[module], cls)
+                drawn[name] = getattr(owner, method)
+                patch.setattr(owner, method, lambda self, *shown: None)
+        yield drawn
 
 
 @pytest.fixture
-def drawn_curves(undrawn_curves: Callable | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_curves(undrawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw their curves.png after all."""
-    if undrawn_curves:
-        monkeypatch.setattr('vit_jax.trainer.writer.Writer.draw', undrawn_curves)
+    _draw_again('curves', undrawn, monkeypatch)
+
+
+@pytest.fixture
+def drawn_examples(undrawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers get examples after all."""
+    _draw_again('examples', undrawn, monkeypatch)
+
+
+def _draw_again(name: str, drawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in drawn:
+        monkeypatch.setattr('.'.join(DRAW[name]), drawn[name])
 
 
 @pytest.fixture

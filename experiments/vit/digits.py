@@ -45,6 +45,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.step = dict(accum_steps=1, ema_decay=0.99)
     config.every = dict(log='10' if smoke else '100', eval='10' if smoke else '10 epochs')
     config.every.checkpoint = '10' if smoke else '10 epochs'
+    config.every.examples = '' if smoke else '25%'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

@@ -13,7 +13,7 @@ DIGITS = 'experiments/vit/digits.py'
 KEYS = {
     'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
     'step': 'accum_steps ema_decay max_skips',
-    'every': 'log eval checkpoint',
+    'every': 'log eval checkpoint examples',
     'checkpoint': 'keep_last keep_every keep_best',
     'parallel': 'strategy fsdp tensor rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '

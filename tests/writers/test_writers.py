@@ -1,12 +1,16 @@
 """Services get each number of a run once, however often the run is stopped."""
 
 import collections
+import io
 import json
 import os
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import load
@@ -46,7 +50,8 @@ def fake_wandb(monkeypatch):
         )
 
     module = ModuleType('wandb')
-    module.init, module.Settings = init, dict
+    module.init, module.Settings, module.Image = init, dict, np.asarray
+    module.Table = lambda columns, data: (columns, data)
     monkeypatch.setitem(sys.modules, 'wandb', module)
     return told
 
@@ -54,7 +59,7 @@ def fake_wandb(monkeypatch):
 @pytest.fixture
 def fake_mlflow(monkeypatch):
     """Records what MLflow is told."""
-    told = SimpleNamespace(created=[], params={}, metrics=[], states=[])
+    told = SimpleNamespace(created=[], params={}, metrics=[], states=[], files={})
 
     class Client:
         def get_experiment_by_name(self, name):
@@ -71,6 +76,12 @@ def fake_mlflow(monkeypatch):
             assert len(params) <= 100
             told.params.update(params)
             told.metrics += [(run, key, step, value) for key, value, _, step in metrics]
+
+        def log_image(self, run, image, artifact_file):
+            told.files[artifact_file] = image
+
+        def log_text(self, run, text, artifact_file):
+            told.files[artifact_file] = text
 
         def update_run(self, run, status):
             told.states.append((run, status))
@@ -103,6 +114,62 @@ def test_mlflow_is_told_every_step_once_in_one_run(tmp_path, fake_mlflow):
     assert fake_mlflow.created == [('vit_jax', 'run')]
     assert fake_mlflow.params.items() >= {'seed': '0', 'model.width': '64'}.items()
     assert fake_mlflow.states == [('run1', 'RUNNING')] * 3 + [('run1', 'FINISHED')]
+
+
+ROWS = [{'source': 'a | b', 'prediction': 'c\nd'}]
+
+
+def show(folder, *names):
+    """Two starts, of which the first is killed after step 4, and resumed after step 2."""
+    picture = np.full((2, 3, 3), 7, np.uint8)
+    for start, steps in ((0, (2, 4)), (2, (4, 6))):
+        writer = Writer(folder, 6, start, 'images', CONFIG | {'writers': names})
+        for step in steps:
+            writer.write(step, {'test/loss': step / 2})
+            writer.image(step, 'test/examples', picture)
+            writer.texts(step, 'test/texts', ROWS)
+        assert not writer.trouble
+        assert set(writer.writers) == set(names)
+        writer.bar.stop()
+
+
+def test_wandb_gets_each_picture_and_table_once(tmp_path, fake_wandb):
+    show(tmp_path, 'wandb')
+    logs = [(step, *values.items()) for step, values in fake_wandb.logs]
+    pictures, tables = (
+        [(step, value) for step, (name, value) in logs if name == f'test/{kind}']
+        for kind in ('examples', 'texts')
+    )
+    assert [step for step, _ in pictures] == [step for step, _ in tables] == [2, 4, 6]
+    assert pictures[0][1].shape == (2, 3, 3)
+    assert tables[0][1] == (['source', 'prediction'], [['a | b', 'c\nd']])
+
+
+def test_mlflow_keeps_pictures_and_tables_as_files(tmp_path, fake_mlflow):
+    show(tmp_path, 'mlflow')
+    kinds = {'test/examples/{}.png', 'test/texts/{}.md'}
+    assert fake_mlflow.files.keys() == {kind.format(s) for kind in kinds for s in (2, 4, 6)}
+    table = '| source | prediction |\n| --- | --- |\n| a \\| b | c d |'
+    assert fake_mlflow.files['test/texts/4.md'] == table
+
+
+def test_tensorboard_shows_what_the_last_start_has_written(tmp_path):
+    show(tmp_path, 'tensorboard')
+    events = EventAccumulator(str(tmp_path)).Reload()
+    shown = [events.Tensors(f'test/{name}') for name in ('loss', 'examples', 'texts')]
+    assert [[each.step for each in some] for some in shown] == [[2, 4, 6]] * 3
+    *size, png = shown[1][0].tensor_proto.string_val
+    assert size == [b'3', b'2'], 'width and height'
+    picture = np.asarray(Image.open(io.BytesIO(png)))
+    np.testing.assert_array_equal(picture, np.full((2, 3, 3), 7))
+
+
+def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
+    writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
+    writer.writers['wandb'] = SimpleNamespace(scalars=lambda step, values: None)
+    writer.image(1, 'test/examples', np.zeros((2, 2, 3), np.uint8))
+    assert 'wandb' in writer.writers
+    writer.bar.stop()
 
 
 def test_a_run_that_starts_anew_is_another_one_there(tmp_path, fake_wandb):
@@ -172,6 +239,27 @@ def test_wandb_itself_offline(tmp_path, monkeypatch):
     # Starts of one process are one run of W&B to its own client, whose folder has its name.
     assert kept
     assert all(name in path.name for path in kept)
+
+
+def test_wandb_itself_keeps_pictures_and_tables(tmp_path, monkeypatch):
+    pytest.importorskip('wandb')
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    monkeypatch.setenv('WANDB_SILENT', 'true')
+    show(tmp_path, 'wandb')
+    media = [path.name for path in tmp_path.glob('wandb/*/files/media/**/*') if path.is_file()]
+    for name in ('examples', 'texts'):
+        assert {2, 4, 6} == {int(m.split('_')[1]) for m in media if m.startswith(f'{name}_')}
+
+
+def test_mlflow_itself_keeps_pictures_and_tables(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip('mlflow')
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    show(tmp_path, 'mlflow')
+    client = mlflow.MlflowClient()
+    (name,) = json.loads((tmp_path / 'writers.json').read_text())['ids'].values()
+    kept = {name: [f.path for f in client.list_artifacts(name, 'test/examples')]}
+    assert sorted(kept[name]) == [f'test/examples/{step}.png' for step in (2, 4, 6)]
 
 
 def test_mlflow_itself(tmp_path, monkeypatch):

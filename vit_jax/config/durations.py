@@ -39,11 +39,14 @@ class Every:
       log: training metrics.
       eval: the entries of `config.evals` that do not say it themselves.
       checkpoint: the state.
+      examples: with the results of the first evaluation, writers also get a picture or a table of
+        a few of its examples and of what the model makes of them; and with its last results.
     """
 
     log: Duration = '1%'
     eval: Duration = '10%'
     checkpoint: Duration = '10%'
+    examples: Duration = '25%'
 
     def __post_init__(self) -> None:
         if parse_duration(self.log)[0] <= 0:

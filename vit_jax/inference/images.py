@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -50,21 +52,11 @@ class PhotoReader:
           UserError: if there is no such file, or it is no intact image.
         """
         path = pathlib.Path(path)
-        original = read_image(path, self.channels)
-        height, width = original.shape[:2]
-        corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
-        try:
-            fields = self._transform({'image': original, 'points': corners}, size)
-        except UserError:  # a transform of the user's own may not tell where its pixels come from
-            fields = self._transform({'image': original}, size)
-        moved = fields.pop('points', None)
-        affine = None if moved is None else affine_between(corners, moved)
-        colour = 'grey' if self.channels == 1 else 'RGB'
-        note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
-        return Photo(path, original, fields, note, affine)
+        record = {'image': read_image(path, self.channels)}
+        return photo_of(record, path, lambda record: self._transform(record, size))
 
-    def _transform(self, record: Record, size: tuple[int, int] | None) -> dict[str, np.ndarray]:
-        """The arrays of a record in which the model's input lies."""
+    def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
+        """A record in which the model's input lies."""
         if self.squeezed is not None:
             record = geometry.resize(record, *(size or self.squeezed), 'bicubic')
         elif size is not None:
@@ -72,7 +64,32 @@ class PhotoReader:
         else:
             record = record if self.size is None else fit(record, self.size)
             record = fitted(self.transforms(record, example_rng(0, 0)), self.padded)
-        return {name: np.asarray(value) for name, value in record.items()}
+        return record
+
+
+def photo_of(
+    record: Record, path: pathlib.Path, transform: Callable[[Record], Mapping[str, Any]]
+) -> Photo:
+    """What a model gets of an image, and where its pixels come from.
+
+    Args:
+      record: with the image, as uint8 [Y, X, C].
+      path: of the file.
+      transform: makes of the record what a batch has of it, and may be called twice.
+    """
+    original = record['image']
+    height, width = original.shape[:2]
+    corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
+    try:
+        made = transform({**record, 'points': corners})
+    except UserError:  # a transform of the user's own may not tell where its pixels come from
+        made = transform(record)
+    fields = {name: np.asarray(value) for name, value in made.items()}
+    moved = fields.pop('points', None)
+    affine = None if moved is None else affine_between(corners, moved)
+    colour = 'grey' if original.shape[2] == 1 else 'RGB'
+    note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
+    return Photo(path, original, fields, note, affine)
 
 
 def affine_between(

@@ -25,7 +25,7 @@ from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
-from vit_jax.trainer import evaluate, evaluations
+from vit_jax.trainer import evaluate, evaluations, examples
 from vit_jax.trainer import judge as judge_lib
 from vit_jax.trainer.judge import Judge
 from vit_jax.trainer.suits import Trained, abstract_variables
@@ -73,6 +73,7 @@ class Timetable:
     Attributes:
       total: length of the run.
       log, checkpoint: how often.
+      examples: how often examples are shown; 0 for never.
       evals: how often each entry of `config.evals`.
       lr: the learning rate as a function of the updates made.
     """
@@ -80,6 +81,7 @@ class Timetable:
     total: int
     log: int
     checkpoint: int
+    examples: int
     evals: Mapping[str, int]
     lr: optax.Schedule
 
@@ -94,6 +96,7 @@ class Training:
       program: what is computed.
       timetable: when what is due.
       evaluations: of the entries of `config.evals`.
+      examples: that are shown with the first of them; None for none.
       retention: which checkpoints stay, keywords of `Checkpointer`.
       judge: of the results of evaluations.
     """
@@ -103,6 +106,7 @@ class Training:
     program: Program
     timetable: Timetable
     evaluations: Mapping[str, evaluations.Evaluation]
+    examples: examples.Examples | None
     retention: Mapping[str, Any]
     judge: Judge
 
@@ -122,6 +126,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     keep = defaults.arguments(config, 'checkpoint')
     params = program.abstract_state.params
     trained = Trained(program.model, program.task, params, data.info, data.spec)
+    opened = evaluations.open_evals(config, layout, program.eval_steps, trained)
     return Training(
         config=config,
         data=data,
@@ -130,13 +135,15 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             total=times.total_steps,
             log=times.steps(every.log, 'config.every.log'),
             checkpoint=times.steps(every.checkpoint, 'config.every.checkpoint'),
+            examples=times.steps(every.examples, 'config.every.examples'),
             evals={
                 name: times.steps(section.get('every', every.eval), f'config.evals.{name}.every')
                 for name, section in config.evals.items()
             },
             lr=lr,
         ),
-        evaluations=evaluations.open_evals(config, layout, program.eval_steps, trained),
+        evaluations=opened,
+        examples=examples.of_run(config, opened, program.eval_steps) if every.examples else None,
         retention=in_steps(Checkpointer, keep, times.steps),
         judge=judge_lib.of_config(config),
     )

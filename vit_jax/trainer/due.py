@@ -20,6 +20,23 @@ def due_evals(training: Training, step: int) -> list[str]:
     return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
 
 
+def due_examples(training: Training, step: int, names: Sequence[str], last: bool) -> bool:
+    """Whether examples are due with the results of evaluations.
+
+    Args:
+      training: of the run.
+      step: the number of updates made.
+      names: of the evaluations.
+      last: whether these results end the run.
+    """
+    timetable, examples = training.timetable, training.examples
+    if examples is None or not timetable.examples or examples.entry not in names:
+        return False
+    every = timetable.evals[examples.entry]
+    before = (step - 1) // every * every if every else 0
+    return last or step // timetable.examples > before // timetable.examples
+
+
 def evaluate_due(
     training: Training, state: step_lib.TrainState, names: Sequence[str], told: Callable[[], bool]
 ) -> dict[str, float]:

@@ -11,7 +11,7 @@ from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.trainer import broken_records, profile
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.describe import utilisation
-from vit_jax.trainer.due import due, due_evals, evaluate_due, signatures
+from vit_jax.trainer.due import due, due_evals, due_examples, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
 from vit_jax.trainer.judge import Bests, is_best
 from vit_jax.trainer.meter import Meter
@@ -177,5 +177,11 @@ def evaluate_and_tell(
     writer.show_eval(step, results)
     writer.draw()
     surroundings.watchdog.beat(f'the evaluation after step {step}')
-    pruned = surroundings.report(step, results) and step < training.timetable.total and not early
+    ends = early or step == training.timetable.total
+    if due_examples(training, step, names, ends):
+        assert training.examples is not None
+        steps = training.program.eval_steps
+        training.examples.show(steps, state.variables, step, writer)
+        surroundings.watchdog.beat(f'the examples shown after step {step}')
+    pruned = surroundings.report(step, results) and not ends
     return Evaluated(results, bests, pruned)

@@ -7,10 +7,12 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import UInt8
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -135,19 +137,37 @@ class Writer:
             return
         with self._watched(run_folder.METRICS):
             self.lines.write()
-            self._tell(step, {k: v for k, v in metrics.items() if not isinstance(v, str)})
+            numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
+            self._tell('scalars', step, numbers)
         self.mirror.publish()
 
-    def _tell(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Passes numbers to the writers; one that fails must not end the run, and is left out."""
+    def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
+        """Passes a picture to the writers that take one."""
+        self._show('image', step, name, pixels)
+
+    def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+        """Passes rows of {column: text} to the writers that take them."""
+        self._show('texts', step, name, rows)
+
+    def _show(self, method: str, *shown: Any) -> None:
+        if not self.enabled or self.trouble:
+            return
+        with self._watched('what the writers show'):
+            self._tell(method, *shown)
+        self.mirror.publish()
+
+    def _tell(self, method: str, *told: Any) -> None:
+        """Calls a method of the writers that have it; one that fails must not end the run, and is
+        left out.
+        """
         for name, writer in list(self.writers.items()):
             try:
-                writer.scalars(step, numbers)
+                getattr(writer, method, lambda *_: None)(*told)
             except OSError:
                 raise
             except Exception as error:
                 del self.writers[name]
-                self.say(f'writer {name!r} is left out from here on: {_line(error)}')
+                self.say(f'writer {name!r} is left out from here on: {in_a_line(error)}')
 
     @contextlib.contextmanager
     def _watched(self, name: str) -> Iterator[None]:
@@ -205,7 +225,7 @@ class Writer:
             try:
                 writer.close()
             except Exception as error:
-                self.say(f'writer {name!r} could not be closed: {_line(error)}')
+                self.say(f'writer {name!r} could not be closed: {in_a_line(error)}')
         self.mirror.close()
 
 
@@ -216,10 +236,11 @@ def _open(name: str, run: base.Run) -> Any:
     except (UserError, OSError):
         raise
     except Exception as error:
-        raise UserError(f'config.writers: {name!r} does not start: {_line(error)}') from error
+        raise UserError(f'config.writers: {name!r} does not start: {in_a_line(error)}') from error
 
 
-def _line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
+    """Its kind and message, without the breaks in it."""
     return f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 

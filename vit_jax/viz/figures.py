@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -74,6 +76,14 @@ def check_format(path: str | paths.Path, flag: str) -> None:
     """Raises UserError unless the file's suffix names a format that figures can have."""
     if paths.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
+
+
+def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
+    """A figure as a person sees it, on white."""
+    figure.set(dpi=dpi, facecolor='white')
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:

@@ -7,7 +7,8 @@ What a task `foo` predicts is shown by the module `vit_jax.viz.foo`, what the ta
 
 and may have
 
-    draw(predictions, photos, context)      the figure that `--out` writes
+    draw(predictions, photos, context)      the figure that `--out` writes, and that
+                                            writers get of a run's examples
     add_flags(parser)                       further flags, whose values are in `context.flags`
     adapt_model(model, flags)               the model that predicts, where flags change it
     adapt_task(task, flags)                 the task that predicts, likewise

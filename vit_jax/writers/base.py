@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ class Run:
     def untold(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """The numbers that no earlier start has written: a resumed run repeats steps."""
         return {name: value for name, value in values.items() if step > self.told.get(name, -1)}
+
+    def is_told(self, step: int, name: str) -> bool:
+        """Whether an earlier start has written the evaluation of a step that a picture shows.
+
+        Args:
+          step: of the picture.
+          name: its own, ENTRY/NAME as those of the evaluation's numbers.
+        """
+        entry = f'{name.partition("/")[0]}/'
+        return any(step <= last for key, last in self.told.items() if key.startswith(entry))
 
     def identity(self, service: str, make: Callable[[], str]) -> str:
         """The name that a service knows the run by: that of earlier starts, or a new one.
@@ -71,6 +81,17 @@ def begin(
             for name in line.keys() - {'step'}:
                 told[name] = max(line['step'], told.get(name, 0))
     return Run(folder, local, start_step, config, told)
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """A table of rows of {column: text}."""
+    columns = list(rows[0]) if rows else []
+    cells = [columns, ['---'] * len(columns), *([row[key] for key in columns] for row in rows)]
+    return '\n'.join(f'| {" | ".join(map(_cell, line))} |' for line in cells)
+
+
+def _cell(text: str) -> str:
+    return ' '.join(text.split()).replace('\\', '\\\\').replace('|', '\\|')
 
 
 def _stored(folder: Path, start_step: int) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt8
+
 from vit_jax.errors import UserError
-from vit_jax.writers.base import Run
+from vit_jax.writers.base import Run, markdown
 
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
 MOST = 100  # parameters in a call
@@ -56,6 +59,14 @@ class Writer:
         found = [self._entities.Metric(name, value, now, step) for name, value in untold.items()]
         if found:
             self._client.log_batch(self._id, metrics=found)
+
+    def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
+        """Keep a picture of a step as an artifact, NAME/STEP.png."""
+        self._client.log_image(self._id, pixels, artifact_file=f'{name}/{step}.png')
+
+    def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+        """Keep a table of a step as an artifact, NAME/STEP.md."""
+        self._client.log_text(self._id, markdown(rows), artifact_file=f'{name}/{step}.md')
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.storage import run_folder
-from vit_jax.writers.base import Run
+from vit_jax.writers.base import Run, markdown
 
 
 class Writer:
-    """Numbers as TensorBoard reads them, on the disk as soon as they are written.
+    """What TensorBoard reads, on the disk as soon as it is written.
 
     Of steps that a resumed run repeats it shows the later ones: it drops what an earlier start has
     written of later steps.
@@ -26,19 +31,34 @@ class Writer:
       run: whose folder gets the file.
     """
 
-    _count = itertools.count()  # a process may open several in a second
+    _count = itertools.count()  # a process may open several in a second, read in this order
 
     def __init__(self, run: Run):
-        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count)}'
+        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
         self._records = RecordWriter((run.local / f'{run_folder.EVENTS}{who}').open('wb'))
         self._add(0, file_version='brain.Event:2')
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(run.start_step, session_log=start)
+        # What has this step or a later one is dropped.
+        self._add(run.start_step + 1, session_log=start)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write {name: value} of a step; raise OSError if that fails."""
         listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
         self._add(step, summary=summary_pb2.Summary(value=listed))
+
+    def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
+        """Write a picture of a step; raise OSError if that fails."""
+        png, (height, width, _) = io.BytesIO(), pixels.shape
+        Image.fromarray(pixels).save(png, format='png')
+        shown = summary_pb2.Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=png.getvalue()
+        )
+        listed = [summary_pb2.Summary.Value(tag=name, image=shown)]
+        self._add(step, summary=summary_pb2.Summary(value=listed))
+
+    def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+        """Write a table of a step; raise OSError if that fails."""
+        self._add(step, summary=text_pb(name, markdown(rows)))
 
     def _add(self, step: int, **content: Any) -> None:
         event = event_pb2.Event(wall_time=time.time(), step=step, **content)

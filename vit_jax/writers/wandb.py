@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
 
 from vit_jax.errors import UserError
 from vit_jax.writers.base import Run
@@ -31,7 +34,7 @@ class Writer:
             raise UserError(
                 "config.writers: 'wandb' needs a package: pip install 'vit_jax[wandb]'"
             ) from error
-        self._run = run
+        self._run, self._wandb = run, wandb
         self._there = wandb.init(
             project=os.environ.get('WANDB_PROJECT', PROJECT),
             name=run.folder.name,
@@ -46,6 +49,18 @@ class Writer:
         """Write what no earlier start has written of {name: value}."""
         if untold := self._run.untold(step, values):
             self._there.log(untold, step=step)
+
+    def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
+        """Write a picture of a step that no earlier start has written."""
+        if not self._run.is_told(step, name):
+            self._there.log({name: self._wandb.Image(pixels)}, step=step)
+
+    def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+        """Write a table of a step that no earlier start has written."""
+        if rows and not self._run.is_told(step, name):
+            columns = list(rows[0])
+            cells = [[row[column] for column in columns] for row in rows]
+            self._there.log({name: self._wandb.Table(columns=columns, data=cells)}, step=step)
 
     def close(self) -> None:
         self._there.finish()

@@ -1,0 +1,186 @@
+"""Writers get examples with what the model makes of them; the run stays as it would have been."""
+
+import dataclasses
+import io
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vit_jax.checkpoints.checkpointer import load_variables
+from vit_jax.config import load
+from vit_jax.models import vit
+from vit_jax.ops.decoding import PAD
+from vit_jax.runtime import processes, sharding
+from vit_jax.tasks import classify
+from vit_jax.trainer import evaluate, evaluations, examples, train
+from vit_jax.trainer.due import due_examples
+from vit_jax.trainer.writer import Writer
+
+DIGITS = 'experiments/vit/digits.py:smoke'
+MODEL = vit.Model(
+    num_classes=10, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2, pool='gap'
+)
+LAYOUTS = {
+    'one': {},
+    'fsdp': {'fsdp': 4, 'min_split_size': 64},
+    'pmap': {'strategy': 'pmap'},
+}
+TEXT = {'source': 'synthetic:reverse', 'split': 'train[:40]', 'buckets': (4, 8)}
+
+pytestmark = pytest.mark.usefixtures('drawn_examples')
+
+
+@pytest.fixture(autouse=True)
+def in_repo(repo, monkeypatch):
+    monkeypatch.chdir(repo)
+
+
+def events(folder):
+    kept = {'images': 0, 'tensors': 0}
+    return EventAccumulator(str(folder), size_guidance=kept).Reload()
+
+
+def opened(section, layout, predict=None, task='classify'):
+    """The examples of an evaluation, and its steps, of which `predict` may replace one."""
+    config = ConfigDict({'batch_size': 8, 'data': {}, 'model': {}, 'task': {'name': task}})
+    config.evals = {'test': section}
+    steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
+    steps = dataclasses.replace(steps, predict=predict) if predict else steps
+    return examples.of_run(config, evaluations.open_evals(config, layout, steps), steps), steps
+
+
+def one_device():
+    return sharding.make_layout(jax.devices()[:1])
+
+
+def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run):
+    config = load.load(DIGITS, ['every.examples=10%'])
+    options = {'devices': jax.devices()[:1]}
+    with pytest.raises(train.Preempted):
+        train.train(config, tmp_path, stop_at=15, **options)
+    result = train.train(config, tmp_path, **options)
+    shown = events(tmp_path).Images('test/examples')
+    assert [each.step for each in shown] == [10, 20]
+    for each in shown:
+        picture = np.asarray(Image.open(io.BytesIO(each.encoded_image_string)))
+        assert picture.shape == (each.height, each.width, 3)
+        assert each.width > 4 * 200, 'four digits beside one another'
+        assert len(np.unique(picture)) > 50
+    # Those of the session's run show no examples.
+    assert result == json.loads((smoke_run / 'result.json').read_text())
+    ours, theirs = (load_variables(run / 'checkpoints', None)[1] for run in (tmp_path, smoke_run))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_examples_are_predicted_under_every_layout(name, monkeypatch):
+    layout = sharding.make_layout(jax.devices()[: 1 if name == 'one' else 8], **LAYOUTS[name])
+    found, steps = opened({'source': 'digits', 'split': 'test[:61]', 'transforms': ''}, layout)
+    drawn = []
+    monkeypatch.setattr(
+        'vit_jax.viz.classify.draw', lambda rows, photos, context: drawn.append((rows, photos))
+    )
+    monkeypatch.setattr('vit_jax.viz.figures.pixels', lambda figure: np.zeros((2, 2, 3), np.uint8))
+    inputs = jnp.zeros((1, 8, 8, 1))
+    variables = jax.jit(MODEL.init, static_argnames='train')(jax.random.key(0), inputs, train=False)
+    variables = jax.device_get(variables)
+    placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
+    sent = []
+    writer = SimpleNamespace(enabled=True, image=lambda *told: sent.append(told), say=pytest.fail)
+    found.show(steps, placed, 7, writer)
+    assert [told[:2] for told in sent] == [(7, 'test/examples')]
+    ((rows, photos),) = drawn
+    source = found.shown.data.examples
+    shown = {i: source[i] for i in (0, 15, 30, 45)}
+    assert [p.path.name for p in photos] == [
+        f'{r["label"]} (example {i})' for i, r in shown.items()
+    ]
+    images = jnp.stack([record['image'] for record in shown.values()])
+    inputs = classify.Task().inputs({'image': images})
+    logits = jax.jit(MODEL.apply)(variables, *inputs)['logits']
+    np.testing.assert_allclose([r['probs'] for r in rows], jax.nn.softmax(logits), rtol=1e-4)
+
+
+def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
+    """The prediction here is the source, which the toy of a model repeats."""
+
+    def predict(variables, batch):
+        return {'tokens': batch['source']}, batch
+
+    found, steps = opened(TEXT, one_device(), predict, 'translate')
+    writer = Writer(tmp_path, 10, 0, 'tokens')
+    found.show(steps, {}, 5, writer)
+    writer.close()
+    (shown,) = events(tmp_path).Tensors('test/examples')
+    head, _, *lines = shown.tensor_proto.string_val[0].decode().splitlines()
+    assert (shown.step, head, len(lines)) == (5, '| source | target | prediction |', 4)
+    data = found.shown.data
+    for line, index in zip(lines, found.shown.read(), strict=True):
+        source, target, prediction = (cell.strip() for cell in line.strip('| ').split(' | '))
+        assert source == prediction == found.shown.vocab.decode(data.source[index]['source'])
+        assert target == found.shown.vocab.decode(data.source[index]['target'])
+        assert PAD not in data.source[index]['target']
+
+
+@pytest.mark.parametrize('what', ['draw', 'predict'])
+def test_what_fails_is_a_line_and_no_end(what, tmp_path, monkeypatch, capsys):
+    def fail(*args):
+        raise ValueError('no\nway')
+
+    def predict(variables, batch):
+        return {'probs': np.full((len(batch['mask']), 10), 0.1)}, batch
+
+    digits = {'source': 'digits', 'split': 'test', 'transforms': ''}
+    found, steps = opened(digits, one_device(), fail if what == 'predict' else predict)
+    if what == 'draw':
+        monkeypatch.setattr('vit_jax.viz.classify.draw', fail)
+    writer = Writer(tmp_path, 10, 0, 'images')
+    found.show(steps, {}, 5, writer)
+    writer.close()
+    assert 'test: no examples are shown: ValueError: no way\n' in capsys.readouterr().out
+    assert not events(tmp_path).Tags()['images']
+    assert not writer.trouble
+
+
+def test_no_process_predicts_what_another_cannot_read(monkeypatch):
+    digits = {'source': 'digits', 'split': 'test', 'transforms': ''}
+    found, steps = opened(digits, one_device(), lambda *args: pytest.fail('predicted'))
+    monkeypatch.setattr(processes, 'gather', lambda mine: [mine, 'OSError: gone'][1:])
+    said = []
+    found.show(steps, {}, 5, SimpleNamespace(enabled=True, say=said.append))
+    assert said == ['test: no examples are shown: OSError: gone']
+
+
+def test_who_shows_nothing_gets_nothing():
+    config = ConfigDict({'task': {'name': 'classify'}, 'writers': ()})
+    steps = SimpleNamespace(predict=lambda *args: None)
+    known = {'test': evaluations.Evaluation(SimpleNamespace())}
+    assert examples.of_run(config, known, steps) is None
+    config.writers = ('tensorboard',)
+    of_others = {'few': evaluations.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
+    assert examples.of_run(config, of_others, steps) is None, 'their names are of other classes'
+
+
+@pytest.mark.parametrize(
+    ('every', 'evals', 'steps'),
+    [
+        (25, 10, [30, 50, 80, 100]),
+        (1, 40, [40, 80, 100]),
+        (50, 30, [60, 100]),
+        (30, 0, [100]),
+        (0, 10, []),
+    ],
+)
+def test_with_the_first_results_after_so_long_and_the_last(every, evals, steps):
+    timetable = SimpleNamespace(examples=every, evals={'test': evals}, total=100)
+    run = SimpleNamespace(timetable=timetable, examples=SimpleNamespace(entry='test'))
+    at = [step for step in range(1, 101) if step == 100 or (evals and step % evals == 0)]
+    assert [s for s in at if due_examples(run, s, ['test'], s == 100)] == steps
+    assert not due_examples(run, 100, ['val'], True)
