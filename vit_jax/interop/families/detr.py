@@ -195,6 +195,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     else:
         notes.append("a ResNet alone: take it by config.init.select='backbone'")
     model['dilate'] = bool(extra.get('dilation', False))
+    if 'dropout' in extra:
+        model['dropout'] = float(extra['dropout'])
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
     size, transforms = _images(extra.get(colours.PREPROCESSOR) or {})
