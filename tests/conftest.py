@@ -134,7 +134,7 @@ DRAW = {
 
 
 @pytest.fixture(scope='session', autouse=True)
-def undrawn() -> Iterator[dict[str, Callable]]:
+def undrawn_pictures() -> Iterator[dict[str, Callable]]:
     """Leaves curves.png and the examples of writers out of runs in this process."""
     drawn = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -147,15 +147,15 @@ def undrawn() -> Iterator[dict[str, Callable]]:
 
 
 @pytest.fixture
-def drawn_curves(undrawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_curves(undrawn_pictures: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw their curves.png after all."""
-    _draw_again('curves', undrawn, monkeypatch)
+    _draw_again('curves', undrawn_pictures, monkeypatch)
 
 
 @pytest.fixture
-def drawn_examples(undrawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_examples(undrawn_pictures: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers get examples after all."""
-    _draw_again('examples', undrawn, monkeypatch)
+    _draw_again('examples', undrawn_pictures, monkeypatch)
 
 
 def _draw_again(name: str, drawn: dict[str, Callable], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,54 @@ def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):
     assert 'batch 64 on' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ('bounds', 'tried', 'taken', 'said'),
+    [
+        ({1: 10, 2: 7, 4: 5, 8: 5}, 4, 4, 'step.accum_steps=4 pays: the bound falls by 50%'),
+        ({1: 10, 2: 9.5, 4: 9.6}, 3, 1, 'does not pay: it lowers the bound by 5% with 2'),
+        ({1: 10, 2: 10}, 2, 1, 'does not pay: it lowers no bound'),
+        ({1: None, 2: 9, 4: 9}, 3, 2, 'step.accum_steps=2 is the first that fits'),
+        ({1: None, 2: 9, 4: 5, 8: 5}, 4, 4, 'step.accum_steps=4 pays'),
+    ],
+)
+def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, said, monkeypatch, capsys):
+    """`bounds`: seconds of a step by microbatches; None where it does not fit."""
+    asked = []
+
+    def told(config, slice_, **options):
+        asked.append(config.step.accum_steps)
+        seconds = bounds[asked[-1]]
+        report = preflight.Report(
+            *('v5e:2x2', 4, 'train', config.batch_size, {}, 10, {}, 2.0**34, 2.0**34, 300, 197e12),
+            *(1.0, seconds is not None),
+            bound=seconds or 0,
+        )
+        return [report], preflight.Run(20, seconds or 0, 4)
+
+    monkeypatch.setattr(preflight, 'preflight', told)
+    monkeypatch.setattr(topology, 'require_compiler', lambda: None)
+    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=256')
+    assert run(*words, '--accum', 'fit') == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert asked == [2**i for i in range(tried)], 'until the bound falls no more, each once'
+    (line,) = [line for line in printed.splitlines() if line.startswith(f'{taken} ')]
+    assert line.split()[1] == str(64 // taken)
+    (line,) = [line for line in printed.splitlines() if line.startswith('at least ')]
+    assert line.split()[2] == f'{1e3 * bounds[taken]:,.0f}', 'the step that is taken'
+
+
+def test_where_no_microbatches_fit_or_can_be_is_one_line(fake_compiler):
+    slice_ = ('--topology', 'v5e:2x2', '--accum', 'fit')
+    with pytest.raises(UserError, match='does not fit with any number of microbatches'):
+        command.main(['--config', DIGITS, *slice_, '--config.batch_size=128'])
+    assert [r['config']['step']['accum_steps'] for r in fake_compiler] == [1, 2, 4]
+    with pytest.raises(UserError, match=r'batch_size=66: must be a multiple of 4 chips'):
+        command.main(['--config', DIGITS, *slice_, '--config.batch_size=66'])
+    with pytest.raises(UserError, match='leave out --eval'):
+        command.main(['--config', DIGITS, *slice_, '--eval'])
+
+
 def test_a_picture_of_it(fake_compiler, tmp_path, capsys):
     out = tmp_path / 'costs.png'
     assert run('--config', DIGITS, '--topology', 'v5e:2x2', '--out', str(out)) == 0

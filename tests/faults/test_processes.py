@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import forked
 from helpers.runs import undrawn  # noqa: F401
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import EXIT_PREEMPTED
@@ -162,6 +163,9 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     )
     assert 'step' not in silent
     assert len(list(folder.glob('events.*'))) == 1
+    shown = EventAccumulator(str(folder)).Reload().Images('test/examples')
+    assert [each.step for each in shown] == [3, 6]
+    assert 'no examples' not in spoken
 
 
 @pytest.mark.fault(4)

@@ -121,6 +121,24 @@ def print_remedies(tried: Mapping[str, Any]) -> None:
     _console().print(table)
 
 
+def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:
+    """A line for every number of microbatches, and what to do."""
+    from vit_jax.profiling.memory_report import TEMPORARIES
+
+    table = _table('microbatches', 'examples', 'GiB a chip', 'temporaries', 'at least ms', 'MFU')
+    for number_of, (reports, run) in tried.items():
+        first = reports[0]
+        examples = f'{first.rows // first.chips // number_of:,}'
+        cells = [examples, number(first.needed / GIB), 'does not fit', '', '']
+        if all(report.fits for report in reports):
+            held = number(first.memory.get(TEMPORARIES, 0) / GIB)
+            cells[2:] = held, number(1e3 * run.seconds), f'{first.mfu(run.seconds):.1%}'
+        table.add_row(str(number_of), *cells)
+    console = _console()
+    console.print(table)
+    console.print(f'{advice}\n')
+
+
 def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | None) -> None:
     """A line for every point of a sweep, and the sum."""
     money = [] if price is None else ['cost']

@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('preflight needs one of --config FILE[:ARG] and --sweep FILE[:ARG]')
     if args.price is not None and args.price < 0:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
+    if args.accum and (args.eval or args.sweep):
+        raise UserError('--accum is of a training step: leave out --eval and --sweep')
     if args.out:
         from vit_jax.viz.figures import check_format
 
@@ -57,6 +59,7 @@ def make_parser() -> Parser:
     add('--cycles', action='store_true', help="wait minutes for the compiler's own estimate")
     add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
     add('--batch-size', choices=[FIT], help='find the largest batch that fits')
+    add('--accum', choices=[FIT], help='try numbers of microbatches, and take one if it pays')
     add('--sweep', metavar='FILE[:ARG]', help='every run of a sweep; it is executed')
     add('--out', metavar='PATH', help='a picture of where memory and time go')
     add('--json', action='store_true', help='print all numbers as JSON instead of tables')
@@ -74,19 +77,33 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
-    from vit_jax.profiling import preflight
+    from vit_jax.profiling import accumulation, preflight
 
     options = _options(args)
     if args.batch_size == FIT:
         with table.status('looking for the largest batch'):
             config = preflight.largest_batch(config, slice_, **options)
-    with table.status(f'compiling for {slice_.name}'):
-        reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **options)
+    accumulated, advice = {}, ''
+    if args.accum == FIT:
+        accumulated = _accumulated(config, slice_, options)
+        number, advice = accumulation.choose(accumulated)
+        config = accumulation.with_steps(config, number)
+    if advice and not args.cycles:
+        reports, run = accumulated[number]
+    else:
+        with table.status(f'compiling for {slice_.name}'):
+            reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **options)
     fits = all(report.fits for report in reports)
     tried = {} if fits else _remedies(config, slice_, options)
     if args.json:
-        print(json.dumps(_record(reports, run, tried, args.price), indent=2))
+        record = _record(reports, run, tried, args.price)
+        if advice:
+            record['accumulation'] = {n: _each(r[0]) for n, (r, _) in accumulated.items()}
+            record['advice'] = advice
+        print(json.dumps(record, indent=2))
     else:
+        if advice:
+            table.print_accumulation(accumulated, advice)
         for report in reports:
             table.print_report(report)
         if fits and not args.eval:
@@ -96,6 +113,14 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     if args.out and fits:
         _draw(reports[0], args.out)
     return 0 if fits else EXIT_FAILED
+
+
+def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[int, Any]:
+    """What preflight says of the step, by the number of its microbatches."""
+    from vit_jax.profiling import accumulation
+
+    with table.status('compiling numbers of microbatches, a minute each'):
+        return dict(accumulation.trials(config, slice_, **options))
 
 
 def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
@@ -118,10 +143,14 @@ def _record(reports: Sequence[Any], run: Any, tried: dict[str, Any], price: floa
     if price is not None:
         whole['cost'] = price * run.chip_hours
     return {
-        'steps': [dataclasses.asdict(r) | table.rates(r) for r in reports],
+        'steps': [_each(report) for report in reports],
         'run': whole,
-        'remedies': {name: dataclasses.asdict(r) | table.rates(r) for name, r in tried.items()},
+        'remedies': {name: _each(report) for name, report in tried.items()},
     }
+
+
+def _each(report: Any) -> dict[str, Any]:
+    return dataclasses.asdict(report) | table.rates(report)
 
 
 def _draw(report: Any, path: str) -> None:
