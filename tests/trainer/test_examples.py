@@ -129,6 +129,26 @@ def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
         assert PAD not in data.source[index]['target']
 
 
+def test_boxes_are_drawn_on_images_with_annotations():
+    def predict(variables, batch):
+        rows = len(batch['mask'])
+        boxes = np.tile([0.1, 0.1, 0.4, 0.5], (rows, 1, 1))
+        found = {
+            'boxes': boxes,
+            'scores': np.full((rows, 1), 0.9),
+            'labels': np.ones((rows, 1), int),
+        }
+        return found, batch
+
+    scenes = load.load('experiments/detr/scenes.py:smoke').evals.ap.to_dict()
+    found, steps = opened(scenes | {'evaluator': None}, one_device(), predict, 'detect')
+    sent = []
+    writer = SimpleNamespace(enabled=True, image=lambda *told: sent.append(told), say=pytest.fail)
+    found.show(steps, {}, 5, writer)
+    ((_, _, picture),) = sent
+    assert picture.shape[2] == 3
+
+
 @pytest.mark.parametrize('what', ['draw', 'predict'])
 def test_what_fails_is_a_line_and_no_end(what, tmp_path, monkeypatch, capsys):
     def fail(*args):

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.data.fixed import fitted
 from vit_jax.data.records import Record, first_readable
 from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import Transforms, parse_transforms
+from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.inference.images import photo_of
 from vit_jax.runtime import processes
@@ -47,12 +47,14 @@ class Images:
     Attributes:
       data: of the evaluation.
       transforms: of it.
+      bare: those of them that images without annotations get.
       padded: (height, width) that images are padded to; None for no padding.
       viz: the module.
     """
 
     data: Dataset
     transforms: Transforms
+    bare: Transforms
     padded: tuple[int, int] | None
     viz: Any
 
@@ -62,11 +64,16 @@ class Images:
         source, found = self.data.examples, {}
         for index in spread(len(source)):
             index, record = first_readable(source, index)
-            found[index] = photo_of(record, pathlib.Path('image'), self._transform(index))
+            # Transforms of annotations drop the points by which a photo knows its pixels' places.
+            image = {'image': record['image']}
+            photo = photo_of(image, pathlib.Path('image'), self._by(self.bare, index))
+            made = self._by(self.transforms, index)(record)
+            fields = {name: np.asarray(value) for name, value in made.items()}
+            found[index] = dataclasses.replace(photo, fields=fields)
         return {i: dataclasses.replace(p, path=self._name(i, p)) for i, p in found.items()}
 
-    def _transform(self, index: int) -> Any:
-        return lambda record: fitted(self.transforms(record, example_rng(0, index)), self.padded)
+    def _by(self, transforms: Transforms, index: int) -> Callable[[Record], Record]:
+        return lambda record: fitted(transforms(record, example_rng(0, index)), self.padded)
 
     def _name(self, index: int, photo: Photo) -> pathlib.Path:
         caption = getattr(self.viz, 'caption', lambda example, class_names: '')
@@ -193,8 +200,9 @@ def of_run(
         if 'image' not in takes or not hasattr(viz, 'draw'):
             return None
         padded = tuple(section.sizes[-1]) if section.get('sizes') else None
-        transforms = parse_transforms(section.get('transforms', ''))
-        return Examples(entry, Images(data, transforms, padded, viz))
+        spec = section.get('transforms', '')
+        parsed = (parse_transforms(text) for text in (spec, without_annotations(spec)))
+        return Examples(entry, Images(data, *parsed, padded, viz))
     vocab = data.vocab or sources.own_vocab(section.source)
     if vocab is None or not isinstance(data, Buckets) or 'texts' not in takes:
         return None
