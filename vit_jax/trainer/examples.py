@@ -193,16 +193,15 @@ def of_run(
     data, section = evaluations[entry].data, config.evals[entry]
     if data.image_size is not None:
         viz = None
-        with contextlib.suppress(
-            ImportError
-        ):  # of a module of the user's own, which `predict` tells
+        # What a module of the user's own cannot import, `predict` tells.
+        with contextlib.suppress(ImportError):
             viz = predictions.find(config.task.name)
         if 'image' not in takes or not hasattr(viz, 'draw'):
             return None
         padded = tuple(section.sizes[-1]) if section.get('sizes') else None
         spec = section.get('transforms', '')
-        parsed = (parse_transforms(text) for text in (spec, without_annotations(spec)))
-        return Examples(entry, Images(data, *parsed, padded, viz))
+        bare = parse_transforms(without_annotations(spec))
+        return Examples(entry, Images(data, parse_transforms(spec), bare, padded, viz))
     vocab = data.vocab or sources.own_vocab(section.source)
     if vocab is None or not isinstance(data, Buckets) or 'texts' not in takes:
         return None
