@@ -15,6 +15,7 @@ from vit_jax.nn.mask_head import ObjectMaps
 
 # Measured by the authors' code, for 250 classes.
 TOTAL, MASK_HEAD, BBOX_ATTENTION = 42_899_288, 1_202_073, 131_584
+SMALL = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
 
 
 @pytest.fixture(scope='module')
@@ -106,8 +107,7 @@ def test_a_box_covers_cells_of_the_real_image():
 
 @pytest.mark.slow
 def test_the_queries_that_most_probably_see_an_object_get_a_mask():
-    small = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
-    model = dataclasses.replace(helper.PANOPTIC, box_maps=True, **small)
+    model = dataclasses.replace(helper.PANOPTIC, box_maps=True, **SMALL)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 48, 3)), jnp.float32)
 
     @jax.jit
@@ -129,8 +129,7 @@ def test_the_queries_that_most_probably_see_an_object_get_a_mask():
 
 @pytest.mark.slow
 def test_a_frozen_detector_gets_no_gradient():
-    small = {'layers': (1, 1), 'depth': 1, 'decoder_depth': 1}
-    model = dataclasses.replace(helper.PANOPTIC, frozen_detector=True, **small)
+    model = dataclasses.replace(helper.PANOPTIC, frozen_detector=True, **SMALL)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 48, 3)), jnp.float32)
 
     @jax.jit
