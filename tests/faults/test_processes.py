@@ -221,6 +221,32 @@ def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
     assert_lost(code, output, 'process 0 of 2')
 
 
+TWO_ENDS = """
+import os, threading, time
+from vit_jax.runtime import lost
+
+lost.end_in_order('process 1 of 2')
+write = os.write
+
+def interrupted(descriptor, line):
+    # What C++ does meanwhile, in a thread of its own.
+    write(2, b'terminate called\\n')
+    threading.Thread(target=os.abort).start()
+    time.sleep(1)
+    return write(descriptor, line)
+
+os.write = interrupted
+lost.end('error: the reason', 3)
+"""
+
+
+@pytest.mark.fault(46)
+def test_an_abort_in_the_middle_of_the_end_adds_nothing(repo):
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    code, output = finish(forked.start([], environment(), code=TWO_ENDS, cwd=repo, **pipes))
+    assert (code, output) == (3, 'error: the reason\n')
+
+
 def assert_lost(code, output, who):
     """One line that says so comes last, without a stack of C++."""
     assert code == 1, output

@@ -10,13 +10,16 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from vit_jax.errors import EXIT_FAILED
 
 CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
+_ENOUGH = 10.0  # seconds for the end of a process that is under way
 
 
 @contextlib.contextmanager
@@ -54,14 +57,41 @@ def end_in_order(who: str) -> None:
     ctypes.CDLL(None).signal(signal.SIGABRT, _handler)
 
 
+def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
+    """Ends this process; nothing that other threads write comes after the line.
+
+    Args:
+      line: for standard error.
+      code: of the exit.
+      linger: seconds between the line and the exit.
+    """
+    global _ending
+    _ending = True
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    _last_words(line + '\n', code, linger)
+
+
 _who = 'this process'
+_ending = False
+
+
+def _last_words(line: str, code: int, linger: float = 0.0) -> NoReturn:
+    # No buffers, no locks: a thread of C++ may be here in the middle of its end.
+    with contextlib.suppress(OSError):
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(stderr, line.encode())
+    time.sleep(linger)
+    os._exit(code)
 
 
 def _end(*_: Any) -> None:
-    # Called by a thread of C++ in the middle of its end: no buffers, no locks.
+    if _ending:
+        time.sleep(_ENOUGH)  # The main thread has noticed as well, and knows more.
     line = f'error: {_who} lost another process, or failed as said above; {CONTINUES}\n'
-    os.write(2, line.encode())
-    os._exit(EXIT_FAILED)
+    _last_words(line, EXIT_FAILED)
 
 
 # Python's own handlers run in the main thread, later; this one runs in the thread that aborts.

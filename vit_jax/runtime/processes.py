@@ -8,8 +8,6 @@ import glob
 import json
 import os
 import re
-import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -212,17 +210,12 @@ def shared_fate() -> Iterator[None]:
             # What waits for the others at the exit is C++, which may wait for ever.
             faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
-        print(f'error: {error}', file=sys.stderr, flush=True)
-        os._exit(EXIT_FAILED)
+        lost.end(f'error: {error}', EXIT_FAILED)
     except Exception as error:
         if jax.process_count() == 1:
             raise
-        code = _report(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if jax.process_index() == 0:
-            time.sleep(1)  # JAX aborts the others as soon as their coordinator is gone.
-        os._exit(code)
+        # JAX aborts the others as soon as their coordinator is gone.
+        lost.end(*_last_words(error), linger=1.0 if jax.process_index() == 0 else 0.0)
 
 
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
@@ -233,19 +226,17 @@ def lost_another(error: Exception) -> bool:
     return bool(_PEER_LOST.search(str(error)))
 
 
-def _report(error: Exception) -> int:
-    """Says what failed, and returns the exit code."""
+def _last_words(error: Exception) -> tuple[str, int]:
+    """The line that says what failed, and the exit code; prints the traceback of a defect."""
     who = _who()
     if isinstance(error, UserError):
-        print(f'error: {who}: {error}', file=sys.stderr)
-        return getattr(error, 'exit_code', 2)
+        return f'error: {who}: {error}', getattr(error, 'exit_code', 2)
     if lost_another(error):
         reason = f'{who} lost another process ({str(error).splitlines()[0]})'
     else:
         traceback.print_exception(error)
         reason = f'{who} failed'
-    print(f'error: {reason}; {lost.CONTINUES}', file=sys.stderr)
-    return EXIT_FAILED
+    return f'error: {reason}; {lost.CONTINUES}', EXIT_FAILED
 
 
 def _who() -> str:
