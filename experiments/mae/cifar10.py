@@ -38,11 +38,11 @@ DECODERS = {
 }
 ENCODER = 'patch_embed, cls_token, pos_embed, encoder'  # what of a pre-trained run is a ViT
 
-# split, and images seen: in fine-tuning, and from scratch
+# Split, and images seen: in fine-tuning, and from scratch for the FLOPs of both trainings together.
 LABELS = {
-    '1%': ('train[:45 per class]', 13_500, 22_500),
-    '10%': ('train[:450 per class]', 22_500, 60_000),
-    '100%': ('train[:90%]', 45_000, 45_000),
+    '1%': ('train[:45 per class]', 13_500, 130_500),
+    '10%': ('train[:450 per class]', 22_500, 139_500),
+    '100%': ('train[:90%]', 45_000, 162_000),
 }
 STARTS = ('finetune', 'scratch')
 ARGS = ('smoke', 'smoke-finetune', 'probe', 'finetune,10%', ...)
