@@ -4,15 +4,17 @@ r"""ImageNet-1k with Swin: from scratch, from ImageNet-21k (the paper's 22k), an
     python -m vit_jax train --config experiments/swin/imagenet.py:B,384 \
         --config.init.from=runs/swin_b --workdir runs/swin_b_384
     python -m vit_jax train --config experiments/swin/imagenet.py:B,22k \
-        --config.init.from=swin_base_patch4_window7_224_22k.safetensors --workdir runs/swin_b_22k
+        --config.init.from=swin_base_patch4_window7_224_22k.safetensors \
+        --config.init.classes=map22kto1k.txt --workdir runs/swin_b_22k
 
 Liu et al., 2021, arXiv:2103.14030, appendix A2.1, with what the authors' code adds to it. From
 scratch: AdamW for 300 epochs, 1,024 images a step, learning rate 0.001 after 20 epochs of warm-up,
 RandAugment, random erasing, mixup, cutmix, label smoothing, stochastic depth by size. With `384`
 (windows of 12) or `22k`, separated by commas, 30 epochs of fine-tuning from `config.init.from`: a
 run of this project, or weights of the authors, timm or transformers as safetensors. Tables of
-relative positions are resized for larger windows; the head of 21,841 classes starts anew, where the
-authors pick those rows of it that stand for the 1,000 classes.
+relative positions are resized for larger windows. Of the head of 21,841 classes those are taken
+that stand for the 1,000, by the authors' file (data/map22kto1k.txt of microsoft/Swin-Transformer);
+without `config.init.classes` it starts anew.
 
 Expected, as published, and chip-hours on TPU v3 at 40 % of its peak by
 

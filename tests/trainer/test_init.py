@@ -1,6 +1,7 @@
 """`config.init`: a new run that starts from a checkpoint, its own kind's or another code base's."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -12,8 +13,9 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.interop import files
+from vit_jax.interop import files, head_classes
 from vit_jax.interop.families import vision_transformer
+from vit_jax.interop.imported import ImportedModel
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
@@ -120,6 +122,49 @@ def test_a_run_is_fine_tuned_on_other_classes(trained, config, tmp_path, capsys)
     np.testing.assert_allclose(after['head']['kernel'], 0, atol=1e-12)
     head = {'head': before['head']}
     assert_close({**after, **head}, before)
+
+
+@pytest.mark.usefixtures('one_device')
+def test_classes_that_the_head_knows_are_taken(config, tmp_path, capsys):
+    params = random_npz(tmp_path / 'a.npz')
+    (tmp_path / 'classes.txt').write_text('8\n3\n5\n')
+    config.model.num_classes = None
+    config.data.classes = config.evals.test.classes = (3, 5, 8)
+    config.init = {'from': str(tmp_path / 'a.npz'), 'classes': str(tmp_path / 'classes.txt')}
+    train.train(config, tmp_path / 'run')
+    params['head'] = {name: x[..., [8, 3, 5]] for name, x in params['head'].items()}
+    assert_close(saved(tmp_path / 'run'), params)
+    assert 'head: 3 of its 10 classes are taken\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('1\n2\n', '2 lines, but the run has 3 classes'),
+        ('1\n2\n10\n', 'there is no class 10 in a head of 10 classes, which are counted from 0'),
+        ('1\n\n2\n', "line 2: '' is not the number of a class"),
+        ('1\ntwo\n2\n', "line 2: 'two' is not the number of a class"),
+        (None, 'cannot be read'),
+    ],
+)
+def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / 'classes.txt').write_text(text)
+    head = {'kernel': np.zeros((4, 10)), 'bias': np.zeros(10)}
+    imported = ImportedModel({'head': head}, {}, None, 'a file')
+
+    def take():
+        chosen = head_classes.read_classes(str(tmp_path / 'classes.txt'))
+        head_classes.take_classes(imported, vit.Model(num_classes=3), chosen)
+
+    with pytest.raises(UserError, match=re.escape(message)):
+        take()
+
+
+def test_classes_are_taken_from_a_head():
+    imported = ImportedModel({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
+    with pytest.raises(UserError, match='the checkpoint has no head to take classes from'):
+        head_classes.take_classes(imported, vit.Model(num_classes=3), np.arange(3))
 
 
 @pytest.mark.usefixtures('one_device')

@@ -32,11 +32,15 @@ class Init:
         to be named.
       posemb: how its position embedding is resized.
       select: the parts that are taken of it, see `vit_jax.interop.select`; empty for all.
+      classes: a file with the class of the checkpoint that each class of the run is, a number a
+        line, from 0: so much of its head is taken. Empty for a head that is kept, if it has as
+        many classes, or starts anew.
     """
 
     from_: str | None = ''
     posemb: str = 'bilinear'
     select: str = ''
+    classes: str = ''
 
     def __post_init__(self) -> None:
         if self.posemb not in POSEMBS:

@@ -58,13 +58,18 @@ def adapt(
     notes: list[str] = []
     if select:
         have, want, notes = pick(have, want, select)
-    notes += _fit_head(have, want, getattr(model, 'head_layers', ('head',)))
+    notes += _fit_head(have, want, head_layers(model))
     tree = traverse_util.unflatten_dict(have, sep='/')
     tree, resized = resize(tree, model, old_size, new_size, posemb)
     have = traverse_util.flatten_dict(tree, sep='/')
     require_fit(have, want, 'does not fit the model')
     arrays = {name: np.asarray(have[name], want[name].dtype) for name in want}
     return _nest(arrays, target), notes + resized
+
+
+def head_layers(model: Any) -> tuple[str, ...]:
+    """The layers of a model's head, from the representation on; `head` if it does not say."""
+    return getattr(model, 'head_layers', ('head',))
 
 
 def resize(

@@ -1,0 +1,68 @@
+"""The classes of a checkpoint that stand for those of a run: the file of `config.init.classes`.
+
+A head of 21,841 classes knows the 1,000 of ImageNet-1k already. The file has a line for each class
+of the run, in their order: the number of the same class in the checkpoint, from 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from flax import traverse_util
+
+from vit_jax.errors import UserError
+from vit_jax.interop.adapt import head_layers
+from vit_jax.interop.imported import ImportedModel
+from vit_jax.storage import paths
+
+
+def read_classes(path: str) -> np.ndarray:
+    """The numbers of a file of classes, int64 [classes of the run].
+
+    Raises:
+      UserError: if there is no such file, or a line is no number.
+    """
+    where = f'config.init.classes={path}'
+    try:
+        lines = paths.absolute(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f'{where}: cannot be read ({e})') from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip().isdecimal():
+            raise UserError(f'{where}, line {number}: {line!r} is not the number of a class')
+    return np.array([int(line) for line in lines], np.int64)
+
+
+def take_classes(imported: ImportedModel, model: Any, chosen: np.ndarray) -> ImportedModel:
+    """A checkpoint whose head has the chosen classes only, with a note that says so.
+
+    Args:
+      imported: the checkpoint.
+      model: the Linen module to come; the last of its `head_layers` has an output for each class.
+      chosen: numbers of the checkpoint's classes, in the order of the model's.
+
+    Raises:
+      UserError: if the checkpoint has no such head or no such class, or the run has more or fewer
+        classes than are chosen.
+    """
+    head, wanted = head_layers(model)[-1], model.num_classes
+    flat = traverse_util.flatten_dict(dict(imported.params), sep='/')
+    of_classes = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
+    if not of_classes:
+        raise UserError(f'config.init.classes: the checkpoint has no {head} to take classes from')
+    if len(chosen) != wanted:
+        raise UserError(
+            f'config.init.classes: {len(chosen)} lines, but the run has {wanted} classes'
+        )
+    count = next(iter(of_classes.values())).shape[-1]
+    if chosen.max() >= count:
+        raise UserError(
+            f'config.init.classes: there is no class {chosen.max()} in a head of {count} '
+            'classes, which are counted from 0'
+        )
+    flat |= {name: array[..., chosen] for name, array in of_classes.items()}
+    params: dict[str, Any] = traverse_util.unflatten_dict(flat, sep='/')
+    note = f'{head}: {wanted} of its {count} classes are taken'
+    return dataclasses.replace(imported, params=params).with_notes(note)
