@@ -136,6 +136,7 @@ def test_every_config_builds(spec):
     assert {leaf.dtype for leaf in params} == {jnp.dtype('float32')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('path', CONFIGS)
 def test_smoke_is_small_and_needs_no_download(path):
     config = load(f'{path}:smoke')

@@ -202,6 +202,7 @@ def test_the_list_of_commands_imports_no_numerics():
     assert not loaded_by(f'try: {run}\nexcept SystemExit as e: assert not e.code') & NUMERICS
 
 
+@pytest.mark.slow
 def test_a_model_needs_no_data_stack():
     models = sorted(m for m in FILES if within(m, 'vit_jax.models'))
     loaded = loaded_by('\n'.join(f'import {m}' for m in models))
@@ -209,6 +210,7 @@ def test_a_model_needs_no_data_stack():
     assert not loaded & (DATA_STACK | SCREEN | {'tensorflow', 'torch'})
 
 
+@pytest.mark.slow
 def test_training_needs_neither_tensorflow_nor_torch():
     loaded = loaded_by(
         'import vit_jax.trainer.train, vit_jax.commands.train, vit_jax.commands.evaluate'

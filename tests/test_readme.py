@@ -150,6 +150,7 @@ CHEAP = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('line', CHEAP)
 def test_what_takes_seconds_runs(line, tmp_path, monkeypatch, capsys):
     (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
@@ -215,6 +216,7 @@ TRAINING = [code for code in BLOCKS if 'vit_jax.train(' in code]
 CODE = [code for code in BLOCKS if code not in TRAINING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('code', CODE)
 def test_code_in_the_readme_runs(code, released):
     names: dict = {}

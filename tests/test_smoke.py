@@ -80,6 +80,7 @@ def test_train_and_evaluate_in_processes_of_their_own(tmp_path, run_cli):
     assert f'{accuracy:.4f}' in done.stdout
 
 
+@pytest.mark.slow
 def test_commands_are_listed(run_cli):
     done = run_cli()
     assert done.returncode == 0
@@ -87,6 +88,7 @@ def test_commands_are_listed(run_cli):
         assert f'\n  {name} ' in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [

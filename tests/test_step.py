@@ -125,6 +125,7 @@ def test_a_state_that_went_through_numpy_continues_bit_for_bit():
     assert_trees_close(state, training.states[3], atol=0)
 
 
+@pytest.mark.slow
 def test_ema_is_the_weighted_mean_and_what_is_evaluated():
     p0, p1, p2 = (state.params for state in random_training().states[:3])
     mean = jax.tree.map(lambda a, b, c: 0.75**2 * a + 0.75 * 0.25 * b + 0.25 * c, p0, p1, p2)
@@ -133,12 +134,14 @@ def test_ema_is_the_weighted_mean_and_what_is_evaluated():
     assert state.variables['params'] is state.ema
 
 
+@pytest.mark.slow
 def test_without_ema_the_parameters_are_evaluated():
     state = plain_training().states[1]
     assert state.ema is None
     assert state.variables['params'] is state.params
 
 
+@pytest.mark.slow
 def test_metrics_are_of_the_gradient_the_update_and_the_new_parameters():
     model, task = tiny_vit(), classify.Task()
     before, after = plain_training().states[:2]
@@ -161,6 +164,7 @@ def norm(tree):
     return float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))))
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_near_float32_and_keeps_float32_states():
     exact, half = plain_training(), plain_training('bfloat16')
     leaves = jax.tree.leaves((half.states[-1].params, half.states[-1].opt_state))
@@ -178,6 +182,7 @@ class Normalised(nn.Module):
         return {'logits': nn.Dense(CLASSES)(x)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('accum_steps', [1, 2])
 def test_other_collections_are_updated_by_every_microbatch(accum_steps):
     task, tx = classify.Task(), optax.sgd(0.1)
@@ -193,6 +198,7 @@ def test_other_collections_are_updated_by_every_microbatch(accum_steps):
     np.testing.assert_allclose(running, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_eval_step_leaves_padding_and_dropout_out():
     model, task = tiny_vit(**DROPS), classify.Task(**MIXING)
     variables = random_training().states[0].variables
@@ -203,6 +209,7 @@ def test_eval_step_leaves_padding_and_dropout_out():
     np.testing.assert_allclose(sums['accuracy'], (correct.sum(), 6))
 
 
+@pytest.mark.slow
 def test_the_old_state_is_donated():
     layout = sharding.make_layout(jax.devices()[:1])
     model, task, tx = tiny_vit(), classify.Task(), optax.adamw(1e-3)
@@ -219,6 +226,7 @@ def test_the_old_state_is_donated():
     assert not any(x.is_deleted() for x in jax.tree.leaves(new))
 
 
+@pytest.mark.slow
 def test_training_that_is_not_finite_is_noticed():
     meter = Meter(0, optax.constant_schedule(0.1), lambda rate: None)
     broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
@@ -231,6 +239,7 @@ def test_training_that_is_not_finite_is_noticed():
         meter.check_finite()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('accum_steps', [1, 2])
 def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_steps):
     model, task, tx = Normalised(), classify.Task(), optax.adam(1e-2)
@@ -248,6 +257,7 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_step
     assert np.isnan(careless(before, broken)[0].params['Dense_0']['kernel']).any()
 
 
+@pytest.mark.slow
 def test_counting_first_costs_no_second_forward_pass():
     """Unless a count is made of the outputs, which are then needed."""
     model, tx, batch = toys.Model(hidden=64), optax.sgd(1.0), toys.make_batch()
@@ -267,6 +277,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_golden_step():
     config = {'name': 'adamw', 'lr': 0.01, 'eps': 1e-4, 'weight_decay': 0.1, 'clip_norm': 1.0}
     model, task = tiny_vit(depth=2, **DROPS), classify.Task(**MIXING)

@@ -48,6 +48,7 @@ def expected():
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('accum_steps', [1, 4])
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
@@ -103,6 +104,7 @@ def in_order():
     return draws('one', np.arange(toys.ROWS), toys.ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_what_is_drawn_in_evaluation_depends_on_the_seed_and_the_example_alone(name):
     """In another order, in batches of 24 of which the second is padded."""
@@ -121,6 +123,7 @@ def test_another_seed_draws_anew():
     assert ((masked == 0) != (in_order()[0] == 0)).mean() > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['one', 'pmap'])
 def test_without_an_index_an_example_is_its_position_in_the_global_batch(name):
     layout = make_layout(name)

@@ -19,6 +19,7 @@ def photo(tmp_path):
     return tmp_path / 'photo.png'
 
 
+@pytest.mark.slow
 def test_one_picture(smoke_run, photo, tmp_path, capsys):
     out = tmp_path / 'new' / 'out.png'
     argv = ['attention', '--workdir', smoke_run, photo, '--out', out, '--query', '3,0']
@@ -41,6 +42,7 @@ def test_weights_belong_to_the_prediction(smoke_run):
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
     out = str(tmp_path / 'out.png')
     (tmp_path / 'file').write_text('')

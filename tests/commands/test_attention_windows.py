@@ -43,6 +43,7 @@ def run(*words):
     return cli.main([str(word) for word in ('attention', *words)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('stage', 'query', 'drawn'),
     [
@@ -61,6 +62,7 @@ def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
         assert min(picture.size) > 500
 
 
+@pytest.mark.slow
 def test_biases_are_drawn_without_an_input(checkpoint, tmp_path, capsys):
     out = tmp_path / 'bias.png'
     for words, line in [
@@ -73,6 +75,7 @@ def test_biases_are_drawn_without_an_input(checkpoint, tmp_path, capsys):
         out.unlink()
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
     out = tmp_path / 'out.png'
     swin, vit = ('--checkpoint', checkpoint), ('--workdir', smoke_run)

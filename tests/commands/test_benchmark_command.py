@@ -15,6 +15,7 @@ def digits(repo):
     return f'{repo}/experiments/vit/digits.py:smoke'
 
 
+@pytest.mark.slow
 def test_table_and_json(digits, tmp_path, capsys):
     out = tmp_path / 'out.json'
     assert cli.main(['benchmark', '--config', digits, '--steps', '3', '--json', str(out)]) == 0
@@ -33,6 +34,7 @@ def test_table_and_json(digits, tmp_path, capsys):
         assert per_image == pytest.approx(factor * 561_792, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_text_is_measured_in_tokens(repo, tmp_path, capsys):
     out = tmp_path / 'out.json'
     config = f'{repo}/experiments/translate/synthetic.py:smoke'
@@ -45,6 +47,7 @@ def test_text_is_measured_in_tokens(repo, tmp_path, capsys):
     assert float(row.split()[4].replace(',', '')) == pytest.approx(13 * pairs, abs=0.5)
 
 
+@pytest.mark.slow
 def test_forward_only_without_data(digits, tmp_path, capsys):
     out = tmp_path / 'out.json'
     flags = ['--forward-only', '--steps', '2', '--image-size', '16', '--json', str(out)]

@@ -66,6 +66,7 @@ def colorize(runs, monkeypatch, capsys, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_samples_go_through_the_chain(colorize, tmp_path):
     chain = ('--upsampler', 'color', '--upsampler', 'spatial')
     out = tmp_path / 'samples.png'
@@ -81,6 +82,7 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
     assert len(again) == 3 and again != other
 
 
+@pytest.mark.slow
 def test_a_folder_gets_an_image_of_full_size_a_sample(colorize, tmp_path):
     out = tmp_path / 'colours'
     colorize('--samples', '2', '--out', str(out))

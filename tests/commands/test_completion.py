@@ -77,6 +77,7 @@ IN_ZSH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which('zsh') is None, reason='zsh is not installed')
 def test_zsh_completes(tmp_path, capsys):
     assert cli.main(['--completion', 'zsh']) == 0

@@ -48,6 +48,7 @@ def images():
     return np.random.default_rng(1).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit', 'bit'])
 @pytest.mark.parametrize('target', ['folder', 'weights.safetensors', 'other.npz'])
 def test_what_is_written_computes_the_same(folder, tmp_path, images, capsys, name, target):

@@ -27,6 +27,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_counts_and_rates_of_images(repo, capsys, tmp_path):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     out = tmp_path / 'batch.png'
@@ -46,6 +47,7 @@ def test_broken_files_are_named(repo, folder, capsys):
     assert 'cat   9' in out and 'dog  21' in out
 
 
+@pytest.mark.slow
 def test_objects_are_drawn_and_counted_if_they_are_read(repo, capsys, tmp_path):
     words = ['--config', f'{repo}/experiments/detr/scenes.py:smoke', '--batches', 1, '--json']
     words += ['--config.data.split=train[:40]', '--out', tmp_path / 'scenes.png']

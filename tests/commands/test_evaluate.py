@@ -30,12 +30,14 @@ def results(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_results_are_named_by_the_split_that_is_given(smoke_run, capsys):
     found = results(capsys, '--workdir', smoke_run, '--split', 'train[:12.5%]')
     assert list(found) == ['step', 'train[:12.5%]/accuracy', 'train[:12.5%]/loss']
     assert list(results(capsys, '--workdir', smoke_run)) == ['step', 'test/accuracy', 'test/loss']
 
 
+@pytest.mark.slow
 def test_evaluations_that_become_the_same_are_one(run_with, capsys):
     knn = {'evaluator': 'knn', 'fit': 'train[:50]', 'k': 3}
     other = {'transforms': 'central_crop(8)'}
@@ -49,6 +51,7 @@ def test_evaluations_that_become_the_same_are_one(run_with, capsys):
     }
 
 
+@pytest.mark.slow
 def test_a_report_has_every_class_and_agrees_with_the_accuracy(smoke_run, tmp_path, capsys):
     picture = tmp_path / 'confusion.png'
     found = results(capsys, '--workdir', smoke_run, '--report', picture)

@@ -58,6 +58,7 @@ def logits(path, images):
     return np.asarray(jax.jit(run.model.apply)(run.variables, inputs)['logits'])
 
 
+@pytest.mark.slow
 def test_predict(folder, capsys):
     digit = open_source('digits', 'test')[0]['image']
     Image.fromarray(digit[..., 0]).save(folder / 'digit.png')
@@ -76,6 +77,7 @@ def test_predict(folder, capsys):
     assert result['predictions'][0]['probability'] == pytest.approx(expected.max(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_evaluate(folder, capsys):
     source = open_source('digits', 'test[:50]')
     images = np.stack([source[i]['image'] for i in range(50)])
@@ -103,6 +105,7 @@ def test_inspect(folder, capsys):
     assert large['flops']['forward'] > 3 * small['flops']['forward']
 
 
+@pytest.mark.slow
 def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
     words = ['--checkpoint', folder / 'fixed.npz']
     assert call('inspect', *words) == 0
@@ -116,6 +119,7 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
     assert json.loads(capsys.readouterr().out)['test/loss'] != at_8['test/loss']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'flags', 'grid', 'read_as'),
     [
@@ -136,6 +140,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
         assert min(picture.size) > 300
 
 
+@pytest.mark.slow
 def test_attention_weights_are_those_of_the_resized_model(folder):
     run = inference_lib.load_foreign(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
@@ -147,6 +152,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
     np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('words', 'message'),
     [

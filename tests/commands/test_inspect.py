@@ -42,6 +42,7 @@ def run(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_config(config, capsys):
     result = run(capsys, '--config', config, '--image-size', 224)
     assert result['total'] == 86_567_656
@@ -59,6 +60,7 @@ def test_a_config(config, capsys):
     }
 
 
+@pytest.mark.slow
 def test_blocks_are_listed_in_their_order(config, capsys):
     words = ['--config', f'{config}:Ti/16', '--image-size', 32, '--channels', 1]
     paths = [row['path'] for row in run(capsys, *words)['parameters']]
@@ -66,6 +68,7 @@ def test_blocks_are_listed_in_their_order(config, capsys):
     assert biases == [f'encoder/block_{i}/mlp/fc1/bias' for i in range(12)]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_checkpoints(smoke_run, repo, capsys):
     from_config = run(capsys, '--config', f'{repo}/experiments/vit/digits.py:smoke')
     assert from_config['total'] == 17_418

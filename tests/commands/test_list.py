@@ -37,6 +37,7 @@ def test_experiments_show_their_arguments(capsys, repo):
     assert digits['arguments'].split()[:2] == ['smoke', 'adamw']
 
 
+@pytest.mark.slow
 def test_variants_are_a_table(capsys):
     out = run(capsys, 'variants', 'vit', '--image-size', '64')
     assert 'B/16' in out and 'one image of 64 x 64' in out

@@ -30,6 +30,7 @@ def probabilities(workdir, index):
     return np.asarray(jax.nn.softmax(logits))[0]
 
 
+@pytest.mark.slow
 def test_the_most_probable_classes(smoke_run, files, capsys):
     argv = ['predict', '--workdir', smoke_run, *files, '--top', 3, '--json']
     assert cli.main([str(word) for word in argv]) == 0

@@ -98,6 +98,7 @@ def photos(tmp_path):
     return [str(tmp_path / f'{name}.png') for name in ('bright', 'dark')]
 
 
+@pytest.mark.slow
 def test_its_flags_choose_its_rows(run, photos, capsys):
     words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
     assert cli.main([*words, '--threshold', '0.3', '--json']) == 0

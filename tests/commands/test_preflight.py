@@ -207,6 +207,7 @@ def test_what_is_wrong_in_the_other_process_is_told_here():
         preflight.preflight(config, topology.parse('v5e:2x2'))
 
 
+@pytest.mark.slow
 def test_the_compiler_is_loaded_by_nobody_else():
     code = 'import sys, vit_jax.commands.preflight, vit_jax.profiling.preflight; '
     code += 'assert "libtpu" not in sys.modules'

@@ -153,11 +153,13 @@ def test_how_it_is_read_does_not_show(options):
     assert_equal(train(numbered(30), 12, **options), train(numbered(30), 12))
 
 
+@pytest.mark.slow
 def test_worker_processes_do_not_show():
     source = open_source('digits', 'train[:100]')
     assert_equal(train(source, 4, workers=2, threads=1, start_step=3), train(source, 7)[3:])
 
 
+@pytest.mark.slow
 def test_worker_processes_pass_mistakes_on():
     source = open_source('digits', 'train')
     source._parts[0][0].info = SourceInfo(9, tuple('012345678'))
@@ -191,6 +193,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='needs /proc')
 def test_worker_processes_live_as_long_as_their_parent(tmp_path):
     """They outlast a signal to the whole job, and not the parent's sudden death."""

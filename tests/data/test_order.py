@@ -32,6 +32,7 @@ def test_seeds_and_epochs_are_unrelated():
             assert a == b or np.sum(first == second) < 9, (a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [5, 10])
 def test_every_place_is_equally_likely(size):
     epochs = 600

@@ -80,6 +80,7 @@ def test_a_label_that_is_no_class_is_named_with_its_record(lab, tmp_path, capsys
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(33, 34)
 @pytest.mark.usefixtures('one_device')
 def test_few_broken_images_are_named_and_counted(photos, tmp_path, caplog):

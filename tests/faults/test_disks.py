@@ -19,6 +19,7 @@ def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
     return main(['train', '--config', config, '--workdir', str(folder), *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.fault(18)
 def test_a_full_disk_is_told_at_once_and_the_same_command_goes_on(
     repo, smoke_run, tmp_path, capsys

@@ -97,6 +97,7 @@ def test_images(kind):
     assert broken > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mutate', ['json', 'bytes'])
 def test_the_config_of_a_run(run, cases, mutate):
     file = run / 'config.json'
@@ -113,6 +114,7 @@ def test_the_config_of_a_run(run, cases, mutate):
     cases.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['metrics.jsonl', 'result.json'])
 def test_the_log_of_a_run(run, cases, name):
     file = run / name
@@ -129,6 +131,7 @@ def test_the_log_of_a_run(run, cases, name):
     cases.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['manifest.json', 'meta/metadata'])
 def test_small_files_of_a_checkpoint(run, cases, name):
     file = run / 'checkpoints' / '20' / name
@@ -156,6 +159,7 @@ def foreign(tmp_path) -> str:
     return str(tmp_path / 'foreign.npz')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('suffix', ['.npz', '.safetensors'])
 def test_checkpoints_of_others(foreign, tmp_path, cases, suffix):
     assert main(['convert', foreign, str(tmp_path / f'whole{suffix}')]) == 0
@@ -169,6 +173,7 @@ def test_checkpoints_of_others(foreign, tmp_path, cases, suffix):
     cases.check()
 
 
+@pytest.mark.slow
 def test_configs_beside_checkpoints_of_others(foreign, tmp_path, cases):
     folder = tmp_path / 'foreign'
     assert main(['convert', foreign, str(folder)]) == 0
@@ -196,6 +201,7 @@ def test_text(tmp_path):
     assert not any('\n' in line or str(file) not in line for line in refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('storage', 'name'), [('journal', 'journal.log'), ('sqlite', 'sweep.db')])
 def test_storages_of_sweeps(tmp_path, cases, storage, name):
     pytest.importorskip('optuna')
@@ -211,6 +217,7 @@ def test_storages_of_sweeps(tmp_path, cases, storage, name):
     cases.check()
 
 
+@pytest.mark.slow
 def test_definitions_that_are_no_longer_python(tmp_path, cases):
     """What still compiles is another program, and not run."""
     content = pathlib.Path('experiments/sweeps/digits.py').read_bytes()

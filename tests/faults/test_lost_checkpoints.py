@@ -54,6 +54,7 @@ def test_steps_that_were_set_aside_are_named(repo, run, capsys):
     assert 'but rejected/20: bring back' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.fault(41)
 def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
     repo, smoke_run, tmp_path, capsys
@@ -73,6 +74,7 @@ def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
     assert run_folder.steps(folder) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(14)
 @pytest.mark.parametrize('mark', MARKS)
 def test_a_step_without_its_mark_is_set_aside_whole(repo, run, capsys, mark):

@@ -48,6 +48,7 @@ def of_images(folder: pathlib.Path) -> list[str]:
     return [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 16}.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(40)
 @pytest.mark.parametrize('existed', [False, True])
 def test_a_start_that_fails_late_leaves_no_trace(repo, images, tmp_path, capsys, existed):
@@ -71,6 +72,7 @@ def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
     assert (run / 'vocab.model').read_text() == 'of the user'
 
 
+@pytest.mark.slow
 @pytest.mark.fault(40)
 def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
     config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', ['seed=5'])
@@ -157,6 +159,7 @@ def test_how_a_finished_run_is_made_longer_is_said(repo, finished, capsys):
     assert error.endswith(f'or give another --workdir {flags}\n')
 
 
+@pytest.mark.slow
 @pytest.mark.fault(45)
 @pytest.mark.parametrize('step', [5, 20])
 def test_a_stop_in_the_past_is_refused(repo, finished, capsys, step):

@@ -48,6 +48,7 @@ def batch(index):
     return {'index': np.array(index, np.int32), 'label': LABELS[index]}
 
 
+@pytest.mark.slow
 def test_three_accuracies(evaluator):
     """Three of five are given the right colour; without any, all are taken for green."""
     wrong = np.stack([SOURCE[i]['image'] for i in (1, 0, 2, 3, 4)])

@@ -73,6 +73,7 @@ def test_what_fits_stays_as_it_is(params):
     assert_same(adapted, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [(False, True), (True, False), (True, True)])
 def test_scanned_and_unrolled_blocks_compute_the_same(scan, images):
     before, after = scan

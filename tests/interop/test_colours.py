@@ -74,6 +74,7 @@ def test_what_the_preprocessor_says_is_folded(saved, pixels, says, numbers):
         np.testing.assert_array_equal(imported.params['patch_embed']['kernel'], kernel)
 
 
+@pytest.mark.slow
 def test_keywords_say_it_too(saved, pixels):
     model, path = saved(HALF)
     numbers = {'mean': IMAGENET['image_mean'], 'std': IMAGENET['image_std']}
@@ -104,6 +105,7 @@ def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
     assert colours.UNTOLD in caplog.text
 
 
+@pytest.mark.slow
 def test_npz_files_take_keywords_alone(tmp_path, pixels):
     fields = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
     model = vit.Model(**fields)

@@ -114,6 +114,7 @@ def test_each_model_and_form_is_written_by_one_family():
     assert {form for _, form in forms} == set(families.FORMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('model', 'form'), written_forms())
 def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form, tmp_path):
     original = imported(model)

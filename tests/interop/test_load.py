@@ -69,6 +69,7 @@ def test_another_size_is_that_of_the_resized_embedding(npz):
     assert squared['params']['pos_embed'].shape == (1, 65, 16)
 
 
+@pytest.mark.slow
 def test_another_head_starts_at_zero_on_the_same_body(npz):
     path, _ = npz
     images = random_images(16, 16)
@@ -84,6 +85,7 @@ def test_another_head_starts_at_zero_on_the_same_body(npz):
     assert 'logits' not in outputs(model, variables, images)
 
 
+@pytest.mark.slow
 def test_bit_takes_any_size(tmp_path):
     model = bit_resnet.Model(num_classes=3, layers=(1,))
     params = random_params(model)
@@ -117,6 +119,7 @@ def test_keywords_of_a_run_are_complete(smoke_run):
     assert imported.source == f'run {smoke_run}, step 20'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('pool', 'rows'), [('cls', 10), ('cls', 9), ('gap', 9), ('gap', 36)])
 def test_the_size_that_is_given_decides_the_grid(pool, rows, tmp_path):
     """Positions of 2 x 5, 1 x 9 or 4 x 9 patches, which could also be those of a square."""
@@ -165,6 +168,7 @@ def test_mistakes(npz, tmp_path):
     assert not hasattr(vit_jax, 'loads')
 
 
+@pytest.mark.slow
 def test_a_foreign_file_as_a_run(npz, tmp_path):
     from vit_jax.inference import images as image_files
     from vit_jax.inference.predict import batch_of_one

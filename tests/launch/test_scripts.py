@@ -243,6 +243,7 @@ def test_only_several_processes_join(monkeypatch, environ, tpu, joins):
     assert [call['heartbeat_timeout_seconds'] for call in calls] == [7] * joins
 
 
+@pytest.mark.slow
 def test_vfio_devices_of_another_kind_are_no_cluster(repo):
     # A process of its own: this one has made arrays, after which nobody can join others.
     code = """

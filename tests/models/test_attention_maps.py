@@ -36,6 +36,7 @@ def image_maps(model, images):
     return maps(model, variables, images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('pool', 'prefix'), [('cls', 1), ('gap', 0), ('map', 0)])
 def test_an_image_is_a_grid_after_its_class_token(pool, prefix):
     found = image_maps(dataclasses.replace(VIT, pool=pool, scan=True), images_like(2, 6, 9, 3))
@@ -47,6 +48,7 @@ def test_an_image_is_a_grid_after_its_class_token(pool, prefix):
         assert np.ptp(each.weights) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [{'scan': True}, {'scan': True, 'remat': True}])
 def test_scanned_layers_come_in_the_same_order(options):
     images = images_like(2, 6, 9, 3)
@@ -57,6 +59,7 @@ def test_scanned_layers_come_in_the_same_order(options):
         np.testing.assert_allclose(a.weights, b.weights, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_grid_of_a_hybrid_is_that_of_its_feature_map():
     found = image_maps(HYBRID, images_like(2, 8, 12, 3))
     assert [each.name for each in found] == ['encoder/block_0', 'encoder/block_1']
@@ -64,6 +67,7 @@ def test_the_grid_of_a_hybrid_is_that_of_its_feature_map():
     assert found[0].weights.shape == (2, 2, 7, 7)
 
 
+@pytest.mark.slow
 def test_a_translation_has_three_kinds_of_attention():
     found = maps(TRANSFORMER, {'params': perturbed(TRANSFORMER)}, SOURCE, TARGET_IN)
     assert [(each.name, each.query_grid, each.key_grid) for each in found] == [
@@ -84,6 +88,7 @@ def test_a_translation_has_three_kinds_of_attention():
         assert not weights[np.broadcast_to(unseen, weights.shape)].any(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', rnn_seq2seq.ATTENTIONS)
 def test_the_lstm_has_one_alignment(attention):
     model = dataclasses.replace(LSTM, attention=attention)

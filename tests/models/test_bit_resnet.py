@@ -96,6 +96,7 @@ def hf_state(params):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize(
     ('fields', 'batch', 'size'),
@@ -199,6 +200,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     )
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_and_reach_every_parameter():
     model = Model(num_classes=5, **TINY)
     images = images_like(2, 16, 24, 3)

@@ -39,6 +39,7 @@ def parameters_by_hand(d, depth, mlp, blocks, patch, tokens, out):
     return embed + (depth + blocks) * block + 2 * 2 * d + d * out * out * 313 + out * out * 313
 
 
+@pytest.mark.slow
 def test_parameter_counts_are_exact():
     model = Model()
     found = jax.eval_shape(model.init, jax.random.key(0), spec(1, 224, 224, 1))['params']
@@ -64,6 +65,7 @@ def test_colours_come_through_the_maps(looked):
         np.testing.assert_allclose(np.asarray(one.weights).sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_queries_do_not_see_each_other(model, params):
     """The colours of a patch depend on its own query's position alone, and on all tokens."""
 
@@ -81,6 +83,7 @@ def test_queries_do_not_see_each_other(model, params):
     assert (np.abs(grads.reshape(2, 4, 3, 4)).max(axis=(1, 3)) > 0).all()
 
 
+@pytest.mark.slow
 def test_positions_by_name(model):
     """PE(i, 2j) = sin(i / 10000^(2j/d)), PE(i, 2j+1) its cosine, over the patches row by row."""
     i, j = 5, 3

@@ -46,6 +46,7 @@ def outputs(apply):
     return apply(BINS_DRAWN)[0]
 
 
+@pytest.mark.slow
 def test_no_pixel_sees_a_later_one(model, variables):
     """The gradient of a pixel's scores by the embedded colours is zero from that pixel on."""
 
@@ -68,12 +69,14 @@ def test_no_pixel_sees_a_later_one(model, variables):
     assert (of_grey > 0).all()
 
 
+@pytest.mark.slow
 def test_the_parallel_head_sees_the_grey_image_alone(apply, outputs):
     other, _ = apply((BINS_DRAWN + 7) % BINS)
     np.testing.assert_array_equal(other['parallel_logits'], outputs['parallel_logits'])
     assert np.abs(other['logits'] - outputs['logits']).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_cache_gives_what_teacher_forcing_gives(model, variables, outputs):
     def step(cache, colors_and_position):
         logits, cache = model.apply(variables, cache, *colors_and_position, method='decode_step')
@@ -90,6 +93,7 @@ def test_the_cache_gives_what_teacher_forcing_gives(model, variables, outputs):
     np.testing.assert_allclose(logits, outputs['logits'], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variables, apply):
     step = functools.partial(model.apply, variables, method='decode_step')
 
@@ -123,6 +127,7 @@ def test_attention_is_laid_back_onto_the_image(model, apply):
     assert (np.asarray(maps[3].weights)[..., below] == 0).all()
 
 
+@pytest.mark.slow
 def test_parameter_count_is_exact():
     """Of the published size, counted by hand."""
     model = Model()
@@ -145,6 +150,7 @@ def test_parameter_count_is_exact():
     assert count == encoder + decoder + 2 * d + d * 512 + 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 def test_what_is_learnt_of_places_is_resized_with_the_image(model, variables, method):
     params = variables['params']

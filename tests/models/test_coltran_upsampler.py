@@ -22,6 +22,7 @@ def apply():
     return lambda *inputs, **more: jax.jit(lambda *x: model.apply(variables, *x, **more))(*inputs)
 
 
+@pytest.mark.slow
 def test_channels_are_apart_and_know_which_they_are(apply):
     whole = apply(GREY, COARSE, CHANNELS)['logits']
     assert whole.shape == (2, 3, 4, 3, 256)

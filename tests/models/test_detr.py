@@ -47,6 +47,7 @@ def ours(params):
         return apply(params, batch['image'], batch['pixel_mask'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'total'), TOTALS.items())
 def test_exact_parameter_counts(name, total):
     sizes = {
@@ -108,6 +109,7 @@ def test_positions_are_counted_within_the_real_image():
         masked_sine2d(mask, 6)
 
 
+@pytest.mark.slow
 def test_a_mask_gets_the_pixels_that_torch_takes():
     torch = pytest.importorskip('torch')
     mask = np.random.default_rng(0).random((2, 133, 80)) < 0.5

@@ -30,6 +30,7 @@ def params(theirs):
     return helper.panoptic_params(theirs)
 
 
+@pytest.mark.slow
 def test_exact_parameter_counts():
     found = helper.sizes(detr_panoptic.Model(num_classes=250, **detr.variant('R50')))
     trained = {p: n for p, n in found.items() if not (p.startswith('backbone') and 'norm' in p)}
@@ -41,6 +42,7 @@ def test_exact_parameter_counts():
     assert parts == {'mask_head': MASK_HEAD, 'bbox_attention': BBOX_ATTENTION}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dilate', [False, True])
 def test_masks_have_a_quarter_of_the_sides(dilate):
     for layers in ((1,), (1, 1, 1), (1, 1, 1, 1)):
@@ -93,6 +95,7 @@ def test_masks_are_as_fine_as_their_stride_says(stride, grid):
         dataclasses.replace(helper.PANOPTIC, mask_stride=3)
 
 
+@pytest.mark.slow
 def test_a_box_covers_cells_of_the_real_image():
     mask = np.zeros((1, 8, 8), bool)
     mask[:, :, :4] = True  # two of four cells beside each other are real

@@ -30,6 +30,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     tree = shapes(Model(num_classes=1000, scan=True, **variant(name)))
@@ -41,6 +42,7 @@ def test_every_variant_has_a_listed_count():
     assert set(COUNTS) == set(VARIANTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'stride'),
     [('R+Ti/16', 32), ('R26+S/32', 32), ('R26+B/32', 32), ('R50+B/16', 16), ('R50+L/32', 32)],
@@ -172,6 +174,7 @@ def test_the_root_by_hand():
         np.testing.assert_allclose(jax.jit(root.apply)({'params': params}, x), pooled, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_encoder_sees_the_feature_map_row_by_row():
     """A hybrid is its ResNet, then a ViT with the rest of its parameters on the feature map."""
     model = Model(num_classes=5, patch_size=2, **TINY)
@@ -198,6 +201,7 @@ def test_fixed_positions_and_other_pools_follow_the_stride():
     assert outputs['tokens'].shape == (1, 6, 16)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     full = Model(num_classes=5, **TINY)
     half = dataclasses.replace(full, dtype='bfloat16')
@@ -218,6 +222,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     )
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_and_reach_every_parameter():
     model = Model(num_classes=5, **TINY)
     images = images_like(2, 16, 24, 3)
@@ -242,6 +247,7 @@ def test_a_constant_kernel_has_a_finite_gradient():
         assert np.isfinite(grads['params']['kernel']).all()
 
 
+@pytest.mark.slow
 def test_branches_start_at_zero():
     model = Model(num_classes=5, **TINY)
     params = jax.jit(model.init)(jax.random.key(0), images_like(1, 16, 16, 3))['params']
@@ -323,6 +329,7 @@ def get_config(arg):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('arg', 'count', 'layers'),
     [('hybrid,R+Ti/16', 6_337_704, '()'), ('bit_resnet,R50x1', 25_549_352, '(3, 4, 6, 3)')],

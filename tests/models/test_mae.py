@@ -78,6 +78,7 @@ def test_the_encoder_has_the_parameters_of_a_vit(model):
     assert found.keys() - set(parts) == {'decoder'}
 
 
+@pytest.mark.slow
 def test_positions_are_fixed_sines_and_cosines(model, params):
     """'x goes first': half of the features are of the column, [sin cos], at 10000^(-4i / D)."""
     table = fixed_positions((4, 6), 16)
@@ -117,6 +118,7 @@ def test_masks_belong_to_the_key_and_the_example(params, apply):
     assert (masks[0][0] != masks[0][1]).any() and (masks[0] != masks[2]).any()
 
 
+@pytest.mark.slow
 def test_a_scanned_model_is_the_same(model, params):
     scanned = Model(**TINY, **DECODER, scan=True)
     blocks = [params['encoder'][f'block_{i}'] for i in range(2)]

@@ -76,6 +76,7 @@ def reference(model, p, source, target_in):
     return np.array(logits), np.array(attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', ATTENTIONS)
 def test_model_is_its_equations(attention):
     model = Model(**TINY, attention=attention)

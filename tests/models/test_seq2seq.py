@@ -22,6 +22,7 @@ TINY = {'vocab_size': VOCAB, 'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim':
 COUNTS = {'tiny': 6_061_056, 'base': 63_082_496, 'big': 214_245_376}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     assert count(shapes(Model(vocab_size=37_000, **variant(name)))) == COUNTS[name]
@@ -80,6 +81,7 @@ def test_parameter_names():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('norm', ['post', 'pre'])
 def test_parity_with_transformers(norm):
     torch = pytest.importorskip('torch')
@@ -172,6 +174,7 @@ def torch_state(params):
     return {name: torch.from_numpy(np.array(x)) for name, x in arrays.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('norm', ['post', 'pre'])
 def test_parity_with_torch(norm):
@@ -203,6 +206,7 @@ def test_parity_with_torch(norm):
     np.testing.assert_allclose(logits, hidden.numpy() @ table.T, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_falls_on_embeddings_and_on_every_branch():
     model = Model(**{**TINY, 'depth': 1}, dropout=0.5)
     kept = forward(

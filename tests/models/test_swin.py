@@ -40,6 +40,7 @@ def norms(model, size):
     return total + model.width * 2 ** (stages - 1) * side**2 // 2**stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'size', 'params', 'macs'),
     [

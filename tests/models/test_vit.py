@@ -269,6 +269,7 @@ def test_the_final_norm_may_come_after_the_mean(pool):
     np.testing.assert_allclose(outputs['pre_logits'], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
     """Those of the batch in training, which the averages in `batch_stats` follow."""
     model = Model(num_classes=5, head_norm='batch', **{**TINY, 'depth': 1})
@@ -288,6 +289,7 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
     np.testing.assert_allclose(stats['var'], 0.9 + 0.1 * variance, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fixed_positions_leave_the_class_token_alone():
     model = Model(posemb='sincos2d', **TINY | {'depth': 1})
     images = jnp.zeros((1, 8, 8, 3))
@@ -303,6 +305,7 @@ def test_fixed_positions_leave_the_class_token_alone():
     np.testing.assert_array_equal(embedded[0, 1], [0, 0, 0, 0, 1, 1, 1, 1] * 2)
 
 
+@pytest.mark.slow
 def test_scanned_model_equals_the_unrolled_one():
     unrolled = Model(num_classes=5, **TINY)
     images = images_like(2, 8, 8, 3)
@@ -317,6 +320,7 @@ def test_scanned_model_equals_the_unrolled_one():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     images = images_like(2, 8, 8, 3)
     full = Model(num_classes=5, **TINY)
@@ -337,6 +341,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 def test_a_float32_residual_stream_rounds_the_sums_of_blocks_less(scan):
     images = images_like(2, 8, 8, 3)
@@ -453,6 +458,7 @@ def test_impossible_fields_are_refused_at_construction(fields, message):
         Model(**fields)
 
 
+@pytest.mark.slow
 def test_images_of_another_size_than_pos_embed_are_refused():
     model = Model(**TINY)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
@@ -462,6 +468,7 @@ def test_images_of_another_size_than_pos_embed_are_refused():
         model.apply(variables, jnp.zeros((1, 8, 10, 3)))
 
 
+@pytest.mark.slow
 def test_fixed_positions_take_images_of_any_size():
     model = Model(num_classes=5, posemb='sincos2d', **TINY)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))

@@ -96,6 +96,7 @@ def test_large_scores_do_not_overflow():
     np.testing.assert_allclose(out, reference(1e4 * query, 1e4 * key, value), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(BATCH,), (BATCH, HEADS)], ids=['plain', 'heads'])
 @pytest.mark.parametrize('masked', [False, True])
 def test_other_scores_are_their_equations(shape, masked):

@@ -32,6 +32,7 @@ def random(batch, tokens, num_heads, size, dtype=jnp.float32):
     return jnp.asarray(qkv, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('tokens', 'num_heads', 'size'),
     [

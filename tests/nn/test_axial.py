@@ -23,6 +23,7 @@ def drawn(layer, *inputs):
     return jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), s.dtype), shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @every_axis
 @pytest.mark.parametrize('causal', [False, True])
@@ -44,6 +45,7 @@ def test_it_is_full_attention_with_a_mask_of_lines(axis, causal):
     np.testing.assert_allclose(found.reshape(BATCH, -1, D), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_axis
 def test_positions_one_at_a_time_give_what_causal_attention_gives(axis):
     layer = AxialLayer(HEADS, 12, axis, causal=True)

@@ -81,6 +81,7 @@ def test_gelu_is_the_one_asked_for(gelu, at_one):
     assert float(y[0, 0]) == pytest.approx(at_one, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('remat', [False, True])
 def test_scanned_encoder_equals_the_unrolled_one(remat):
     x = random(BATCH, TOKENS, WIDTH)
@@ -90,6 +91,7 @@ def test_scanned_encoder_equals_the_unrolled_one(remat):
     assert_close(scanned, (loss, stacked(grads)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 def test_recomputation_changes_neither_values_nor_gradients(scan):
     x = random(BATCH, TOKENS, WIDTH)
@@ -104,6 +106,7 @@ def test_recomputation_changes_neither_values_nor_gradients(scan):
     )
 
 
+@pytest.mark.slow
 def test_recomputation_keeps_fewer_activations():
     x = random(16, 64, WIDTH)
     params = perturbed(encoder(scan=True), x)
@@ -116,6 +119,7 @@ def test_recomputation_keeps_fewer_activations():
     assert remat < 0.6 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 def test_drop_path_spares_the_first_block_and_rises_to_the_last(scan):
     """With branches of a constant 1, an example's sum counts the branches kept, rescaled."""

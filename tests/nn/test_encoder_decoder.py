@@ -82,6 +82,7 @@ def additive(mask):
     return np.where(mask, 0.0, np.finfo(np.float32).min).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_an_encoder_block_is_that_of_detr():
     torch = pytest.importorskip('torch')
     image, block = scene(), EncoderBlock(**FIELDS)
@@ -100,6 +101,7 @@ def test_an_encoder_block_is_that_of_detr():
     assert np.abs(out - apply({'params': params}, image.tokens, image.mask)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_decoder_block_is_that_of_detr():
     torch = pytest.importorskip('torch')
     image, block = scene(), DecoderBlock(**FIELDS)
@@ -156,6 +158,7 @@ def test_queries_without_positions_or_mask_are_a_set():
     np.testing.assert_allclose(backwards[:, ::-1], out, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_of_activations_acts_inside_of_the_feed_forward_layer():
     layer, x = FeedForward(HIDDEN, dropout=0.5), random(64, 1, WIDTH)
     params = perturbed(layer, x)

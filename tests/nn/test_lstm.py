@@ -28,6 +28,7 @@ def run(params, x=X, mask=MASK, **kwargs):
     return LSTM(WIDTH).apply({'params': params}, x, mask, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_parity_with_torch_in_both_directions():
     torch = pytest.importorskip('torch')
@@ -54,6 +55,7 @@ def test_parity_with_torch_in_both_directions():
     np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('reverse', [False, True])
 def test_what_stands_in_the_padding_does_not_matter(reverse):
     params = perturbed(1)

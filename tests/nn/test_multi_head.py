@@ -63,6 +63,7 @@ def torch_attention(params, query, key, value, **kwargs):
         return layer(*(torch.tensor(np.array(x)) for x in (query, key, value)), **kwargs)[0].numpy()
 
 
+@pytest.mark.slow
 @every_layout
 def test_queries_keys_and_values_may_come_from_three_places(layer):
     query, key, value = sources()
@@ -138,6 +139,7 @@ def test_a_bias_is_added_to_the_scores(layer, batch):
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_windows_are_an_axis_between_batch_and_tokens():
     """A bias of the heads and one of the windows, with gradients that sum over what they serve."""
     windows = 4
@@ -264,6 +266,7 @@ def test_dropout_of_the_weights_acts_in_training_alone():
     assert (trained != evaluated).any()
 
 
+@pytest.mark.slow
 def test_every_projection_starts_as_a_xavier_matrix_of_its_own():
     width, heads = 96, 4
     params = MultiHeadAttention(heads).init(jax.random.key(0), jnp.zeros((1, 3, width)))['params']

@@ -9,6 +9,7 @@ import pytest
 from vit_jax.nn import resnet_v1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [(8, 6), (7, 9)])
 def test_pooling_and_its_gradient_are_those_of_flax(size):
     rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ def drop_path(x, rngs=RNGS):
     return DropPath().apply({}, x, 0.4, True, rngs=rngs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layer', [dropout, drop_path])
 def test_masks_do_not_depend_on_how_the_batch_is_split(layer):
     x = jnp.ones((BATCH, TOKENS, WIDTH))

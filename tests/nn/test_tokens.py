@@ -73,6 +73,7 @@ def test_sincos_refuses_widths_that_have_no_four_quarters(dim):
         sincos2d(2, 2, dim)
 
 
+@pytest.mark.slow
 def test_attention_pooling_ignores_the_order_of_the_tokens():
     x = random(2, 7, 16)
     head = MapHead(num_heads=2, mlp_dim=32)

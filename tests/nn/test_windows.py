@@ -72,6 +72,7 @@ def attention(shape, dim=4, **fields):
     return layer, params, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(5, 7, 3, True), (2, 4, 3, True)])
 def test_the_layer_is_the_formula(shape):
     """softmax(Q K^T / sqrt(K) + B) V among all tokens at once, those of other windows left out."""

@@ -68,6 +68,7 @@ def plain_search(cache, example, beams, limit, alpha, full=False):
     return [*finished[:beams], *cut][:beams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 2.0])
 @pytest.mark.parametrize('beams', [2, 4])
 def test_the_search_is_that_in_plain_python(beams, alpha):
@@ -168,6 +169,7 @@ def test_a_finished_hypothesis_never_changes():
     assert any(len(one) == 4 for one in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop', beam.STOPS)
 def test_an_example_depends_on_its_own_row_only(stop):
     cache, limits = table(6), jnp.asarray([8, 0, 3, 8, 1, 8])
@@ -201,6 +203,7 @@ def count_steps(cache, **options):
     return len(STEPS)
 
 
+@pytest.mark.slow
 def test_the_search_stops_early():
     cache = table(8)
     cache['table'] = cache['table'].at[..., EOS].add(3.0)
@@ -226,6 +229,7 @@ def traffic(size, **options):
     return jax.jit(search).lower(cache).compile().cost_analysis()['bytes accessed']
 
 
+@pytest.mark.slow
 def test_what_the_step_leaves_alone_is_not_moved():
     size = 100_000
     still, touched = (traffic(size, touched=x) - traffic(1, touched=x) for x in (False, True))

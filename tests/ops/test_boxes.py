@@ -49,6 +49,7 @@ def test_pixels_of_a_grid_count_alike():
     np.testing.assert_allclose(found, both / np.maximum(either, 1), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('overlap', [boxes.iou, boxes.giou])
 def test_overlaps_are_symmetric_and_know_neither_place_nor_scale(overlap):
     found = overlap(A, B)

@@ -68,6 +68,7 @@ def test_colours_come_back_on_their_own_grey():
     np.testing.assert_allclose(colors.colorize(colors.to_grey(RGB), ab), RGB, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_no_colour_changes_the_luminance():
     """Of any grey in bytes and any (a, b), most of which are beyond the gamut; to one level."""
     grey = np.repeat(np.arange(256), 200)[:, None]
@@ -77,6 +78,7 @@ def test_no_colour_changes_the_luminance():
     assert np.abs(again - grey).max() <= 1
 
 
+@pytest.mark.slow
 def test_beyond_the_gamut_only_saturation_is_lost():
     """Linear light moves straight towards the grey, and no further than the gamut."""
     grey, ab = jnp.full((1, 1), 0.5), jnp.array([[120.0, -110.0]])

@@ -86,6 +86,7 @@ def reference_warp(temperature=1.0, top_k=5, top_p=1.0):
     return warp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'options',
     [
@@ -118,6 +119,7 @@ def test_samples_have_the_frequencies_of_the_model(options):
     np.testing.assert_allclose(decoded.scores[:50, 0], scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_cold_sample_is_greedy():
     cache = table(16)
     cold = decode(decoding.sample, cache, keys(16), max_len=LEN, temperature=1e-4)

@@ -21,6 +21,7 @@ def test_interpolation_is_that_of_torch(rng):
     np.testing.assert_allclose(found, wanted[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_transformers(rng):
     torch = pytest.importorskip('torch')
     pytest.importorskip('transformers')
@@ -45,6 +46,7 @@ def test_losses_are_those_of_transformers(rng):
         np.testing.assert_allclose(mine, slope.reshape(logits.shape), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count(rng):
     logits, targets = rng.normal(size=(2, 5, 6)), rng.random((2, 5, 6)) < 0.5
     padded = [np.pad(x, [(0, 0), (0, 3), (0, 1)], mode='wrap') for x in (logits, targets)]
@@ -60,6 +62,7 @@ def test_sure_and_right_is_no_loss():
         assert loss(jnp.where(targets, 30.0, -30.0), targets, jnp.ones_like(targets)) < 1e-6
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_finite_where_nothing_is_real_or_all_is_sure():
     far = jnp.full((6, 2, 2), 1e4) * jnp.array([[1, -1], [-1, 1]])
     targets = jnp.concatenate([far[:2] > 0, far[:2] < 0, jnp.zeros((2, 2, 2), bool)])

@@ -52,6 +52,7 @@ def images(shape, kind, seed=0):
     return cost.astype(np.float32), real
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'kind', ['random', 'ties', 'equal', 'alike objects', 'far apart', 'long chains']
 )
@@ -75,6 +76,7 @@ def test_order_of_objects_and_predictions_does_not_matter():
     np.testing.assert_array_equal(np.where(moved < 0, -1, columns[moved]), expected)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     cost, real = images((5, 6, 10), 'random')
     padded = np.pad(cost, [(0, 0), (0, 5), (0, 0)], constant_values=np.nan)
@@ -96,12 +98,14 @@ def test_nothing_to_match(shape):
     assert (np.asarray(found) == -1).all()
 
 
+@pytest.mark.slow
 def test_axes_before_objects_are_images_of_their_own():
     cost, real = images((6, 4, 9), 'random')
     nested = jitted(cost.reshape(2, 3, 4, 9), real.reshape(2, 3, 4))
     np.testing.assert_array_equal(nested.reshape(6, 4), jitted(cost, real))
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_through_the_choice():
     cost, real = images((2, 3, 5), 'random')
 

@@ -61,6 +61,7 @@ def _forward(name, variables, source, target_in):
     return MODELS[name].apply(variables, source, target_in)['logits']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_scores_of_beam_search_are_those_of_teacher_forcing(name):
     search = Search(beams=BEAMS, alpha=0.6, extra_len=EXTRA, stop='all')
@@ -75,6 +76,7 @@ def test_scores_of_beam_search_are_those_of_teacher_forcing(name):
     assert len(np.unique(lengths[real])) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_greedy_is_the_most_probable_token_of_teacher_forcing(name):
     tokens, lengths, _ = map(np.asarray, decode(name, SOURCE, Search('greedy', extra_len=EXTRA)))
@@ -87,6 +89,7 @@ def test_greedy_is_the_most_probable_token_of_teacher_forcing(name):
         assert last == EOS or lengths[i, 0] == limits[i]
 
 
+@pytest.mark.slow
 def test_lengths_follow_the_source_and_padded_rows_are_skipped():
     free = decode('transformer', SOURCE, Search('greedy', extra_len=EXTRA))
     lengths = free.lengths[:, 0]
@@ -98,6 +101,7 @@ def test_lengths_follow_the_source_and_padded_rows_are_skipped():
     np.testing.assert_array_equal(short.tokens, free.tokens[..., :3])
 
 
+@pytest.mark.slow
 def test_what_is_drawn_hangs_on_the_key_alone():
     keys = jax.random.split(jax.random.key(3), 4)
     search = Search('sample', extra_len=EXTRA, temperature=2.0)

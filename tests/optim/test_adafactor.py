@@ -77,6 +77,7 @@ def train(first=0, **options):
 DECAY = {'head/kernel': 3.0, 'attention/qkv/kernel': 0.03, 'patch_embed/kernel': 0.03}
 
 
+@pytest.mark.slow
 def test_fifty_steps_are_those_of_the_equations():
     params, _, lr = train(dtype_momentum='float32')
     expected = reference(heavy_tailed, lambda step: float(lr(step)), DECAY)
@@ -85,6 +86,7 @@ def test_fifty_steps_are_those_of_the_equations():
         np.testing.assert_allclose(value - start()[name], moved, rtol=2e-3, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_momentum_is_kept_in_bfloat16():
     params, state, lr = train()
     expected = reference(heavy_tailed, lambda step: float(lr(step)), DECAY)
@@ -106,6 +108,7 @@ def test_the_memory_of_second_moments_ends_at_a_thousand_steps():
         np.testing.assert_allclose(value - start()[name], moved, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_fused_projection_is_factored_as_separate_ones():
     """[D 3 H K] has the second moments of three kernels [D H K]."""
     fused = {'kernel': jnp.zeros((48, 3, 2, 33))}

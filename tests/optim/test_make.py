@@ -102,6 +102,7 @@ def assert_same(ours, theirs, atol=1e-6):
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=atol, err_msg=path)
 
 
+@pytest.mark.slow
 def test_adamw_is_that_of_torch():
     params = vit_params()
     options = {'weight_decay': 0.5, 'b1': 0.8, 'b2': 0.95, 'eps': 1e-6, 'clip_norm': 1.0}
@@ -129,6 +130,7 @@ def test_sgd_with_weight_decay_is_that_of_torch(nesterov):
     assert_same(train(params, tx)[0], torch_training(params, build, lambda _: 0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', optim.optimizers())
 def test_every_optimizer_runs_with_every_rule(name):
     params = vit_params(depth=1)
@@ -158,6 +160,7 @@ def test_the_usual_optimizers_are_there():
     assert usual | {'adafactor_zhai'} <= set(optim.optimizers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['adamw', 'lion', 'adafactor', 'adafactor_zhai', 'adan'])
 def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     params = vit_params()
@@ -174,6 +177,7 @@ def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
             np.testing.assert_allclose(update_of, expected, atol=1e-7, err_msg=f'{path} {step}')
 
 
+@pytest.mark.slow
 def test_decay_mask_and_multipliers():
     params = vit_params()
     taken = one_update(

@@ -37,6 +37,7 @@ def test_constant_stays():
     np.testing.assert_array_equal(values('constant', [0, 1, 50, 99, 100, 1000]), 2.0)
 
 
+@pytest.mark.slow
 def test_stair_is_that_of_bit():
     options = {'warmup': 10, 'boundaries': (30, 60, 90)}
     got = values('stair', [0, 5, 10, 29, 30, 59, 60, 89, 90, 100, 1000], **options)

@@ -44,6 +44,7 @@ def test_every_call_is_timed():
     assert 0.02 <= np.median(rest) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
 def test_both_steps_are_timed(strategy):
     layout = sharding.make_layout(jax.devices()[:2], strategy=strategy)
@@ -91,6 +92,7 @@ def test_synthetic_batches():
     np.testing.assert_array_equal(batch['image'], again['image'])
 
 
+@pytest.mark.slow
 def test_a_model_that_draws_in_evaluation_and_has_boxes_is_measured():
     layout = sharding.make_layout(devices=jax.devices()[:1])
     spec = {
@@ -136,6 +138,7 @@ def gpu(repo):
 SIZES = ['--image-size', '32', '--batch-size', '8', '--steps', '2']
 
 
+@pytest.mark.slow
 def test_the_script_for_accelerators_needs_no_data_stack(gpu, tmp_path, monkeypatch):
     (tmp_path / 'sitecustomize.py').write_text(BLOCKER.format(blocked=BLOCKED))
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))

@@ -36,6 +36,7 @@ def model(name):
     return bit_resnet.Model(num_classes=18_291, **bit_resnet.variant(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TABLE_6)
 def test_exaflops_are_those_of_the_paper(name):
     epochs, published, tolerance = TABLE_6[name]
@@ -69,6 +70,7 @@ def rows(capsys, *words):
     return heading.split(), [line.split() for line in lines]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_priced_without_its_data(capsys, repo, monkeypatch, tmp_path):
     monkeypatch.chdir(repo)
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))  # CIFAR-10 is not there
@@ -129,6 +131,7 @@ def test_epochs_and_pixels_by_flags(capsys, tmp_path):
         scaling.main(['plan', *words[:2], *words[-2:]])
 
 
+@pytest.mark.slow
 def test_text_is_priced_batch_by_batch(capsys, repo):
     file, split = f'{repo}/experiments/translate/synthetic.py:smoke', 'data.split=train[:300]'
     words = ['--config', file, f'--config.{split}', '--config.total=3 epochs']

@@ -14,6 +14,7 @@ def vits():
     return {v.name: v for v in variants.variants(['vit'])}
 
 
+@pytest.mark.slow
 def test_every_shape_has_its_variant(vits):
     assert list(vits) == [f'{shape}/16' for shape in vit.VARIANTS]
     assert vits['B/16'].parameters == 86_567_656
@@ -27,6 +28,7 @@ def test_cost_is_that_of_the_plain_model(vits):
     assert vits['mu/16'].gmacs * 2e9 == flops.forward_flops(model, image)
 
 
+@pytest.mark.slow
 def test_text_is_measured_too():
     base = {v.name: v for v in variants.variants(['seq2seq'])}['base']
     # Vaswani et al., 2017, table 3: 65 million with 37,000 ids, of width 512

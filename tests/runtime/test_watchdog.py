@@ -22,6 +22,7 @@ with Watchdog(0.5) as watch:
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_ends_the_process_and_says_where(repo):
     process = subprocess.run(
         [sys.executable, '-c', HANGS], cwd=repo, capture_output=True, text=True, timeout=50
@@ -31,6 +32,7 @@ def test_a_step_that_hangs_ends_the_process_and_says_where(repo):
     assert 'in stuck' in process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seconds', [0.2, None])
 def test_who_goes_on_is_left_alone(seconds, monkeypatch):
     ended = []

@@ -18,6 +18,7 @@ def measured(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_shares_of_truths(capsys):
     found = measured(capsys)
     assert found.keys() == {'fitted', 'beyond', 'past a break', 'b'}

@@ -36,6 +36,7 @@ def test_a_released_lease_is_free_at_once(store):
     assert store.read('lock').result().state == 'missing'
 
 
+@pytest.mark.slow
 def test_an_owner_that_renews_keeps_it(store, tmp_path):
     with contextlib.ExitStack() as held:
         lease.keep(held, take(store), tmp_path, seconds=0.05)

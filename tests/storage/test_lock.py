@@ -47,6 +47,7 @@ def take(path: pathlib.Path, **options) -> dict:
 # --- the lock ---
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path, holder):
     owner = f'host {socket.gethostname()}, pid {holder.pid}, since '
     with pytest.raises(UserError, match=f'in use by another run: {re.escape(owner)}'):
@@ -80,6 +81,7 @@ def test_a_silent_owner_on_another_host_is_replaced(tmp_path):
     assert time.monotonic() - start >= 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.fault(20)
 @pytest.mark.parametrize('clock', [0, 4e9])
 def test_a_living_owner_on_another_host_is_not(tmp_path, clock):

@@ -14,6 +14,7 @@ from vit_jax.sweeps import search, status, worker
 from vit_jax.sweeps.space import choice, grid, log_uniform, uniform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pruner', ['median', 'hyperband'])
 def test_the_pruner_ends_runs_that_are_behind(tmp_path, pruner, fake_training):
     options = {
@@ -58,6 +59,7 @@ def test_tpe_goes_where_it_is_better(tmp_path, fake_training):
     assert sum(values[15:]) / 10 > sum(values[:10]) / 10
 
 
+@pytest.mark.slow
 def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
     pytest.importorskip('cmaes')
 

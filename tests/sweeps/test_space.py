@@ -88,6 +88,7 @@ def sweep_files(repo):
     return [p for p in (repo / 'experiments').rglob('*.py') if 'def get_sweep(' in p.read_text()]
 
 
+@pytest.mark.slow
 def test_every_sweep_of_the_experiments_can_be_created(repo, tmp_path, monkeypatch):
     study = pytest.importorskip('vit_jax.sweeps.study')
     monkeypatch.chdir(repo)

@@ -149,6 +149,7 @@ def answer(url, process, seconds=60):
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('storage', ['journal', 'sqlite'])
 def test_the_dashboard_shows_a_study(tmp_path, free_port, storage):
     pytest.importorskip('optuna_dashboard')

@@ -24,6 +24,7 @@ def finished(tmp_path, fake_training):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_status_best_and_plot(finished, capsys):
     capsys.readouterr()
     assert main(['sweep', 'status', 'name', '--workdir', str(finished)]) == 0

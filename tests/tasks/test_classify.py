@@ -64,6 +64,7 @@ def test_sigmoid_loss_sums_one_against_all():
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
 @pytest.mark.parametrize('mix', ['mixup', 'cutmix'])
 def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
@@ -140,6 +141,7 @@ def test_cutmix_weight_is_uniform_when_alpha_is_one():
     assert 0.5 < weights.mean() < 1 - 0.5 * 9 / 16
 
 
+@pytest.mark.slow
 def test_with_both_a_fair_coin_picks_one():
     task = Task(mixup=1.0, cutmix=1.0)
     black = jnp.zeros((1, 16, 16, 3), jnp.uint8)

@@ -53,6 +53,7 @@ def predict():
     return lambda seed, **batch: predict(seed, {**BATCH, **batch})
 
 
+@pytest.mark.slow
 def test_samples_belong_to_the_seed_and_the_example(predict):
     first = predict(0, index=jnp.array([5, 6, 7]))
     moved = predict(0, index=jnp.array([7, 5, 6]), image=IMAGE[jnp.array([2, 0, 1])])
@@ -65,6 +66,7 @@ def test_samples_belong_to_the_seed_and_the_example(predict):
     assert np.abs(first['bits_per_dim'] - 9).max() < 1.5
 
 
+@pytest.mark.slow
 def test_an_upsampler_learns_one_channel_and_is_judged_by_all():
     task = coltran_upsampler.Task(factor=2)
     shown = task.augment(jax.random.key(0), {'image': IMAGE})

@@ -111,6 +111,7 @@ def test_loss_and_gradient_equal_those_of_transformers():
     assert np.sqrt(sum(squares)) == pytest.approx(norm.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     """Each part is divided by the counts of the whole, as microbatches and devices are."""
     loss, means = total(outputs, batch)
@@ -147,6 +148,7 @@ def test_order_of_objects_and_predictions_does_not_matter(outputs, batch):
     assert total(moved, shuffled)[0] == pytest.approx(total(outputs, batch)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_and_crowds_change_nothing(outputs, batch):
     wider = {k: jnp.pad(batch[k], [(0, 0), (0, 3)]) for k in ('labels', 'object_mask')}
     wider['boxes'] = jnp.pad(batch['boxes'], [(0, 0), (0, 3), (0, 0)], constant_values=7.0)
@@ -174,6 +176,7 @@ def test_perfect_predictions_have_no_loss(batch):
     assert means['accuracy'] == 1
 
 
+@pytest.mark.slow
 def test_images_without_objects_teach_classes_alone(outputs, batch):
     empty = {**batch, 'object_mask': jnp.zeros_like(batch['object_mask'])}
     loss, means = total(outputs, empty)

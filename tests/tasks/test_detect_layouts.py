@@ -79,6 +79,7 @@ def stepped(name):
     return jax.tree.map(float, metrics), {k: before[k] - after[k] for k in before}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['jit', 'pmap'])
 def test_eight_devices_take_the_step_of_one(name):
     (metrics, grads), (found, ours) = stepped('one'), stepped(name)

@@ -97,6 +97,7 @@ def labels_of(batch):
     ]
 
 
+@pytest.mark.slow
 def test_loss_and_its_slope_equal_those_of_transformers(outputs):
     """With all blocks of the decoder, on images without padding, which transformers counts."""
     torch = pytest.importorskip('torch')
@@ -167,6 +168,7 @@ def test_gradient_of_the_model_equals_that_of_transformers_on_padded_images():
     assert np.sqrt(sum(squares)) == pytest.approx(norm.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     loss, means = total(outputs, batch)
     parts = [jax.tree.map(lambda x, i=i: x[i::2], (outputs, batch)) for i in (0, 1)]
@@ -179,12 +181,14 @@ def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     assert float(sum(map(terms.total, found, shares))) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_lies_in_padding_changes_nothing(outputs, batch):
     noise = np.random.default_rng(5).integers(0, 4, batch['segments'].shape)
     other = {**batch, 'segments': jnp.where(batch['pixel_mask'], batch['segments'], noise)}
     assert total(outputs, other)[0] == total(outputs, batch)[0]
 
 
+@pytest.mark.slow
 def test_predictions(batch):
     """Each query in the place of an object."""
     targets = detect.targets_of(batch)
@@ -200,6 +204,7 @@ def test_predictions(batch):
     np.testing.assert_array_equal(found['frame'], [FRAME] * ROWS)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch):
     @jax.jit
     def evaluate(outputs, batch):

@@ -108,6 +108,7 @@ def test_perplexity_is_of_the_mean():
     assert Task().derive({'loss': 1e4}) == {'perplexity': np.inf}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['pre', 'lstm'])
 def test_rows_of_padding_count_nowhere(name):
     @jax.jit
@@ -140,6 +141,7 @@ def updated(accum_steps=1):
     return state.params, metrics
 
 
+@pytest.mark.slow
 def test_microbatches_and_devices_count_by_their_tokens():
     params, metrics = updated()
     halves, of_halves = updated(accum_steps=2)
@@ -166,6 +168,7 @@ def predicted(name, task):
     return predict(as_arrays(BATCH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     task = Task(search='greedy', extra_len=0)
@@ -185,6 +188,7 @@ def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     assert (float(total), float(count)) == (sum(written[:3]), 3.0)
 
 
+@pytest.mark.slow
 def test_beams_of_the_config_are_searched():
     tasks = (Task(beams=6, alpha=0.0), Task(beams=1, alpha=0.0), Task(search='greedy'))
     wide, narrow, greedy = (predicted('post', task) for task in tasks)

@@ -67,6 +67,7 @@ def test_a_run_is_not_evaluated_on_other_classes(smoke_run, folder, capsys):
     assert 'has 3 classes (7, 8, 9)' in refused(capsys, *words, '--classes', '7,8,9')
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_learns_takes_any_classes(smoke_run, capsys):
     words = ['--evaluator', 'knn(k=3)', '--fit', 'train[:100]', '--classes', '7,8,9']
     assert main(['evaluate', '--workdir', str(smoke_run), *words]) == 0
@@ -80,6 +81,7 @@ def test_classes_that_have_only_numbers_may_have_names_elsewhere(repo, folder):
     assert training.evaluations['test'].data.info.class_names == ('cat', 'dog')
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_classes(tmp_path, folder, repo, capsys):
     images = folder('cat', 'dog')
     words = training(repo, tmp_path / 'run', images, images)

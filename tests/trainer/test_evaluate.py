@@ -111,6 +111,7 @@ def joined(batches, key):
     return np.concatenate([batch[key] for batch in batches])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_an_evaluator_sees_every_example_once_in_order_without_padding(layout, recorder, variables):
     """61 examples in batches of 24, and 100 in those."""
@@ -264,6 +265,7 @@ def evaluated_run(tmp_path_factory):
     return folder / 'run'
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_its_evaluators_measure(evaluated_run):
     lines = [json.loads(line) for line in (evaluated_run / 'metrics.jsonl').open()]
     names = {'test/accuracy', 'few/1_shot', 'few/5_shot', 'near/knn_accuracy'}
@@ -286,11 +288,13 @@ def evaluated(one_device, evaluated_run, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_evaluate_repeats_them(evaluated_run, evaluated):
     result = json.loads((evaluated_run / 'result.json').read_text())
     assert evaluated() == pytest.approx({'step': 20, **result}, abs=0.01)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, evaluated):
     result = json.loads((evaluated_run / 'result.json').read_text())
     flags = ['--evaluator', 'knn(k=7)', '--evaluator', 'fewshot(shots=(5,), seeds=2)']

@@ -60,6 +60,7 @@ def one_device():
     return sharding.make_layout(jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run):
     config = load.load(DIGITS, ['every.examples=10%'])
     options = {'devices': jax.devices()[:1]}
@@ -79,6 +80,7 @@ def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     layout = sharding.make_layout(jax.devices()[: 1 if name == 'one' else 8], **LAYOUTS[name])

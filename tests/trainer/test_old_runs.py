@@ -74,6 +74,7 @@ def test_an_old_run_is_evaluated(digits, capsys):
     assert result['test/loss'] == pytest.approx(2.302735424041748, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_old_run_goes_on_where_it_stopped(digits, repo, capsys):
     train(repo / 'experiments/vit/digits.py', DIGITS, digits)
     assert 'resumes after step 10' in capsys.readouterr().out
@@ -81,6 +82,7 @@ def test_an_old_run_goes_on_where_it_stopped(digits, repo, capsys):
     assert last(digits, 'train/loss') == (20, pytest.approx(2.323788952827454, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_an_old_run_that_is_complete_says_so(reverse, repo, capsys):
     train(repo / 'experiments/translate/synthetic.py', REVERSE, reverse)
     assert 'complete: test/loss 2.5516' in capsys.readouterr().out

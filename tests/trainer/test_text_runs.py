@@ -127,6 +127,7 @@ def whole(system: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Pat
     return folder
 
 
+@pytest.mark.slow
 def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> None:
     config = inference_lib.read_config(whole, ['my_text'])
     assert config.model.vocab_size == 14
@@ -152,6 +153,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     assert f'\n{long} examples are longer than the last bucket: left out\n' in described
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     with pytest.raises(train.Preempted):
         one_run(get_config(), tmp_path, stop_at=3)
@@ -173,6 +175,7 @@ def test_rows_that_devices_cannot_share() -> None:
         build.build(config)
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
     losses = []
     for bounds, batch_size in (((5, 6, 7), 40), ((64,), 64)):
@@ -222,6 +225,7 @@ def text_config(text: dict[str, object]) -> ConfigDict:
     return config_lib.override(config, [])
 
 
+@pytest.mark.slow
 def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None:
     result = one_run(text_config(text), tmp_path / 'run')
     vocab = vocabulary.load(text['vocab'])

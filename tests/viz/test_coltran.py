@@ -35,6 +35,7 @@ def test_samples_are_told_and_drawn_between_grey_and_original():
     assert sum(bool(axes.images) for axes in figure.axes) == 4 + 3
 
 
+@pytest.mark.slow
 def test_colours_are_laid_over_the_file_and_its_luminance_stays():
     seen = photo(SAMPLES[1].repeat(2, axis=1))  # a file twice as wide
     panels = coltran.over_file(seen, SAMPLES)

@@ -61,6 +61,7 @@ def test_courses_are_drawn_before_what_was_measured_once():
     assert len(curves.panels(series)) == curves.MAX_PANELS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('steps', 'every'), [(20, 5), (20_000, 50)])
 def test_curves_png(tmp_path, steps, every):
     write(tmp_path, run_lines(steps, every))

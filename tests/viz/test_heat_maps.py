@@ -117,6 +117,7 @@ def test_an_overlay_of_nothing_still_shows_the_image(rng):
     assert correlation[0, 1] > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('layers', 'heads'), [(1, 2), (12, 3), (14, 16)])
 def test_a_picture_of_every_layer_and_head(rng, tmp_path, layers, heads):
     weights = random_weights(rng, layers, heads, 13, 13)

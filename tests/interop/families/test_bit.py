@@ -115,6 +115,7 @@ def test_names_of_the_released_files(params):
     assert_same(bit.read(numbered, {}).params, params)
 
 
+@pytest.mark.slow
 def test_units_beyond_nine():
     model = MODEL | {'layers': (11,)}
     params = random_params(model, 0)

@@ -106,6 +106,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS.values(), ids=FORMS)
 def test_every_naming_is_read(form, flat, expected):
     theirs = form(flat)

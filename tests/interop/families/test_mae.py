@@ -86,6 +86,7 @@ def require_equal(imported, model, batch):
     np.testing.assert_allclose(loss, expected.loss, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('form', ['version 4', 'version 5', 'saved'])
 def test_predictions_and_loss(form, model, tmp_path, images):
@@ -99,6 +100,7 @@ def test_predictions_and_loss(form, model, tmp_path, images):
     require_equal(imported, model, images(3, 12, 12, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_another_size_and_plain_pixels(tmp_path, images):
     model = reference(image_size=24, mask_ratio=0.5, layer_norm_eps=1e-3)
@@ -108,6 +110,7 @@ def test_another_size_and_plain_pixels(tmp_path, images):
     require_equal(imported, model, images(3, 24, 24, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_names_of_the_authors(tmp_path, images):
     model = reference(norm_pix_loss=True, layer_norm_eps=1e-6)
@@ -131,6 +134,7 @@ def test_what_is_written_is_read_by_transformers(model, tmp_path, images):
     assert again.config.to_dict().keys() == model.config.to_dict().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_the_colours_of_images_and_target(model, tmp_path):
     """Bytes give the loss that transformers has of what its preprocessor makes of them."""
@@ -148,6 +152,7 @@ def test_the_colours_of_images_and_target(model, tmp_path):
     np.testing.assert_allclose(loss, expected.loss, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('whole', [True, False], ids=['with decoder', 'encoder alone'])
 def test_the_encoder_is_a_vit(whole, model, tmp_path, images):

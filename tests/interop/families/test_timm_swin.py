@@ -53,6 +53,7 @@ def timm(model):
     return arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('named', [microsoft, timm])
 def test_it_is_the_model_of_transformers(named, tmp_path):
     model = reference()

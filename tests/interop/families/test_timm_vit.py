@@ -191,6 +191,7 @@ def test_which_gelu(config, gelu):
     assert timm_vit.read(flat, CONFIG | config).model['gelu'] == gelu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('architecture', 'heads'),
     [('vit_tiny_patch16_224', 3), ('vit_base_patch16_gap_224', 12), ('vit_large', 16)],
@@ -298,6 +299,7 @@ def test_a_mistake_is_one_line_of_the_command(tmp_path, capsys):
     assert not (tmp_path / 'out.npz').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('told', [{'img_size': [8, 20]}, {'no_embed_class': True}])
 def test_positions_of_patches_that_are_no_square(told, tmp_path, images):
     """2 x 5 patches are no class token and 3 x 3 patches."""

@@ -23,6 +23,7 @@ def ours(imported, images):
     return apply(model, imported.params, images)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('size', [(24, 24), (26, 39)], ids=['native', 'padded'])
 def test_logits_of_what_is_read(size, tmp_path, images):
@@ -48,6 +49,7 @@ def test_both_versions_are_the_same_model(tmp_path):
     assert read[0].model['gelu'] == 'tanh' and read[0].model['mlp_ratio'] == 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_logits_of_what_is_written(tmp_path, images, perturbed):
     fields = {'patch_size': 2, 'width': 8, 'depths': (2, 1), 'num_heads': (2, 4), 'window': 3}

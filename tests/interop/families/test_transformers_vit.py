@@ -48,6 +48,7 @@ def state(model, version):
     return arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', [4, 5])
 @pytest.mark.parametrize(
     'fields',
@@ -101,6 +102,7 @@ def test_a_classifier_looks_past_the_pooler(tmp_path, images):
     np.testing.assert_allclose(logits, theirs(model, batch).logits, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'fields',
     [

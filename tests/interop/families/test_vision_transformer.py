@@ -241,6 +241,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMS)
 def test_logits_of_every_form(form, tmp_path, images, perturbed):
     fields, change = FORMS[form]
@@ -257,6 +258,7 @@ def test_logits_of_every_form(form, tmp_path, images, perturbed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [(8, 16), (8, 20), (12, 20)])
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_images_that_are_not_square(size, pool, tmp_path, images, perturbed):
@@ -323,6 +325,7 @@ def test_a_hybrid_says_its_layers(tmp_path, images, perturbed):
     assert (model['name'], model['layers'], model['patch_size']) == ('hybrid', (1, 2), 1)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_file_in_half_precision(tmp_path, images, perturbed):
     """An image tower beside a text tower, in bfloat16, which NumPy stores as two raw bytes."""
     reference, batch = Reference(top=True, pool='map'), images(1, 8, 8, 3)
@@ -350,6 +353,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', WRITTEN)
 def test_what_is_written_is_read_by_stock_flax_and_by_us(form, images, perturbed):
     fields = {
