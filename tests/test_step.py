@@ -27,8 +27,6 @@ from vit_jax.tasks import classify
 from vit_jax.trainer.meter import Diverged, Meter
 from vit_jax.tree_paths import param_paths
 
-pytestmark = pytest.mark.parity
-
 CLASSES = 4
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'step.json'
 DROPS = {'dropout': 0.2, 'attention_dropout': 0.1, 'drop_path': 0.1}
