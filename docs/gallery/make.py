@@ -36,7 +36,8 @@ def shrink(path: pathlib.Path) -> None:
     if image.width > MOST:
         size = MOST, round(image.height * MOST / image.width)
         image = image.resize(size, Image.Resampling.LANCZOS)
-    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def main() -> None:
