@@ -1,4 +1,4 @@
-"""The steps to train, evaluate and predict: pure functions of (state, batch)."""
+"""The steps to train, evaluate, predict and look inside: pure functions of (state, batch)."""
 
 from __future__ import annotations
 
@@ -309,3 +309,26 @@ def make_predict_step(
         return rows if axis_name is None else jax.lax.all_gather(rows, axis_name, tiled=True)
 
     return predict_step
+
+
+def make_look_step(
+    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
+) -> Callable[[dict[str, PyTree], Batch], tuple[PyTree, PyTree, tuple[Any, ...]]]:
+    """A function (variables, batch) -> (outputs, intermediates, the model's inputs).
+
+    From the last two `model.attention_maps` tells where the model has looked. How intermediates
+    lie is the model's own affair, so nothing is gathered: under `jax.pmap` every device needs the
+    whole batch.
+
+    Args:
+      seed: of what the model draws, see `bind`.
+      axis_name: as in `make_train_step`.
+    """
+
+    def look_step(variables: dict[str, PyTree], batch: Batch):
+        inputs = task.inputs(batch)
+        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        outputs, sown = apply(*inputs, mutable=['intermediates'])
+        return outputs, sown.get('intermediates', {}), inputs
+
+    return look_step

@@ -10,6 +10,7 @@ from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.inference.attention import choose_stack, look, stacked
+from vit_jax.inference.attention_pictures import caption
 
 
 @pytest.fixture
@@ -70,7 +71,8 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys):
 
 
 def test_queries():
-    assert attention.parse_query('cls') is None
+    assert attention.parse_query(None) is None
+    assert attention.parse_query('cls') == ()
     assert attention.parse_query('2,13') == (2, 13)
     assert attention.parse_query('7') == (7,)
     for wrong in ('', '2,', '-1,2', '2,3,4'):
@@ -80,6 +82,6 @@ def test_queries():
 
 def test_captions():
     logits = np.array([[0.0, 2.0, 1.0]])
-    assert attention.caption('a.png', {'logits': logits}, ('x', 'dog', 'y')) == 'a.png: dog'
-    assert attention.caption('a.png', {'logits': logits}, ()) == 'a.png'
-    assert attention.caption('a.png', {'tokens': logits}, ('x', 'dog', 'y')) == 'a.png'
+    assert caption('a.png', {'logits': logits}, ('x', 'dog', 'y')) == 'a.png: dog'
+    assert caption('a.png', {'logits': logits}, ()) == 'a.png'
+    assert caption('a.png', {'tokens': logits}, ('x', 'dog', 'y')) == 'a.png'

@@ -1,6 +1,7 @@
 """Writers get examples with what the model makes of them; the run stays as it would have been."""
 
 import dataclasses
+import functools
 import io
 import json
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.config import load
 from vit_jax.models import vit
+from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.ops.decoding import PAD
 from vit_jax.runtime import processes, sharding
 from vit_jax.tasks import classify
@@ -47,12 +49,13 @@ def events(folder):
     return EventAccumulator(str(folder), size_guidance=kept).Reload()
 
 
-def opened(section, layout, predict=None, task='classify'):
-    """The examples of an evaluation, and its steps, of which `predict` may replace one."""
-    config = ConfigDict({'batch_size': 8, 'data': {}, 'model': {}, 'task': {'name': task}})
+def opened(section, layout, predict=None, task='classify', look=None):
+    """The examples of an evaluation, and its steps, both of which may be replaced."""
+    model = {'name': 'toy'}
+    config = ConfigDict({'batch_size': 8, 'data': {}, 'model': model, 'task': {'name': task}})
     config.evals = {'test': section}
     steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
-    steps = dataclasses.replace(steps, predict=predict) if predict else steps
+    steps = dataclasses.replace(steps, predict=predict, look=look) if predict else steps
     return examples.of_run(config, evaluations.open_evals(config, layout, steps), steps), steps
 
 
@@ -74,6 +77,9 @@ def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run)
         assert picture.shape == (each.height, each.width, 3)
         assert each.width > 4 * 200, 'four digits beside one another'
         assert len(np.unique(picture)) > 50
+    looks = events(tmp_path).Images('test/attention')
+    assert [each.step for each in looks] == [10, 20]
+    assert len({each.encoded_image_string for each in looks}) == 2, 'it looks elsewhere by now'
     # Those of the session's run show no examples.
     assert result == json.loads((smoke_run / 'result.json').read_text())
     ours, theirs = (load_variables(run / 'checkpoints', None)[1] for run in (tmp_path, smoke_run))
@@ -89,6 +95,11 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     monkeypatch.setattr(
         'vit_jax.viz.classify.draw', lambda rows, photos, context: drawn.append((rows, photos))
     )
+    looked = []
+    monkeypatch.setattr(
+        'vit_jax.inference.attention_pictures.of_photo',
+        lambda photo, outputs, maps, *others: looked.append((photo, outputs, maps)) or (None, ''),
+    )
     monkeypatch.setattr('vit_jax.viz.figures.pixels', lambda figure: np.zeros((2, 2, 3), np.uint8))
     inputs = jnp.zeros((1, 8, 8, 1))
     variables = jax.jit(MODEL.init, static_argnames='train')(jax.random.key(0), inputs, train=False)
@@ -97,7 +108,7 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     sent = []
     writer = SimpleNamespace(enabled=True, image=lambda *told: sent.append(told), say=pytest.fail)
     found.show(steps, placed, 7, writer)
-    assert [told[:2] for told in sent] == [(7, 'test/examples')]
+    assert [told[:2] for told in sent] == [(7, 'test/examples'), (7, 'test/attention')]
     ((rows, photos),) = drawn
     source = found.shown.data.examples
     shown = {i: source[i] for i in (0, 15, 30, 45)}
@@ -106,8 +117,17 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     ]
     images = jnp.stack([record['image'] for record in shown.values()])
     inputs = classify.Task().inputs({'image': images})
-    logits = jax.jit(MODEL.apply)(variables, *inputs)['logits']
-    np.testing.assert_allclose([r['probs'] for r in rows], jax.nn.softmax(logits), rtol=1e-4)
+    apply = jax.jit(functools.partial(MODEL.apply, mutable='intermediates'))
+    outputs, kept = apply(variables, *inputs)
+    probs = jax.nn.softmax(outputs['logits'])
+    np.testing.assert_allclose([r['probs'] for r in rows], probs, rtol=1e-4)
+    ((photo, alone, maps),) = looked
+    assert photo is photos[0]
+    np.testing.assert_allclose(alone['logits'], outputs['logits'][:1], rtol=1e-4, atol=1e-5)
+    (whole,) = MODEL.attention_maps(kept['intermediates'], *inputs)
+    (own,) = maps
+    assert own[0::2] == whole[0::2]
+    np.testing.assert_allclose(own.weights, whole.weights[:1], rtol=1e-4)
 
 
 def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
@@ -116,7 +136,14 @@ def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
     def predict(variables, batch):
         return {'tokens': batch['source']}, batch
 
-    found, steps = opened(TEXT, one_device(), predict, 'translate')
+    def look(variables, batch):
+        (queries,), (keys,) = batch['target'].shape[1:], batch['source'].shape[1:]
+        lengths.append((queries, keys))
+        weights = np.full((1, 1, queries, keys), 1 / keys)
+        return {}, [AttentionMap('decoder/cross', weights, (queries,), (keys,))]
+
+    lengths = []
+    found, steps = opened(TEXT, one_device(), predict, 'translate', look)
     writer = Writer(tmp_path, 10, 0, 'tokens')
     found.show(steps, {}, 5, writer)
     writer.close()
@@ -129,6 +156,10 @@ def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
         assert source == prediction == found.shown.vocab.decode(data.source[index]['source'])
         assert target == found.shown.vocab.decode(data.source[index]['target'])
         assert PAD not in data.source[index]['target']
+    pair = data.source[next(iter(found.shown.read()))]
+    assert lengths == [(len(pair['target']), len(pair['source']))]
+    (picture,) = events(tmp_path).Images('test/attention')
+    assert picture.step == 5
 
 
 def test_boxes_are_drawn_on_images_with_annotations():
@@ -151,7 +182,7 @@ def test_boxes_are_drawn_on_images_with_annotations():
     assert picture.shape[2] == 3
 
 
-@pytest.mark.parametrize('what', ['draw', 'predict'])
+@pytest.mark.parametrize('what', ['draw', 'predict', 'look'])
 def test_what_fails_is_a_line_and_no_end(what, tmp_path, monkeypatch, capsys):
     def fail(*args):
         raise ValueError('no\nway')
@@ -160,14 +191,16 @@ def test_what_fails_is_a_line_and_no_end(what, tmp_path, monkeypatch, capsys):
         return {'probs': np.full((len(batch['mask']), 10), 0.1)}, batch
 
     digits = {'source': 'digits', 'split': 'test', 'transforms': ''}
-    found, steps = opened(digits, one_device(), fail if what == 'predict' else predict)
+    steps = fail if what == 'predict' else predict, 'classify', fail if what == 'look' else None
+    found, steps = opened(digits, one_device(), *steps)
     if what == 'draw':
         monkeypatch.setattr('vit_jax.viz.classify.draw', fail)
     writer = Writer(tmp_path, 10, 0, 'images')
     found.show(steps, {}, 5, writer)
     writer.close()
-    assert 'test: no examples are shown: ValueError: no way\n' in capsys.readouterr().out
-    assert not events(tmp_path).Tags()['images']
+    lost, kept = ('attention is', ['test/examples']) if what == 'look' else ('examples are', [])
+    assert f'test: no {lost} shown: ValueError: no way\n' in capsys.readouterr().out
+    assert events(tmp_path).Tags()['images'] == kept
     assert not writer.trouble
 
 

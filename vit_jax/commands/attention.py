@@ -12,8 +12,6 @@ from vit_jax.commands._parser import Parser
 from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
-SIDE = 448  # pixels of the shorter side of a picture, at least
-
 
 def main(argv: Sequence[str]) -> int:
     """Writes one picture."""
@@ -106,9 +104,9 @@ def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> Non
 
 
 def parse_query(text: str | None) -> tuple[int, ...] | None:
-    """`cls` or no flag -> None, `2,3` -> (2, 3), `7` -> (7,); raises UserError for another."""
+    """No flag -> None, `cls` -> (), `2,3` -> (2, 3), `7` -> (7,); raises UserError for another."""
     if text in (None, 'cls'):
-        return None
+        return None if text is None else ()
     if not re.fullmatch(r'\d+(,\d+)?', text):
         raise UserError(
             f"--query {text!r}: write 'cls', the patch as ROW,COL, for example 2,3, or the number "
@@ -117,48 +115,27 @@ def parse_query(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, text.split(',')))
 
 
+def choice_of(args: argparse.Namespace) -> Any:
+    """Which maps the flags ask for."""
+    from vit_jax.inference.attention_pictures import Choice
+
+    stack = 'encoder' if args.of_source else args.map or ''
+    return Choice(stack, args.layer, args.head, parse_query(args.query))
+
+
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of what is looked at in one image, and a line about it."""
-    from vit_jax.inference import attention as maps_of
+    from vit_jax.inference import attention_pictures
+    from vit_jax.inference.attention import look
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one
-    from vit_jax.viz import attention, predictions
+    from vit_jax.viz import predictions
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
-    outputs, maps = maps_of.look(run, batch_of_one(photo.fields))
-    stack = maps_of.choose_stack(maps, args.map or '')
-    weights, last = maps_of.stacked(stack), stack[-1]
-    if len(last.key_grid) != 2:
-        raise UserError(f'{last.name} does not look at the image: choose another with --map')
-    picture, query = photo.view(SIDE), parse_query(args.query)
-    seen = getattr(predictions.find(run.config.task.name), 'seen', None)
-    picture = picture if seen is None else seen(picture)
-    factor = picture.shape[0] // photo.image.shape[0]
-    options: dict[str, Any] = {
-        'layer': args.layer,
-        'title': f'{caption(photo.path.name, outputs, run.class_names)} ({photo.note})',
-        'seen': tuple(factor * side for side in photo.seen),
-    }
-    if len(last.query_grid) == 1 and args.query is None:
-        names = query_names(run, outputs)
-        figure = attention.draw_queries(
-            picture, weights, last.key_grid, head=args.head, names=names, **options
-        )
-    elif args.head is not None:
-        raise UserError(f'--head {args.head}: the heads of the layer are all drawn')
-    else:
-        figure = attention.draw_layers(
-            picture,
-            weights,
-            last.query_grid,
-            last.key_grid,
-            query=query,
-            to_itself=last.to_itself,
-            **options,
-        )
-    depth, heads = weights.shape[:2]
-    size = ' x '.join(map(str, last.key_grid))
-    return figure, f'{depth} layers x {heads} heads, {size} patches; {photo.note}'
+    outputs, maps = look(run, batch_of_one(photo.fields))
+    viz = predictions.find(run.config.task.name)
+    choice = choice_of(args)
+    return attention_pictures.of_photo(photo, outputs, maps, viz, run.class_names, choice)
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
@@ -173,34 +150,16 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     return figure, f'{chosen[0].name}{more}'
 
 
-def query_names(run: Any, outputs: dict[str, Any]) -> dict[int, str] | None:
-    """The queries worth drawing, with names, if what shows the task's predictions tells them."""
-    from vit_jax.viz import predictions
-
-    queries = getattr(predictions.find(run.config.task.name), 'queries', None)
-    return queries and queries(outputs, run.class_names)
-
-
-def caption(name: str, outputs: dict[str, Any], class_names: Sequence[str]) -> str:
-    """The file's name, and what the model takes it for."""
-    import numpy as np
-
-    logits = np.asarray(outputs.get('logits', ()))
-    if logits.ndim != 2 or len(class_names) != logits.shape[1]:
-        return name
-    return f'{name}: {class_names[int(logits[0].argmax())]}'
-
-
 def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The map between the words of two sentences, or of one to itself, and a line about it.
 
     Raises:
       UserError: if the run does not translate text, or the sentences do not fit it.
     """
-    from vit_jax.inference import attention as maps_of
+    from vit_jax.inference import attention_pictures
+    from vit_jax.inference.attention import look
     from vit_jax.inference.predict import batch_of_one
     from vit_jax.inference.text import own_translation, sentence_reader
-    from vit_jax.viz import alignment, attention
 
     reader = sentence_reader(run)
     source = reader.read_whole(args.inputs[0], 'source')
@@ -208,19 +167,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = reader.read_whole(args.inputs[1], 'target')
     else:
         target = own_translation(run, reader, source)
-    _, maps = maps_of.look(run, batch_of_one({'source': source, 'target': target}))
-    stack = maps_of.choose_stack(maps, 'encoder' if args.of_source else args.map or '')
-    weights = maps_of.stacked(stack)
-    chosen, words = attention.of_layer(weights, args.layer, args.head)
-    (who, rows), (whom, columns) = maps_of.sentence_axes(stack[-1], source, target)
-    kind = 'self-attention' if whom.startswith(who) else 'attention'
-    figure = alignment.draw(
-        chosen,
-        reader.vocab.pieces(rows),
-        reader.vocab.pieces(columns),
-        names=(who, whom),
-        title=f'{run.config.model.name}: {kind}, {words}',
+    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
+    return attention_pictures.of_sentences(
+        source, target, maps, reader.vocab, run.config.model.name, choice_of(args)
     )
-    depth, heads = weights.shape[:2]
-    line = f'{depth} layers x {heads} heads, {len(rows)} x {len(columns)} tokens'
-    return figure, line if who == 'source' else f'{line}; {reader.vocab.decode(target)}'

@@ -27,14 +27,8 @@ def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], lis
     if attention_maps is None:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
 
-    @jax.jit
-    def apply(variables: Any, batch: Any) -> Any:
-        inputs = run.task.inputs(batch)
-        bound = step.bind(run.model, run.task, variables, batch)
-        outputs, sown = bound(*inputs, mutable=['intermediates'])
-        return outputs, sown.get('intermediates', {}), inputs
-
-    outputs, intermediates, inputs = apply(run.variables, dict(batch))
+    compiled = jax.jit(step.make_look_step(run.model, run.task))
+    outputs, intermediates, inputs = compiled(run.variables, dict(batch))
     return outputs, attention_maps(intermediates, *inputs)
 
 

@@ -108,6 +108,10 @@ class Jit:
         sharding = NamedSharding(self.mesh, BATCH)
         return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
 
+    def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """The whole batch, the same in every process, on each device."""
+        return jax.tree.map(partial(_place, sharding=NamedSharding(self.mesh, P())), batch)
+
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         """(state, batch) -> (state, metrics); the old state's buffers are reused."""
         state = self.shardings(abstract_state)
@@ -120,7 +124,7 @@ class Jit:
         )
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        """(variables, batch) -> what an eval or predict step returns, replicated."""
+        """(variables, batch) -> what a step that trains nothing returns, replicated."""
         replicated = NamedSharding(self.mesh, P())
         return jax.jit(_told(eval_step, self._target), out_shardings=replicated)
 
@@ -168,6 +172,10 @@ class Pmap:
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
         return jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+    def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        n = len(self.devices)
+        return jax.tree.map(lambda x: np.broadcast_to(x, (n, *x.shape)), batch)
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state

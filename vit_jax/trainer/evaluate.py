@@ -21,6 +21,7 @@ from vit_jax import step as step_lib
 from vit_jax.config import defaults
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.runtime import sharding
 
 PyTree = Any
@@ -44,6 +45,8 @@ class EvalSteps:
     Attributes:
       layout: that the steps are compiled for.
       evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      look: (variables, batch that every device has whole) -> (the model's outputs, its attention
+        maps); None for a model without them.
       derive: {metric: mean} of a whole pass -> what follows from them, for a task that has it.
     """
 
@@ -51,6 +54,7 @@ class EvalSteps:
     evaluate: Callable
     predict: Callable | None
     derive: Callable[[dict[str, float]], dict[str, float]]
+    look: Callable | None = None
 
 
 def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
@@ -69,7 +73,19 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0)
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,
         derive=getattr(task, 'derive', lambda means: {}),
+        look=_looker(model, task, layout, seed) if hasattr(model, 'attention_maps') else None,
     )
+
+
+def _looker(model: Any, task: Any, layout: sharding.Layout, seed: int) -> Callable:
+    look_step = step_lib.make_look_step(model, task, seed=seed, axis_name=layout.axis_name)
+    compiled = layout.compile_eval(look_step)
+
+    def look(variables: PyTree, batch: Batch) -> tuple[dict[str, Any], list[AttentionMap]]:
+        outputs, intermediates, inputs = compiled(variables, layout.put_copies(batch))
+        return outputs, model.attention_maps(intermediates, *inputs)
+
+    return look
 
 
 def open_data(

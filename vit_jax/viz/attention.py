@@ -224,7 +224,7 @@ def _lay_out(
     large, *others = (_cut(pictures, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
     inches, across = 9.0, len(large)
-    columns = [_columns(len(section)) for section in sections.values()]
+    columns = [_columns(len(section), across) for section in sections.values()]
     tall = large['input'].shape[0] / large['input'].shape[1]
     counts = map(len, sections.values())
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
@@ -242,9 +242,9 @@ def _lay_out(
     return figure
 
 
-def _columns(count: int) -> int:
-    """So many pictures side by side that few places stay empty."""
-    return max(count, 2) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
+def _columns(count: int, least: int) -> int:
+    """So many pictures side by side that few places stay empty; at least as many as large ones."""
+    return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
 def _add_bar(part: SubFigure) -> None:

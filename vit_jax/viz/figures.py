@@ -68,6 +68,7 @@ def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
     """An image [H, W, 3] without axes, its title above it."""
     axes.imshow(image, interpolation='nearest')
+    axes.set(xticks=[], yticks=[])  # ticks that are hidden still take time to lay out
     axes.set_axis_off()
     axes.set_title(title, fontsize=size, color=INK, pad=3)
 
