@@ -37,11 +37,13 @@ class Evaluated:
       results: {'test/accuracy': ...}.
       bests: the best results so far, these included.
       pruned: whether `report` ends the run.
+      why: why they end it before its last step; empty if they do not.
     """
 
     results: dict[str, float]
     bests: Bests
     pruned: bool = False
+    why: str = ''
 
 
 Report = Callable[[int, dict[str, float]], bool]
@@ -161,27 +163,29 @@ def evaluate_and_tell(
       known: whether an earlier start has judged, written and reported it.
     """
     writer, told, names = surroundings.writer, surroundings.told, due_evals(training, step)
+    judge, last = training.judge, step == training.timetable.total
     try:
         results = evaluate_due(training, state, names, told)
         if not known:
-            bests = training.judge.after(bests, step, results)
-        if early := training.judge.has_ended(bests):
+            bests = judge.after(bests, step, results)
+        if early := judge.has_ended(bests):
             rest = [name for name in training.evaluations if name not in names]
             results |= evaluate_due(training, state, rest, told)
             names += rest
     except Interrupted:
         return None
+    why = '' if last else judge.reason(bests)
     if known:
-        return Evaluated(results, bests)
+        return Evaluated(results, bests, why=why)
     writer.write(step, {**results, **signatures(training, names)})
     writer.show_eval(step, results)
     writer.draw()
     surroundings.watchdog.beat(f'the evaluation after step {step}')
-    ends = early or step == training.timetable.total
+    ends = early or last
     if due_examples(training, step, names, ends):
         assert training.examples is not None
         steps = training.program.eval_steps
         training.examples.show(steps, state.variables, step, writer)
         surroundings.watchdog.beat(f'the examples shown after step {step}')
     pruned = surroundings.report(step, results) and not ends
-    return Evaluated(results, bests, pruned)
+    return Evaluated(results, bests, pruned, why)

@@ -141,9 +141,9 @@ def train(
             result = last.results | broken_records.counts(training)
             if writer.trouble:
                 raise Preempted(f'{writer.trouble}; the state is saved')
-            if why := training.judge.reason(last.bests):
-                writer.say(why)
-            write_result(folder, result, why)
+            if last.why:
+                writer.say(last.why)
+            write_result(folder, result, last.why)
             return result
         finally:
             surroundings.profile.close()
