@@ -1,6 +1,7 @@
 """The best evaluated step is kept, and a run that gets no better ends, however often it stops."""
 
 import json
+import shutil
 
 import pytest
 from helpers.xla import use_one_device
@@ -199,6 +200,28 @@ def test_a_run_that_gets_no_better_ends_and_stays_ended(make_config, tmp_path, e
     assert set(evaluated) == {8}
     assert (tmp_path / 'result.json').read_text() == stored
     assert [line['step'] for line in lines(tmp_path)] == [2, 4, 6, 8]
+
+
+def test_a_run_that_was_at_its_end_anyway_has_not_ended_early(make_config, tmp_path, evaluated):
+    train.train(make_config(*EARLY, 'total=8 steps'), tmp_path)
+    assert json.loads((tmp_path / 'result.json').read_text()).keys() == {
+        'test/accuracy',
+        'test/loss',
+    }
+
+
+@pytest.mark.fault(60)
+def test_a_folder_that_was_deleted_is_not_made_anew(make_config, tmp_path, evaluated):
+    folder = tmp_path / 'run'
+
+    def delete(step, results):
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+
+    with pytest.raises(UserError, match='was deleted during the run'):
+        train.train(make_config(), folder, report=delete)
+    assert evaluated == [2, 4], 'as far as the next save'
+    assert not folder.exists()
 
 
 @pytest.mark.fault(59)

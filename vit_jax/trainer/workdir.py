@@ -139,7 +139,7 @@ def traceless(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     except Diverged:
         raise
     except UserError:
-        if ours and run_folder.saved_nothing(folder):
+        if ours and folder.is_dir() and run_folder.saved_nothing(folder):
             _clear(folder, existed)
         raise
 

@@ -201,8 +201,8 @@ class Writer:
         self.say(f'step {step}/{self.total_steps}  ' + '  '.join(words))
 
     def draw(self) -> None:
-        """Refreshes curves.png."""
-        if not self.enabled or self.trouble:
+        """Refreshes curves.png; a folder that was deleted is not made anew for it."""
+        if not self.enabled or self.trouble or not self.mirror.folder.is_dir():
             return
         with self._watched(run_folder.CURVES):
             curves.plot_curves(self.mirror.folder, self.config)
