@@ -71,3 +71,5 @@ def test_evaluate_gives_all_twelve_numbers(run, capsys):
     expected = json.loads((run / 'result.json').read_text())
     assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-4)
     assert sum(key.startswith('ap/') for key in expected) == 12
+    assert cli.main(['evaluate', '--workdir', str(run), '--image-size', '32']) == 2
+    assert '.sizes, and takes those of any size; leave the flag out' in capsys.readouterr().err

@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if entries:
         choose_evaluators(run, entries)
     if (size := image_size(args)) is not None:
+        require_crops(run.config.evals, args.image_size)
         given['transforms'] = crop(size)
     choose_data(run, {k: v for k, v in given.items() if v is not None})
     titles = {} if entries else titles_by_split(run, args.split)
@@ -158,6 +159,16 @@ def choose_data(run: Any, given: dict[str, Any]) -> None:
     if run.step is None:
         for section in run.config.evals.values():
             require_fit(run, section)
+
+
+def require_crops(evals: Any, size: str) -> None:
+    """Raises UserError for --image-size where what is evaluated are whole images."""
+    for name, section in evals.items():
+        if section.get('sizes'):
+            raise UserError(
+                f'--image-size {size}: the model gets whole images, padded to '
+                f'config.evals.{name}.sizes, and takes those of any size; leave the flag out'
+            )
 
 
 def titles_by_split(run: Any, split: str | None) -> dict[str, str]:
