@@ -63,7 +63,11 @@ def test_a_table_an_image(smoke_run, files, capsys, tmp_path):
 def test_an_earlier_checkpoint(smoke_run, files, capsys):
     argv = ['predict', '--workdir', str(smoke_run), str(files[0]), '--json', '--step']
     assert cli.main([*argv, '10']) == 0
-    assert json.loads(capsys.readouterr().out)['step'] == 10
+    found = json.loads(capsys.readouterr().out)
+    assert found['step'] == 10
+    named = ['--checkpoint', str(smoke_run / 'checkpoints' / '10'), str(files[0]), '--json']
+    assert cli.main(['predict', *named]) == 0
+    assert json.loads(capsys.readouterr().out) == found
     assert cli.main([*argv, '7']) == 2
     assert '10' in capsys.readouterr().err
 

@@ -45,7 +45,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--checkpoint',
         metavar='FILE',
-        help='instead of a run the weights of another code base: .npz, .safetensors, or a folder',
+        help='instead of a run the weights of another code base: .npz, .safetensors, or a folder; '
+        'RUN/checkpoints/STEP is that run at this step',
     )
     parser.add_argument(
         '--image-size',
@@ -66,9 +67,11 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     """
     check_model_flags(parser, args)
     size = image_size(args)
-    from vit_jax.inference.load import load_foreign, load_run
+    from vit_jax.inference.load import load_foreign, load_run, own_run
 
     if args.checkpoint is not None:
+        if (own := own_run(args.checkpoint)) is not None:
+            return load_run(*own, size, allowed=args.allow)
         return load_foreign(args.checkpoint, size, getattr(args, 'imported', None), args.allow)
     return load_run(args.workdir, args.step, size, args.average, args.allow)
 
@@ -80,10 +83,12 @@ def task_name(args: argparse.Namespace) -> str:
       UserError: if the folder holds no run, the checkpoint cannot be read, or its config names code
         that is not allowed.
     """
-    from vit_jax.inference.load import read_config
+    from vit_jax.inference.load import own_run, read_config
     from vit_jax.interop import load
 
     if args.workdir is None:
+        if (own := own_run(args.checkpoint)) is not None:
+            return read_config(own[0], args.allow).task.name
         args.imported = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
         return args.imported.task['name']
     return read_config(args.workdir, args.allow).task.name

@@ -128,6 +128,18 @@ def load_run(
     return Run(workdir, config, model, task, variables, found, names, image, size)
 
 
+def own_run(path: str | pathlib.Path) -> tuple[pathlib.Path, Step] | None:
+    """The run folder and the step that the path of a checkpoint names; None if it is no run's.
+
+    Raises:
+      UserError: if object storage cannot be reached.
+    """
+    if (found := interop.locate(path)) is None:
+        return None
+    folder, step = found
+    return (folder.parent, step) if (folder.parent / run_folder.CONFIG).is_file() else None
+
+
 def eval_section(config: ConfigDict) -> ConfigDict:
     """The data section of the first evaluation; that of training if there is none."""
     return next(iter(config.evals.values()), config.data)
