@@ -118,3 +118,16 @@ def test_a_folder_without_runs_is_a_mistake(tmp_path):
     (tmp_path / 'config.json').write_text('{')
     with pytest.raises(UserError, match='is no config of a run'):
         runs.collect([tmp_path], lambda meta: None)
+
+
+def test_runs_of_other_tasks_stand_beside_no_classifiers(tmp_path):
+    for name in ('classify', 'detect', 'classify'):
+        make_run(tmp_path / str(len(list(tmp_path.iterdir()))), task={'name': name})
+    rows = list(csv.DictReader(io.StringIO(runs.to_csv(runs.collect([tmp_path], lambda m: None)))))
+    kept, left_out = runs.classifiers(rows, ('model',))
+    assert [row['run'][-1] for row in kept] == ['0', '2']
+    assert left_out == [f'{tmp_path}/1: its task is detect']
+    assert runs.classifiers(rows, ('config.task.name',)) == (rows, [])
+    assert runs.classifiers(rows[1:2], ()) == (rows[1:2], []), 'none of them classifies'
+    (alone,) = runs.collect([tmp_path / '0'], lambda meta: None)
+    assert runs.classifiers([alone], ()) == ([alone], []), 'they have no column of tasks'

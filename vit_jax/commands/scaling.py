@@ -116,7 +116,9 @@ def report(argv: Sequence[str]) -> int:
     taken = [row for row in read if args.unfinished or row['finished'] == '1']
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
-    fitted, skipped = table.usable(taken, options)
+    alike, others = runs.classifiers(taken, options.by)
+    fitted, skipped = table.usable(alike, options)
+    skipped = others + skipped
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
     curves = table.fit_curves(fitted, options)

@@ -18,6 +18,7 @@ from vit_jax.storage import paths, run_folder, step_folder
 from vit_jax.storage.run_folder import Series
 
 Cell = str | int | float | None
+_TASK, _CLASSIFY = 'config.task.name', 'classify'
 FlopsOf = Callable[[dict[str, Any]], float | None]
 
 
@@ -127,6 +128,28 @@ def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
         else:
             flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
     return flat
+
+
+def classifiers(
+    rows: Sequence[dict[str, str]], by: Sequence[str]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """The rows of the runs that classify, where some do and others have another task.
+
+    What tasks call accuracy or loss is not the same in all of them.
+
+    Args:
+      rows: of runs, as they are read of the table of `collect`.
+      by: columns whose values tell curves apart; where the task is one of them, all rows stay.
+
+    Returns:
+      The rows, and a line for each that is left out.
+    """
+    tasks = [row.get(_TASK, '') for row in rows]
+    if _TASK in by or _CLASSIFY not in tasks:
+        return list(rows), []
+    pairs = list(zip(rows, tasks, strict=True))
+    others = [f'{row["run"]}: its task is {task}' for row, task in pairs if task != _CLASSIFY]
+    return [row for row, task in pairs if task == _CLASSIFY], others
 
 
 def to_csv(rows: Sequence[Mapping[str, Cell]]) -> str:
