@@ -131,15 +131,14 @@ def draw_layers(
     if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
         heat = heat_map(rollout(weights), query_grid, key_grid, query)
         large['rollout'] = overlay(image, heat)
+    heads = heat_map(weights[chosen], query_grid, key_grid, query)
     sections = {
-        'Layers, mean of heads (each map is scaled to its own maximum)': {
-            f'layer {i}': overlay(image, h) for i, h in enumerate(layers)
-        },
-        f'Heads of layer {chosen}': {
-            f'head {i}': overlay(image, h)
-            for i, h in enumerate(heat_map(weights[chosen], query_grid, key_grid, query))
-        },
+        f'Heads of layer {chosen}': {f'head {i}': overlay(image, h) for i, h in enumerate(heads)}
     }
+    if len(layers) > 1:  # else it is among the large ones
+        heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
+        shown = {f'layer {i}': overlay(image, h) for i, h in enumerate(layers)}
+        sections = {heading: shown, **sections}
     marker = _marker(image, query_grid, query)
     return _lay_out(title, large, sections, marker, seen)
 
@@ -224,7 +223,7 @@ def _lay_out(
     large, *others = (_cut(pictures, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
     inches, across = 9.0, len(large)
-    columns = [_columns(len(section), across) for section in sections.values()]
+    columns = [_columns(len(section), across + 1) for section in sections.values()]
     tall = large['input'].shape[0] / large['input'].shape[1]
     counts = map(len, sections.values())
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
@@ -243,7 +242,7 @@ def _lay_out(
 
 
 def _columns(count: int, least: int) -> int:
-    """So many pictures side by side that few places stay empty; at least as many as large ones."""
+    """So many pictures side by side that few places stay empty, but no fewer than `least`."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
