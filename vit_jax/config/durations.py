@@ -40,7 +40,8 @@ class Every:
       eval: the entries of `config.evals` that do not say it themselves.
       checkpoint: the state.
       examples: with the results of the first evaluation, writers also get a picture or a table of
-        a few of its examples and of what the model makes of them; and with its last results.
+        a few of its examples and of what the model makes of them, and where it looks in the first;
+        and with its last results.
     """
 
     log: Duration = '1%'

@@ -44,7 +44,8 @@ def draw(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Fi
             colour = 'white' if shares[row, column] > 0.6 else figures.INK
             text = f'{matrix[row, column]:,}'
             axes.text(column, row, text, ha='center', va='center', fontsize=7, color=colour)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, label='share of the class')
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.set_label('share of the class', color=figures.FAINT)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=figures.FAINT, labelsize=8, length=0)
     return figure
