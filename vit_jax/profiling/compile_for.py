@@ -20,7 +20,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.profiling import topology
 
-FACTS, RESULT, ERROR = 'facts.json', 'result.json', 'error.json'
+REQUEST, FACTS, RESULT, ERROR = (f'{n}.json' for n in ('request', 'facts', 'result', 'error'))
 SCHEDULED = '*.after_optimizations_after_buffer_assignment.txt'
 BUFFERS = '*.after_optimizations-buffer-assignment.txt'
 FINAL = '*.after_codegen.txt'
@@ -65,24 +65,21 @@ def compile_step(request: Mapping[str, Any], *, cycles: bool = False) -> Compile
     topology.require_compiler()
     with tempfile.TemporaryDirectory(prefix='vit_jax-preflight-') as name:
         folder, began = pathlib.Path(name), time.perf_counter()
+        (folder / REQUEST).write_text(json.dumps(request))
         environment = topology.environment() | {'XLA_FLAGS': FLAGS.format(folder)}
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
                 [sys.executable, '-m', 'vit_jax.trainer.ahead', name],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.PIPE,  # by whose end it notices ours
                 stdout=stderr,
                 stderr=stderr,
-                text=True,
                 env=environment,
             )
             try:
-                assert process.stdin
-                process.stdin.write(json.dumps(request))
-                process.stdin.close()
                 _wait(process, folder, FINAL if cycles else SCHEDULED)
             finally:
                 process.kill()
-                process.wait()
+                process.communicate()
         return _read(folder, cycles, time.perf_counter() - began)
 
 

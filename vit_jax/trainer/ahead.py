@@ -1,7 +1,8 @@
 """A run's programs, compiled for chips that are not here.
 
 `python -m vit_jax.trainer.ahead` is the process that `profiling.compile_for` starts: libtpu is
-loaded in it alone, and it may be ended as soon as what it compiles is scheduled.
+loaded in it alone, and it may be ended as soon as what it compiles is scheduled. It ends with
+whoever started it, who would have removed the folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +23,9 @@ from vit_jax.config import load as config_lib
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark, flops, topology
-from vit_jax.profiling.compile_for import ERROR, FACTS, RESULT
+from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
-from vit_jax.runtime import sharding
+from vit_jax.runtime import lifeline, sharding
 from vit_jax.trainer.build import Program, make_program
 
 STEPS = ('train', 'eval')
@@ -109,8 +111,9 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
 
 if __name__ == '__main__':
     target = pathlib.Path(sys.argv[1])
+    lifeline.end_with_parent(lambda: shutil.rmtree(target, ignore_errors=True))
     try:
-        main(json.loads(sys.stdin.read()), target)
+        main(json.loads((target / REQUEST).read_text()), target)
     except (UserError, jax.errors.JaxRuntimeError) as e:
         kind = 'user' if isinstance(e, UserError) else 'compiler'
         (target / ERROR).write_text(json.dumps({'kind': kind, 'message': str(e)}))
