@@ -12,6 +12,7 @@ from vit_jax.commands import launch
 from vit_jax.commands import preflight as command
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.nn.recompute import POLICIES
 from vit_jax.profiling import compile_for, preflight, topology
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -73,11 +74,27 @@ def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
     assert run(*words) == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'does not fit: 32 of 16 GiB' in printed
-    tried = ('model.remat=True', 'parallel.fsdp=4', 'step.accum_steps=2', 'batch_size=64')
+    policies = ('model.remat=dots', 'model.remat=names', 'model.remat=nothing')
+    tried = (*policies, 'parallel.fsdp=4', 'step.accum_steps=2', 'batch_size=64')
     assert len(fake_compiler) == 1 + len(tried)
     for override in tried:
         assert f'--config.{override} ' in printed
-    assert fake_compiler[2]['config']['parallel']['fsdp'] == 4
+    assert [r['config']['model'].get('remat') for r in fake_compiler[1:4]] == list(POLICIES)
+    assert fake_compiler[4]['config']['parallel']['fsdp'] == 4
+
+
+def test_scan_that_does_not_fit_is_told_why(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
+    assert run(*words, '--config.model.scan=True') == EXIT_FAILED
+    printed = capsys.readouterr().out
+    assert 'model.scan=True without model.remat keeps all' in printed
+    for override in ('model.remat=dots', 'model.remat=names', 'model.scan=False'):
+        assert f'--config.{override} ' in printed
+    assert run(*words, '--config.model.scan=True', '--config.model.remat=names') == EXIT_FAILED
+    printed = capsys.readouterr().out
+    assert 'without model.remat' not in printed
+    assert 'model.remat=dots' not in printed, 'it keeps more than names do'
+    assert '--config.model.remat=nothing ' in printed
 
 
 def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):

@@ -70,7 +70,9 @@ def test_the_forward_pass_does_not_depend_on_how_it_is_compiled(options):
     assert counted == 2 * 2 * vit_macs('Ti/16', 64, 10, **SHALLOW)
 
 
-@pytest.mark.parametrize(('options', 'forwards'), [({}, 0), ({'remat': True}, 1)])
+@pytest.mark.parametrize(
+    ('options', 'forwards'), [({}, 0), ({'remat': True}, 1), ({'remat': 'dots'}, 0.02)]
+)
 def test_gradients_cost_twice_the_forward_pass_and_remat_recomputes_the_blocks(options, forwards):
     model = vit.Model(num_classes=10, **vit.variant('Ti/16') | SHALLOW, **options)
     images = spec(2, 64, 64, 3)

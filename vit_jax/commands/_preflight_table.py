@@ -109,8 +109,13 @@ def print_run(run: Any, price: float | None) -> None:
     )
 
 
-def print_remedies(tried: Mapping[str, Any]) -> None:
-    """What would make it fit, each compiled."""
+def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
+    """What would make it fit, each compiled; `stacks_all` if scanned blocks recompute nothing."""
+    if stacks_all:
+        _console().print(
+            'model.scan=True without model.remat keeps all that the blocks compute, in one stack, '
+            'until the backward pass; what each of these would give:\n'
+        )
     table = _table('with', 'GiB a chip', 'fits', 'at least ms', 'MFU')
     for override, report in tried.items():
         found = ['-', '-']

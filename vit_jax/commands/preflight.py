@@ -109,7 +109,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
         if fits and not args.eval:
             table.print_run(run, args.price)
         if tried:
-            table.print_remedies(tried)
+            table.print_remedies(tried, preflight.stacks_all(config) and not args.eval)
     if args.out and fits:
         _draw(reports[0], args.out)
     return 0 if fits else EXIT_FAILED

@@ -25,6 +25,7 @@ from vit_jax.nn.parameter_pictures import (
     position_similarity,
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid
+from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import check_rate, example_keys
 
 # What of the parameters is a ViT.
@@ -44,7 +45,9 @@ class Model(nn.Module):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: recompute blocks in the backward pass; see `Encoder`.
+      remat: what blocks keep for the backward pass, which computes the rest again: everything if
+        False, nothing if True or 'nothing'; 'names' what attention finds and the hidden layer of
+        the MLP; 'dots' all products with kernels. See docs/tpu.md.
       attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
         VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
@@ -67,7 +70,7 @@ class Model(nn.Module):
     gelu: str = 'erf'
     norm_eps: float = 1e-6
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
 
@@ -75,6 +78,7 @@ class Model(nn.Module):
         check_choice('gelu', self.gelu, GELUS)
         check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, vit.DTYPES)
+        check_remat(self.remat)
         check_rate('mask_ratio', self.mask_ratio)
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
             check_multiple(width, getattr(self, width), heads, getattr(self, heads))

@@ -20,6 +20,7 @@ from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import PatchEmbed
+from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import Dropout, check_rate
 from vit_jax.nn.window_stages import INIT, Block, Stage, is_shifted, pad_to_multiple
 from vit_jax.nn.windows import WindowMap, Windows
@@ -72,7 +73,9 @@ class Model(nn.Module):
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
-      remat: recompute blocks in the backward pass instead of keeping their activations.
+      remat: what blocks keep for the backward pass, which computes the rest again: everything if
+        False, nothing if True or 'nothing'; 'names' what attention finds and the hidden layer of
+        the MLP; 'dots' all products with kernels. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
@@ -91,12 +94,13 @@ class Model(nn.Module):
     drop_path: float = 0.0
     gelu: str = 'erf'
     norm_eps: float = 1e-5
-    remat: bool = False
+    remat: bool | str = False
     dtype: str = 'float32'
 
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)
+        check_remat(self.remat)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
         if self.window < 1:

@@ -27,6 +27,7 @@ from vit_jax.nn.parameter_pictures import (
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.pooling import MapHead
 from vit_jax.nn.positions import learned, sincos2d
+from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import Dropout, check_rate
 
 POOLS = ('cls', 'gap', 'patches', 'map', 'none')
@@ -103,7 +104,9 @@ class Model(nn.Module):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
-      remat: recompute blocks in the backward pass; see `Encoder`.
+      remat: what blocks keep for the backward pass, which computes the rest again: everything if
+        False, nothing if True or 'nothing'; 'names' what attention finds and the hidden layer of
+        the MLP; 'dots' all products with kernels. See docs/tpu.md.
       attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
         VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
@@ -133,7 +136,7 @@ class Model(nn.Module):
     gelu: str = 'tanh'
     norm_eps: float = 1e-6
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
     residual_dtype: str | None = None
@@ -145,6 +148,7 @@ class Model(nn.Module):
         check_choice('gelu', self.gelu, GELUS)
         check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, DTYPES)
+        check_remat(self.remat)
         if self.residual_dtype is not None:
             check_choice('residual_dtype', self.residual_dtype, DTYPES)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):

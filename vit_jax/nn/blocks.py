@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.recompute import HIDDEN, named, recomputed
 from vit_jax.nn.stochastic import Dropout, DropPath
 
 
@@ -44,7 +45,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
         layer = functools.partial(dense, dtype=self.dtype, kernel_init=self.kernel_init)
-        y = layer(self.hidden_dim, name='fc1')(x)
+        y = named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
         y = GELUS[self.gelu](y)
         y = Dropout(self.dropout)(y, train)
         return layer(x.shape[-1], name='fc2')(y)
@@ -102,7 +103,7 @@ class Encoder(nn.Module):
       drop_path: rate of the last block; the rates rise linearly from 0 at the first.
       scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what of a block is computed again in the backward pass; see `nn/recompute.py`.
       final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final layer norm.
       dtype: of the computation.
@@ -112,7 +113,7 @@ class Encoder(nn.Module):
     depth: int
     drop_path: float = 0.0
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
     final_norm: bool = True
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
@@ -122,7 +123,7 @@ class Encoder(nn.Module):
         def apply(block: nn.Module, x: Array, rate: float | Array) -> Array:
             return block(x, train, rate)
 
-        apply = nn.remat(apply, prevent_cse=not self.scan) if self.remat else apply
+        apply = recomputed(apply, self.remat, prevent_cse=not self.scan)
         rates = np.linspace(0.0, self.drop_path, self.depth)
         if self.scan:
             x = self._scan(apply, x, rates)

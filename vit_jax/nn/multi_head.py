@@ -18,6 +18,7 @@ from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import attend, attention_weights
 from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
+from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.stochastic import Dropout
 
 
@@ -101,7 +102,9 @@ class MergeHeads(nn.Module):
         kernel = self.param('kernel', init, (heads, size, width))
         bias = self.param('bias', nn.initializers.zeros, (width,))
         x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
-        return x @ kernel.reshape(width, width).astype(self.dtype) + bias.astype(self.dtype)
+        return named(ATTENDED, x) @ kernel.reshape(width, width).astype(self.dtype) + bias.astype(
+            self.dtype
+        )
 
 
 class MultiHeadAttention(nn.Module):

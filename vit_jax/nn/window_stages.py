@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.recompute import recomputed
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import WindowAttention
 
@@ -25,7 +26,7 @@ class Stage(nn.Module):
       block: makes a block, given whether it is shifted, and its name.
       drop_paths: of each block.
       merges: whether four neighbours become one token in the end.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what of a block is computed again in the backward pass; see `nn/recompute.py`.
       norm_eps: added to the variance in the norm of the merging.
       dtype: of the computation.
     """
@@ -33,7 +34,7 @@ class Stage(nn.Module):
     block: Callable[..., nn.Module]
     drop_paths: tuple[float, ...]
     merges: bool
-    remat: bool = False
+    remat: bool | str = False
     norm_eps: float = 1e-5
     dtype: Any = jnp.float32
 
@@ -42,7 +43,7 @@ class Stage(nn.Module):
         def apply(block: nn.Module, x: Array, rate: float) -> Array:
             return block(x, train, rate)
 
-        apply = nn.remat(apply, static_argnums=2) if self.remat else apply
+        apply = recomputed(apply, self.remat, static_argnums=2)
         for j, rate in enumerate(self.drop_paths):
             x = apply(self.block(shifted=is_shifted(j), name=f'block_{j}'), x, rate)
         return PatchMerging(self.norm_eps, self.dtype, name='merge')(x) if self.merges else x

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.nn.attention import attend, attention_weights
 from vit_jax.nn.attention_maps import keep
+from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.stochastic import Dropout
 
 # Added to the score of two tokens that a shift has made neighbours.
@@ -156,7 +157,7 @@ class WindowAttention(nn.Module):
         keep(self, weights)
         weights = Dropout(self.dropout)(weights, train)
         found = windows.restore(windows.join(attend(weights, value)))
-        return dense(features, axis=(-2, -1), name='out')(found)
+        return dense(features, axis=(-2, -1), name='out')(named(ATTENDED, found))
 
     def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
         """What is added to the scores, for all windows alike or for each."""

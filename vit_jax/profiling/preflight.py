@@ -9,9 +9,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, schema
+from vit_jax.config import defaults, schema, values
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
+from vit_jax.nn.recompute import POLICIES
 from vit_jax.profiling import memory_report, roofline, scheduled_hlo
 from vit_jax.profiling.compile_for import Compiled, compile_step
 from vit_jax.profiling.topology import Topology
@@ -220,16 +221,15 @@ def _costs(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost
 
 
 def remedies(config: ConfigDict, chips: int) -> list[str]:
-    """Overrides that make a step smaller, each by itself, as `model.remat=True`.
+    """Overrides that make a step smaller, each by itself, as `model.remat=dots`.
 
     Args:
       config: of the step that does not fit.
       chips: of the slice.
     """
-    found = []
-    remat = schema.parameters(config, 'model').get('remat')
-    if remat is not None and not config.model.get('remat', remat.default):
-        found.append('model.remat=True')
+    found = _recomputing(config)
+    if stacks_all(config):
+        found.append('model.scan=False')
     layout = defaults.arguments(config, 'parallel')
     if layout['fsdp'] * layout['tensor'] == 1 < chips:
         found.append(f'parallel.fsdp={chips}')
@@ -238,6 +238,28 @@ def remedies(config: ConfigDict, chips: int) -> list[str]:
     if not config.data.get('buckets') and config.batch_size % (2 * accum * shards) == 0:
         found += [f'step.accum_steps={2 * accum}', f'batch_size={config.batch_size // 2}']
     return found
+
+
+def _recomputing(config: ConfigDict) -> list[str]:
+    """Overrides by which less is kept than is now, the least in the end."""
+    remat = schema.parameters(config, 'model').get('remat')
+    if remat is None:
+        return []
+    now = config.model.get('remat', remat.default)
+    if str not in values.kinds(remat):
+        return [] if now else ['model.remat=True']
+    kept = list(POLICIES)
+    first = 0 if now is False else len(kept) if now is True else kept.index(now) + 1
+    return [f'model.remat={name}' for name in kept[first:]]
+
+
+def stacks_all(config: ConfigDict) -> bool:
+    """Whether all that scanned blocks compute is kept for the backward pass, in one stack."""
+    known = schema.parameters(config, 'model')
+    if not {'scan', 'remat'} <= known.keys():
+        return False
+    scan, remat = (config.model.get(key, known[key].default) for key in ('scan', 'remat'))
+    return bool(scan) and not remat
 
 
 def apply(config: ConfigDict, override: str) -> ConfigDict:
