@@ -76,6 +76,44 @@ def test_a_loop_counts_the_slices_that_it_reads_and_writes_as_often_as_it_runs(f
     assert read.bytes == write.bytes == 8 * 128 * 4
 
 
+def test_what_a_fusion_within_a_fusion_slices_is_all_that_is_read_and_written():
+    """As where the product of a scanned block takes its weights out of their stack itself."""
+    stack, part = 'f32[10,8,128]{2,1,0:T(8,128)}', 'f32[1,8,128]{2,1,0:T(8,128)}'
+    text = f"""HloModule m
+
+%inner_read (s.1: f32[10,8,128], i.1: s32[]) -> f32[1,8,128] {{
+  %s.1 = {stack} parameter(0)
+  %i.1 = s32[] parameter(1)
+  ROOT %slice = {part} dynamic-slice(%s.1, %i.1, %i.1, %i.1), dynamic_slice_sizes={{1,8,128}}
+}}
+
+%inner_write (s.2: f32[10,8,128], i.2: s32[], x.2: f32[1,8,128]) -> f32[10,8,128] {{
+  %s.2 = {stack} parameter(0)
+  %i.2 = s32[] parameter(1)
+  %x.2 = {part} parameter(2)
+  ROOT %update = {stack} dynamic-update-slice(%s.2, %x.2, %i.2, %i.2, %i.2)
+}}
+
+%outer (s.3: f32[10,8,128], t.3: f32[10,8,128], i.3: s32[]) -> f32[10,8,128] {{
+  %s.3 = {stack} parameter(0)
+  %t.3 = {stack} parameter(1)
+  %i.3 = s32[] parameter(2)
+  %read = {part} fusion(%s.3, %i.3), kind=kLoop, calls=%inner_read
+  %sin = {part} sine(%read)
+  ROOT %write = {stack} fusion(%t.3, %i.3, %sin), kind=kLoop, calls=%inner_write
+}}
+
+ENTRY %main (s: f32[10,8,128], i: s32[]) -> f32[10,8,128] {{
+  %s = {stack} parameter(0)
+  %i = s32[]{{:T(128)S(6)}} parameter(1)
+  %empty = {stack} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %both = {stack} fusion(%s, %empty, %i), kind=kOutput, calls=%outer
+}}
+"""
+    (operation,) = roofline.operations(scheduled_hlo.parse(text))
+    assert operation.bytes == 2 * 8 * 128 * 4
+
+
 def test_a_loop_without_a_known_count_runs_until_its_counter_is_at_the_limit(found):
     assert found['encoder/norm, forward', 'sqrt'].count == 8  # 0, 2, ... 14
 

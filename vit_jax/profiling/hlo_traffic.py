@@ -21,7 +21,7 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     operands = [computation[name] for name in instruction.operands]
     opcode = instruction.opcode
     if opcode in ('fusion', 'async-start') and instruction.called:
-        return _of_fusion(module.computations[instruction.called[0]], operands, instruction)
+        return _of_fusion(module, operands, instruction)
     if opcode == UPDATE:
         return _hbm(operands[1]) + _hbm(operands[1], of=instruction)
     written = instruction.arrays[:1] if opcode.endswith('-start') else instruction.arrays
@@ -31,31 +31,43 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     return out + sum(_hbm(operand) for operand in operands)
 
 
-def _of_fusion(inside: Computation, operands: list[Instruction], outside: Instruction) -> int:
+def _of_fusion(module: Module, operands: list[Instruction], outside: Instruction) -> int:
+    inside = module.computations[outside.called[0]]
     written, read = _carried(outside)
     reads = sum(
-        _hbm(operand) if (part := _part_read(inside, parameter)) is None
+        _hbm(operand) if (part := _part_read(module, inside, parameter)) is None
         else part * (operand.arrays[0].space == 0)
         for i, (parameter, operand) in enumerate(zip(inside.parameters, operands, strict=False))
         if operand.arrays and i not in read
     )  # fmt: skip
-    return reads + _written(inside, outside, written)
+    return reads + _written(module, inside, outside, written)
 
 
-def _part_read(inside: Computation, parameter: Instruction) -> int | None:
-    """Bytes of a parameter that a fusion reads, None for all of them."""
+def _part_read(module: Module, inside: Computation, parameter: Instruction) -> int | None:
+    """Bytes of a parameter that a fusion, or one within it, reads; None for all of them."""
     total = 0
     for user in inside.users[parameter.name]:
-        if user.opcode in THROUGH:
-            part = _part_read(inside, user)
-            if part is None:
-                return None
-            total += part
+        if user.opcode in THROUGH or user.opcode == 'fusion':
+            for where, name in _names_of(module, inside, user, parameter):
+                if (part := _part_read(module, where, name)) is None:
+                    return None
+                total += part
         elif user.opcode in SLICES and user.operands[0] == parameter.name:
             total += user.arrays[0].size
         elif user.opcode != UPDATE or user.operands[0] != parameter.name:
             return None
     return total
+
+
+def _names_of(
+    module: Module, inside: Computation, user: Instruction, operand: Instruction
+) -> list[tuple[Computation, Instruction]]:
+    """What a user calls its operand: itself, or parameters where it is a fusion within a fusion."""
+    if user.opcode in THROUGH:
+        return [(inside, user)]
+    within = module.computations[user.called[0]]
+    pairs = zip(within.parameters, user.operands, strict=True)
+    return [(within, parameter) for parameter, name in pairs if name == operand.name]
 
 
 def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
@@ -68,7 +80,7 @@ def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
     return results, set() if begins(fusion) else {int(operand) for _, operand in pairs}
 
 
-def _written(inside: Computation, outside: Instruction, skipped: set[int]) -> int:
+def _written(module: Module, inside: Computation, outside: Instruction, skipped: set[int]) -> int:
     """Bytes that a fusion writes; in place of an array that it updates, the update."""
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
@@ -77,15 +89,19 @@ def _written(inside: Computation, outside: Instruction, skipped: set[int]) -> in
     if len(results) != len(outside.arrays):
         return sum(a.hbm for i, a in enumerate(outside.arrays) if i not in skipped)
     return sum(
-        _size_written(inside, result) * (array.space == 0)
+        _size_written(module, inside, result) * (array.space == 0)
         for i, (result, array) in enumerate(zip(results, outside.arrays, strict=True))
         if i not in skipped
     )
 
 
-def _size_written(inside: Computation, result: Instruction) -> int:
-    while result.opcode in THROUGH:
-        result = inside[result.operands[0]]
+def _size_written(module: Module, inside: Computation, result: Instruction) -> int:
+    while result.opcode in THROUGH or (result.opcode == 'fusion' and len(result.arrays) == 1):
+        if result.opcode == 'fusion':
+            inside = module.computations[result.called[0]]
+            result = inside.root
+        else:
+            result = inside[result.operands[0]]
     written = inside[result.operands[1]] if result.opcode == UPDATE else result
     return written.arrays[0].size
 
