@@ -171,11 +171,17 @@ def test_every_run_of_a_sweep_is_priced(fake_compiler, capsys, tmp_path):
     assert total.split()[-2:] == fits.split()[-2:]
 
 
-def test_nothing_is_rented_for_what_does_not_fit(fake_compiler):
+def test_nothing_is_rented_for_what_does_not_fit(fake_compiler, capsys):
     words = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
     config = ['gs://bucket/run', '--config', DIGITS, '--config.batch_size=128']
     with pytest.raises(UserError, match='does not fit on v5litepod-4'):
         launch.main([*words, *config])
+    capsys.readouterr()
+    assert launch.main([*words, *config[:-1]]) == 0
+    printed = capsys.readouterr()
+    assert 'fits: ' in printed.err
+    assert 'GiB' not in printed.out, 'that is the job alone'
+    assert 'v5litepod-4' in printed.out
 
 
 def test_a_mistake_is_told_in_one_line(fake_compiler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -197,7 +198,7 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _preflight(tpu: str, command: Sequence[str]) -> None:
-    """Compile what is to be trained for the slice.
+    """Compile what is to be trained for the slice; what is found goes to standard error.
 
     Raises:
       UserError: if it does not fit there, or nothing is trained.
@@ -205,7 +206,9 @@ def _preflight(tpu: str, command: Sequence[str]) -> None:
     if command[0] != 'train':
         raise UserError('launch sky: --preflight is of `train`')
     _, config = train.parse(command[1:])
-    if preflight.check(config, tpu):
+    with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
+        code = preflight.check(config, tpu)
+    if code:
         raise UserError(f'launch sky: it does not fit on {tpu}; nothing was submitted')
 
 
