@@ -24,13 +24,13 @@ def at_the_root(repo, monkeypatch):
 
 @pytest.fixture
 def fake_training(monkeypatch):
-    """`fake_training(f)`: a run's metric is f(config, step) at the steps 1, 2, 3."""
+    """`fake_training(f)`: a run's metric is f(config, step) at the steps 1, 2, 3, or others."""
 
-    def install(f):
+    def install(f, steps=(1, 2, 3)):
         def run(config, folder, report, **_):
-            for step in (1, 2, 3):
+            for step in steps:
                 results = {METRIC: f(config, step)}
-                if report(step, results) and step < 3:
+                if report(step, results) and step < steps[-1]:
                     raise train.Pruned
             return results
 

@@ -3,6 +3,7 @@
 import re
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip('optuna')
@@ -11,7 +12,7 @@ from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command
-from vit_jax.sweeps import space
+from vit_jax.sweeps import picture, space, status
 from vit_jax.sweeps.space import Sweep, grid
 
 
@@ -46,6 +47,16 @@ def test_status_best_and_plot(finished, capsys):
     drawn = svg.read_text()
     assert all(word in drawn for word in ('Learning rate', 'Seed', 'Evaluations', '4 complete'))
     assert '-- best' in drawn and '-- pruned' not in drawn  # the legend has what there is
+
+
+def test_one_value_of_one_dimension_is_a_curve(tmp_path, fake_training):
+    study = make(tmp_path, points=grid({'seed': [3, 1, 2]}))
+    fake_training(lambda config, step: 0.1 * config.seed, steps=[3])
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    (panel,) = picture.draw(study, study.trials(*status.ENDED)).axes
+    assert panel.get_title(loc='left') == 'Seed'
+    (curve,) = (line for line in panel.lines if len(line.get_xdata()) == 3)
+    np.testing.assert_allclose(curve.get_ydata(), [0.1, 0.2, 0.3])
 
 
 def test_nothing_to_show_yet(tmp_path, capsys):

@@ -36,24 +36,32 @@ def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
 
 
 def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
-    """Draw one panel for the courses and one for each dimension, at most three in a row."""
+    """Draw one panel for the courses, if there are any, and one for each dimension, at most three
+    in a row.
+    """
     dimensions = study.sweep.dimensions()
-    panels = 1 + len(dimensions)
-    columns = 2 if panels in (2, 4) else 3
+    courses = any(len(trial.intermediate_values) > 1 for trial in trials) or not dimensions
+    panels = courses + len(dimensions)
+    columns = {1: 1, 2: 2, 4: 2}.get(panels, 3)
     height = -(-panels // columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
     figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
     tally = ', '.join(f'{n} {state}' for state, n in status.counts(study).items() if n)
     measured = names.title(study.sweep.metric)
-    title = f'{study.name}: {measured} of {tally}'
+    separator = '\n' if columns == 1 else ' '
+    title = f'{study.name}: {measured}{separator}of {tally}'
     figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     winner = status.best(study).number if complete else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
-    _courses(axes[0], trials, winner)
+    if courses:
+        _courses(axes[0], trials, winner)
+    _legend(axes[0], trials, winner)
     edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
     titles = names.of_keys(list(dimensions))
-    for panel, words, (name, dimension) in zip(axes[1:], titles, dimensions.items(), strict=True):
+    for panel, words, (name, dimension) in zip(
+        axes[courses:], titles, dimensions.items(), strict=True
+    ):
         figures.style(panel, words)
         _dimension(panel, trials, winner, name, dimension, edge)
     for panel in axes:
@@ -76,6 +84,9 @@ def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> N
         axes.plot(steps, values, color=colour, linewidth=2 if is_best else 1, alpha=0.9)
         axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=colour, markersize=5)
     axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
+
+
+def _legend(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
     shown = {}  # a trial of each kind
     for trial in trials:
         shown['best' if trial.number == winner else state_name(trial)] = trial
@@ -94,6 +105,11 @@ def _dimension(
     edge: float,
 ) -> None:
     xs = positions(axes, dimension, [trial.params[name] for trial in trials])
+    if len({*xs}) == len(xs) and all(t.params.keys() == {name} for t in trials):
+        # Nothing else differs: a curve.
+        ended = zip(xs, trials, strict=True)
+        line = sorted((x, t.values[0]) for x, t in ended if t.state == TrialState.COMPLETE)
+        axes.plot(*zip(*line, strict=True), color=figures.COLOURS[0], linewidth=1, alpha=0.6)
     for x, trial in zip(xs, trials, strict=True):
         # The last value of a pruned trial is of an early step, and no match for a final one.
         at_edge = winner is not None and trial.state != TrialState.COMPLETE
