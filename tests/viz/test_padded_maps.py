@@ -49,3 +49,10 @@ def test_what_is_left_is_the_corner_of_the_whole_picture():
 def test_all_queries_or_none(names):
     drawn = pictures(attention.draw_queries(IMAGE, weights(1, 2, 5, 6), (2, 3), names=names))
     assert len(drawn) == 2 + (5 if names is None else 0)
+
+
+def test_small_pictures_of_a_large_image_have_no_pixels_that_nobody_sees():
+    image = np.zeros((1400, 2100, 3), np.uint8)
+    drawn = pictures(attention.draw_queries(image, weights(1, 2, 5, 6), (2, 3), seen=(700, 1050)))
+    assert drawn['input'].shape == drawn['mean of all queries'].shape == (700, 1050, 3)
+    assert {drawn[f'query {i}'].shape for i in range(5)} == {(140, 210, 3)}

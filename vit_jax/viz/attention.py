@@ -23,6 +23,7 @@ from vit_jax.viz import figures
 
 Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) of what has no place in the image
 Weights = Float[np.ndarray, 'L H Q K']
+WIDTH = 1350  # pixels of a whole picture, as it is saved
 # Without the ends of the colour map, which are black and nearly white, as images may be.
 COLOURS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
 
@@ -96,6 +97,15 @@ def overlay(
     return np.round(255 * ((1 - alpha) * grey + alpha * colour)).astype(np.uint8)
 
 
+def _overlays(
+    image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
+) -> dict[str, np.ndarray]:
+    """Small pictures of maps, over an image of no more pixels than can be seen of it."""
+    factor = max(1, min(image.shape[:2]) * _columns(len(maps), 3) // WIDTH)
+    small = np.asarray(Image.fromarray(image).reduce(factor))
+    return {name: overlay(small, heat) for name, heat in maps.items()}
+
+
 def draw_layers(
     image: UInt8[np.ndarray, 'Y X 3'],
     weights: Weights,
@@ -132,13 +142,12 @@ def draw_layers(
         heat = heat_map(rollout(weights), query_grid, key_grid, query)
         large['rollout'] = overlay(image, heat)
     heads = heat_map(weights[chosen], query_grid, key_grid, query)
-    sections = {
-        f'Heads of layer {chosen}': {f'head {i}': overlay(image, h) for i, h in enumerate(heads)}
-    }
+    heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
+    sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
     if len(layers) > 1:  # else it is among the large ones
         heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
-        shown = {f'layer {i}': overlay(image, h) for i, h in enumerate(layers)}
-        sections = {heading: shown, **sections}
+        each = {f'layer {i}': heat for i, heat in enumerate(layers)}
+        sections = {heading: _overlays(image, each), **sections}
     marker = _marker(image, query_grid, query)
     return _lay_out(title, large, sections, marker, seen)
 
@@ -174,12 +183,9 @@ def draw_queries(
     maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
     large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
-    pictures = {
-        f'query {i}: {name}' if name else f'query {i}': overlay(image, maps[i])
-        for i, name in names.items()
-    }
+    each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
-    return _lay_out(title, large, {heading: pictures}, None, seen)
+    return _lay_out(title, large, {heading: _overlays(image, each)}, None, seen)
 
 
 def of_layer(
@@ -220,7 +226,8 @@ def _lay_out(
     seen: tuple[int, int] | None = None,
 ) -> Figure:
     """Large pictures with a colour bar above sections of small ones."""
-    large, *others = (_cut(pictures, seen) for pictures in (large, *sections.values()))
+    whole = large['input'].shape
+    large, *others = (_cut(pictures, whole, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
     inches, across = 9.0, len(large)
     columns = [_columns(len(section), across + 1) for section in sections.values()]
@@ -255,11 +262,17 @@ def _add_bar(part: SubFigure) -> None:
     bar.outline.set_visible(False)
 
 
-def _cut(pictures: dict[str, np.ndarray], seen: tuple[int, int] | None) -> dict[str, np.ndarray]:
-    """The pictures without what is padding."""
+def _cut(
+    pictures: dict[str, np.ndarray], whole: tuple[int, ...], seen: tuple[int, int] | None
+) -> dict[str, np.ndarray]:
+    """The pictures, all of the same scene, without what is padding in one of the shape `whole`."""
     if seen is None:
         return pictures
-    return {name: picture[: seen[0], : seen[1]] for name, picture in pictures.items()}
+    shares = seen[0] / whole[0], seen[1] / whole[1]
+    return {
+        name: picture[: round(shares[0] * picture.shape[0]), : round(shares[1] * picture.shape[1])]
+        for name, picture in pictures.items()
+    }
 
 
 def _section(
