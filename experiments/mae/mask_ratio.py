@@ -10,7 +10,8 @@ labelled images, measured on `val`, 5,000 training images that neither has seen.
 ratios and 20 steps on digits.
 
 Expected, as in the paper, whose best ratio for a linear probe is 75 %: that it pays to hide more
-than half.
+than half. Measured, in about 25 minutes of one CPU core: not after so short a training, 0.457,
+0.454, 0.439 and 0.407 for 25, 50, 75 and 90 %; experiments/README.md says what to make of it.
 """
 
 from vit_jax.sweeps.space import Sweep, grid
