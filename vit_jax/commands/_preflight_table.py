@@ -7,6 +7,7 @@ from typing import Any
 
 GIB = 2**30
 COSTLIEST = 12
+WIDTH = 200  # a narrower terminal breaks lines, where rich would leave out digits
 
 
 def status(text: str) -> Any:
@@ -166,7 +167,7 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
 def _console() -> Any:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, width=WIDTH)
 
 
 def _table(first: str, *headings: str) -> Any:
