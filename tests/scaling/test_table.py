@@ -113,6 +113,12 @@ def test_figures_show_every_curve():
     assert len(plots.draw(curves * 4, ask()).axes) == 8
 
 
+def test_runs_of_one_length_are_points_without_a_curve():
+    curves = table.fit_curves([row | {'x': '7'} for row in rows()[:4]], ask())
+    assert curves[0].fit is None
+    assert len(plots.draw(curves, ask()).axes) == 1
+
+
 @pytest.mark.parametrize(
     ('form', 'theta', 'text'),
     [

@@ -46,8 +46,12 @@ def collect(argv: Sequence[str]) -> int:
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import runs
 
-    text = runs.to_csv(runs.collect(args.folders, partial(train_flops, allowed=args.allow)))
-    print(text, end='') if args.output is None else write(args.output, text, '--output')
+    rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
+    if args.output is None:
+        print(runs.to_csv(rows), end='')
+    else:
+        write(args.output, runs.to_csv(rows), '--output')
+        print(f'{args.output}: {len(rows)} runs')
     return 0
 
 

@@ -106,9 +106,9 @@ def _colours(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _boundary(curve: Curve) -> float | None:
-    """The x between what was fitted to and what was held out; None if nothing was."""
+    """The x between what was fitted to and what was held out; None if either is nothing."""
     fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
-    if not len(held):
+    if not (len(fitted) and len(held)):
         return None
     return math.sqrt(fitted.max() * max(held.min(), fitted.max()))
 
