@@ -71,14 +71,20 @@ def check_chain(core: Run, upsamplers: Sequence[Run]) -> None:
     before = core
     for run in upsamplers:
         check_task(run, 'coltran_upsampler', '--upsampler')
-        assert run.input_size is not None and before.input_size is not None
-        takes = tuple(side // run.task.factor for side in run.input_size)
-        if takes != tuple(before.input_size):
-            raise UserError(
-                f'{run.workdir} goes on with images of {_pixels(takes)} pixels, but '
-                f'{before.workdir} makes {_pixels(before.input_size)}'
-            )
+        assert before.input_size is not None
+        check_size(run, before.input_size, str(before.workdir))
         before = run
+
+
+def check_size(run: Run, made: Sequence[int], maker: str) -> None:
+    """Raises UserError unless an upsampler takes images of the size [H W] that are made."""
+    assert run.input_size is not None
+    takes = tuple(side // run.task.factor for side in run.input_size)
+    if takes != tuple(made):
+        raise UserError(
+            f'{run.workdir} goes on with images of {_pixels(takes)} pixels, but {maker} makes '
+            f'{_pixels(made)}'
+        )
 
 
 def check_task(run: Run, name: str, flag: str) -> None:

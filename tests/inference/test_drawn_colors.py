@@ -1,0 +1,70 @@
+"""What drawn colours are worth, on images of which all is known."""
+
+import pathlib
+import types
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.inference import drawn_colors
+from vit_jax.inference.load import Run
+from vit_jax.ops import colors
+from vit_jax.tasks.coltran_upsampler import Task
+
+BLOCKS = np.random.default_rng(0).integers(60, 196, (3, 2, 2, 3), dtype=np.uint8)
+IMAGES = BLOCKS.repeat(2, axis=1).repeat(2, axis=2)
+DATA = types.SimpleNamespace(source=[{'image': image} for image in IMAGES])
+BATCH = {'index': np.arange(3, dtype=np.int32)}
+
+
+class Same(nn.Module):
+    """Finds the coarse image likeliest."""
+
+    @nn.compact
+    def __call__(self, grey, coarse, channels, train=False):
+        return {'logits': jax.nn.one_hot(coarse, 256)}
+
+
+SECTIONS = {'data': {'transforms': ''}, 'evals': {}, 'task': {'name': 'coltran_upsampler'}}
+IMAGE = {'channels': 3, 'size': (4, 4)}
+RUN = Run(pathlib.Path('larger'), ConfigDict(SECTIONS), Same(), Task(2), {}, 1, (), IMAGE, (4, 4))
+
+
+def measure(samples, **options):
+    found = drawn_colors.Evaluator(**options)
+    found.open(DATA)
+    found.update({'samples': samples[:, None]}, BATCH)
+    return found.result()
+
+
+def test_true_colours_and_none():
+    true = measure(IMAGES)
+    assert true['psnr'] > 45
+    assert true['colorfulness'] == pytest.approx(true['true_colorfulness'], rel=0.01)
+    grey = np.asarray(colors.to_bytes(colors.to_grey(IMAGES / np.float32(255))))
+    none = measure(grey.repeat(3, axis=-1))
+    assert none['colorfulness'] < 1
+    assert none['psnr'] == pytest.approx(none['psnr_of_grey'], abs=0.01)
+    assert none['psnr_of_grey'] == true['psnr_of_grey'] < 25
+
+
+def test_an_upsampler_goes_on_with_the_sample(monkeypatch):
+    """Smooth colours of blocks are not theirs; an upsampler that repeats pixels does better."""
+    monkeypatch.setattr(drawn_colors, 'load_run', lambda path: RUN)
+    assert measure(BLOCKS)['psnr'] < 40
+    assert measure(BLOCKS, upsamplers=('larger',))['psnr'] > 45
+    with pytest.raises(UserError, match='larger goes on with images of 2 x 2 pixels, but what'):
+        measure(IMAGES, upsamplers=('larger',))
+
+
+def test_mistakes():
+    found = drawn_colors.Evaluator()
+    with pytest.raises(UserError, match='the samples of the task coltran'):
+        found.update({'image': IMAGES}, BATCH)
+    found.open(types.SimpleNamespace(source=[{'image': IMAGES[0]}, {'image': IMAGES[1, :3]}]))
+    with pytest.raises(UserError, match='images of one size'):
+        found.update({'samples': BLOCKS[:2, None]}, {'index': np.arange(2)})

@@ -1,0 +1,121 @@
+"""How good the colours are that a run of `coltran` draws, with or without upsamplers after it.
+
+They are measured as `colorize` hands them out, on the luminance of the images, by what the task
+`colorize` is measured by, so that both can stand in one table. It is an evaluator of `coltran`:
+
+    evaluate --workdir CORE --evaluator "vit_jax.inference.drawn_colors(upsamplers=('RUN', 'RUN'))"
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+from vit_jax import step
+from vit_jax.data.rng import example_rng
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.inference import kept_accuracy
+from vit_jax.inference.colorize import check_size, check_task
+from vit_jax.inference.images import photo_reader
+from vit_jax.inference.load import Run, load_run
+from vit_jax.ops import colors
+
+Images = UInt8[np.ndarray, 'B H W 3']
+
+
+class Evaluator(base.Evaluator):
+    """`psnr` (dB) and `colorfulness` of the first sample, beside `psnr_of_grey` and
+    `true_colorfulness`; and how often a classifier is right, see `kept_accuracy`.
+
+    Args:
+      upsamplers: run folders of the task `coltran_upsampler`, in the order of the chain.
+      classifier: the run folder of a classifier of colour images; '' for none.
+    """
+
+    def __init__(self, upsamplers: Sequence[str] = (), classifier: str = ''):
+        runs = [load_run(folder) for folder in upsamplers]
+        for run in runs:
+            check_task(run, 'coltran_upsampler', 'upsamplers')
+        self._chain = [upsampler(run) for run in runs]
+        self._kept = kept_accuracy.Evaluator(classifier) if classifier else None
+        self.start()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raises UserError if the classifier tells other classes apart."""
+        self._source = dataset.source
+        if self._kept is not None:
+            self._kept.open(dataset)
+
+    def start(self) -> None:
+        self._sums = collections.defaultdict[str, float](float)
+        self._seen = 0
+        if self._kept is not None:
+            self._kept.start()
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raises UserError if the task draws no samples, or the images are of several sizes."""
+        if 'samples' not in predictions:
+            raise UserError('drawn_colors measures the samples of the task coltran')
+        originals = [np.asarray(self._source[i]['image']) for i in batch['index'].tolist()]
+        if len({image.shape for image in originals}) > 1:
+            raise UserError('drawn_colors measures images of one size, and these have several')
+        made, truth = predictions['samples'][:, 0], np.stack(originals)
+        for upsample in self._chain:
+            made = upsample(truth, made)
+        image, numbers = _measure(truth, made)
+        for name, values in numbers.items():
+            self._sums[name] += float(values.sum())
+        self._seen += len(truth)
+        if self._kept is not None:
+            self._kept.update({'image': np.asarray(image)}, batch)
+
+    def result(self) -> dict[str, float]:
+        kept = {} if self._kept is None else self._kept.result()
+        return {name: total / max(self._seen, 1) for name, total in self._sums.items()} | kept
+
+
+def upsampler(run: Run) -> Callable[[Images, Images], Images]:
+    """A function of whole images and of what was made of them before: their finer colours.
+
+    It raises UserError if that is of another size than the run goes on with.
+    """
+    reader = photo_reader(run)
+    predict = jax.jit(step.make_predict_step(run.model, run.task))
+
+    def upsample(images: Images, coarse: Images) -> Images:
+        check_size(run, coarse.shape[1:3], 'what goes before')
+        records = [reader.transforms({'image': each}, example_rng(0, 0)) for each in images]
+        batch = {
+            'image': np.stack([record['image'] for record in records]),
+            'coarse': coarse,
+            'index': np.arange(len(images), dtype=np.int32),
+            'mask': np.ones(len(images), np.float32),
+        }
+        predictions, _ = predict(run.variables, batch)
+        return np.asarray(predictions['image'])
+
+    return upsample
+
+
+@jax.jit
+def _measure(
+    truth: UInt8[Array, 'B H W 3'], made: UInt8[Array, 'B h w 3']
+) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
+    """The colours on the luminance of the images, and what they are worth."""
+    rgb = truth / jnp.float32(255)
+    grey = colors.to_bytes(colors.to_grey(rgb)) / jnp.float32(255)
+    ab = colors.rgb_to_lab(made / jnp.float32(255))[..., 1:]
+    image = colors.colorize(grey, jax.image.resize(ab, (*grey.shape[:3], 2), 'bilinear'))
+    return colors.to_bytes(image), {
+        'psnr': colors.psnr(image, rgb),
+        'psnr_of_grey': colors.psnr(jnp.broadcast_to(grey, rgb.shape), rgb),
+        'colorfulness': colors.colorfulness(image),
+        'true_colorfulness': colors.colorfulness(rgb),
+    }
