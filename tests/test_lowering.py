@@ -14,6 +14,7 @@ import pytest
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling.benchmark import real_rows
+from vit_jax.runtime import sharding
 from vit_jax.trainer import build as build_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -67,3 +68,23 @@ def test_steps_of_every_system(spec):
     assert all(part.shape == () for pair in sums.values() for part in pair)
     if any('evaluator' in entry for entry in config.evals.values()):
         lower(program.eval_steps.predict, variables, rows)  # matching, decoding
+
+
+@pytest.mark.slow
+def test_steps_under_pmap(monkeypatch):
+    """`strategy=pmap`: what the step of a replica gives is taken off without its devices."""
+    monkeypatch.setattr(sharding, '_first', lambda tree: jax.tree.map(lambda x: x[0], tree))
+    config = config_lib.load(str(ROOT / 'experiments/vit/digits.py:smoke'))
+    config.parallel.strategy = 'pmap'
+    training = build_lib.build(config, jax.devices()[:1])
+    program, kind = training.program, training.data.shapes[-1]
+    spec = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
+    state, variables, batch, rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype),
+        (program.abstract_state, program.abstract_state.variables, spec, real_rows(kind.rows)),
+    )
+    after, metrics = lower(jax.jit(program.train_step), state, batch)
+    assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, state)
+    assert metrics['loss'].shape == ()
+    sums = lower(jax.jit(program.eval_steps.evaluate), variables, batch | rows)
+    assert all(part.shape == () for pair in sums.values() for part in pair)

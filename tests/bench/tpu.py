@@ -1,8 +1,10 @@
 """Compile published recipes for slices of TPUs, and write what they need into docs/tpu.md.
 
     make preflight
+    python tests/bench/tpu.py detr vit_compute    # those rows alone whose names contain a word
 
-Takes about a minute a recipe; nothing is trained, and no data are needed.
+Takes a minute or more of CPU a recipe; nothing is trained, and no data are needed but those of
+text, whose lengths decide the batches: Multi30k in `$MULTI30K_DIR` takes the place of WMT 2014.
 """
 
 from __future__ import annotations
@@ -10,24 +12,39 @@ from __future__ import annotations
 import os
 import pathlib
 import platform
+import sys
+import tempfile
 from importlib import metadata
 
+from ml_collections import ConfigDict
+
+from vit_jax.commands import vocab
 from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'tpu.md'
 BEGIN, END = '<!-- made by tests/bench/tpu.py -->\n', '<!-- end -->\n'
+WMT14 = 'translate/wmt14.py'
+# `as` names a ViT that is put in the place of the recipe's.
 RECIPES = (
     ('vit/imagenet2012.py', 'v5e:2x4'),
     ('vit/imagenet2012.py:B/16,300ep', 'v5e:4x4'),
     ('vit/imagenet2012_paper.py', 'v4:2x2x2'),
     ('vit/imagenet21k.py', 'v4:2x2x4'),
     ('vit/augreg.py', 'v5e:4x4'),
+    ('vit/augreg.py:i21k,Ti/16', 'v5e:2x4'),
+    ('scaling/vit_compute.py:R50+B/16', 'v4:2x2x4'),
+    ('scaling/vit_compute.py:L/16', 'v4:2x4x4'),
+    ('scaling/vit_compute.py:H/14', 'v5p:2x4x4'),
+    ('scaling/zhai_b16.py as G/14', 'v5p:4x4x4'),
     ('mae/imagenet.py:B/16,1600ep', 'v5e:8x8'),
     ('swin/imagenet.py:T', 'v5e:4x4'),
     ('bit/imagenet2012.py', 'v5e:4x4'),
     ('detr/coco.py', 'v5e:4x4'),
+    (WMT14, 'v5e:2x4'),
 )
 HEADINGS = (
     *('recipe', 'slice', 'batch', 'fits', 'GiB a chip', 'ms at least', 'MFU at most'),
@@ -35,14 +52,39 @@ HEADINGS = (
 )
 
 
+def config_of(recipe: str, folder: str) -> ConfigDict:
+    """The config of a row; a vocabulary that it needs is made in `folder`.
+
+    Raises:
+      UserError: if its data are not here.
+    """
+    name, _, size = recipe.partition(' as ')
+    config = config_lib.load(str(ROOT / 'experiments' / name))
+    if size:
+        config.model.update(vit.variant(size))
+    return as_multi30k(config, folder) if name == WMT14 else config
+
+
+def as_multi30k(config: ConfigDict, folder: str) -> ConfigDict:
+    """A config of WMT 2014 with other sentences, and as many pieces as if they were its own."""
+    there = os.environ.get('MULTI30K_DIR', str(ROOT / 'data' / 'multi30k'))
+    source, made = f'text:{there}/train.en,train.de', f'{folder}/wmt14.model'
+    vocab.main([source, '--size', '8000', '--kind', 'bpe', '--output', made])
+    config.data.update(source=source, split='train', vocab=made, transforms='tokenize')
+    config.model.vocab_size = 37_000
+    return config
+
+
 def row(recipe: str, slice_: str) -> list[str]:
-    config = config_lib.load(str(ROOT / 'experiments' / recipe))
-    (report, *_), run = preflight.preflight(config, topology.parse(slice_))
-    cells = [f'`{recipe}`', slice_, f'{report.rows:,}', 'yes' if report.fits else '**no**']
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(recipe, folder)
+        (report, *_), run = preflight.preflight(config, topology.parse(slice_))
+    rows = f'{config.batch_size:,}' + (' tokens' if config.data.get('buckets') else '')
+    cells = [f'`{recipe}`', slice_, rows, 'yes' if report.fits else '**no**']
     cells += [f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}']
     if not report.fits:
         return [*cells, '', '', '', f'{run.steps:,}', '']
-    times = f'{1e3 * report.bound:,.1f}', f'{report.mfu(report.bound):.0%}'
+    times = f'{1e3 * run.seconds:,.1f}', f'{report.mfu(report.bound):.0%}'
     return [*cells, *times, f'{1e3 * report.link:.1f}', f'{run.steps:,}', f'{run.chip_hours:,.0f}']
 
 
@@ -50,18 +92,31 @@ def line(cells: list[str] | tuple[str, ...]) -> str:
     return f'| {" | ".join(cells)} |\n'
 
 
-def main() -> None:
-    rows = []
-    for recipe, slice_ in RECIPES:
-        rows.append(row(recipe, slice_))
-        print(line(rows[-1]), end='', flush=True)
-    versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
-    made = f'Made by `make preflight` on {platform.machine()}, {os.cpu_count()} cores: {versions}.'
-    table = line(HEADINGS) + line(['---'] * len(HEADINGS)) + ''.join(map(line, rows))
+def write(recipe: str, made: str) -> None:
+    """Put a row into the page in place of the one that is there, in the order of RECIPES."""
     before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f'{before}{BEGIN}{table}\n{made}\n{END}{after}')
+    table, after = rest.split(END)
+    rows = {part.split('`')[1]: part for part in table.splitlines(True) if part.startswith('| `')}
+    rows[recipe] = made
+    kept = ''.join(rows[name] for name, _ in RECIPES if name in rows)
+    versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
+    last = f'The last was made by `make preflight` on {platform.machine()}, {os.cpu_count()} cores'
+    table = f'{line(HEADINGS)}{line(["---"] * len(HEADINGS))}{kept}\n{last}: {versions}.\n'
+    PAGE.write_text(f'{before}{BEGIN}{table}{END}{after}')
+
+
+def main(words: list[str]) -> None:
+    for recipe, slice_ in RECIPES:
+        if words and not any(word in recipe for word in words):
+            continue
+        try:
+            made = line(row(recipe, slice_))
+        except UserError as e:
+            print(f'{recipe}: its row stays as it is: {e}', file=sys.stderr)
+            continue
+        print(made, end='', flush=True)
+        write(recipe, made)
 
 
 if __name__ == '__main__':
-    main()
+    main(sys.argv[1:])

@@ -8,12 +8,13 @@ import sys
 import pytest
 
 from vit_jax import __main__
+from vit_jax.commands import _preflight_table as table
 from vit_jax.commands import launch
 from vit_jax.commands import preflight as command
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.recompute import POLICIES
-from vit_jax.profiling import compile_for, preflight, topology
+from vit_jax.profiling import compile_for, preflight, roofline, topology
 
 DIGITS = 'experiments/vit/digits.py:smoke'
 with_compiler = pytest.mark.skipif(
@@ -81,6 +82,10 @@ def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
         assert f'--config.{override} ' in printed
     assert [r['config']['model'].get('remat') for r in fake_compiler[1:4]] == list(POLICIES)
     assert fake_compiler[4]['config']['parallel']['fsdp'] == 4
+    alone = 'none of these is enough by itself'
+    assert alone not in printed
+    assert run(*words[:-1], '--config.batch_size=256') == EXIT_FAILED
+    assert alone in capsys.readouterr().out
 
 
 def test_scan_that_does_not_fit_is_told_why(fake_compiler, capsys):
@@ -148,6 +153,19 @@ def test_where_no_microbatches_fit_or_can_be_is_one_line(fake_compiler):
         command.main(['--config', DIGITS, *slice_, '--config.batch_size=66'])
     with pytest.raises(UserError, match='leave out --eval'):
         command.main(['--config', DIGITS, *slice_, '--eval'])
+
+
+def test_copies_that_run_meanwhile_are_no_part_of_the_time(capsys):
+    found = [
+        roofline.Operation('tail', 'bitcast', 0, 0, 1),
+        roofline.Operation('mlp', 'fusion', 197 * 10**9, 8, 1),
+        roofline.Operation('mlp', 'copy-start', 0, 819 * 10**7, 1, asynchronous=True),
+    ]
+    costs = preflight._costs(found, topology.parse('v5e:2x2'))
+    assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.MEANWHILE]
+    assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
+    shown = table._shown(costs[:2] * table.COSTLIEST + costs[2:])
+    assert [cost.path for cost in shown] == [*['mlp'] * table.COSTLIEST, preflight.MEANWHILE]
 
 
 def test_a_picture_of_it(fake_compiler, tmp_path, capsys):

@@ -187,6 +187,7 @@ def test_memory_by_what_it_holds(module):
     [
         ('jit(train_step)/jvp(Model)/encoder/norm/mul', 'encoder/norm, forward'),
         ('jit(train_step)/transpose(jvp(Model))/reduce_sum', 'model, backward'),
+        ('jit(train_step)/jvp(Model)/head/shard_map/pallas_call', 'head, forward'),
         ('jit(train_step)/add', 'update'),
         ('', ''),
     ],

@@ -91,7 +91,7 @@ def _print_exchanges(console: Any, report: Any) -> None:
 
 def _print_costs(console: Any, report: Any) -> None:
     table = _table('costliest', 'at least ms', 'GFLOP', 'MB')
-    for cost in report.costs[:COSTLIEST]:
+    for cost in _shown(report.costs):
         numbers = (
             number(1e3 * cost.seconds),
             number(cost.flops / 1e9),
@@ -101,11 +101,20 @@ def _print_costs(console: Any, report: Any) -> None:
     console.print(table, '')
 
 
+def _shown(costs: Sequence[Any]) -> list[Any]:
+    """The costliest, and in the end what runs beside them."""
+    from vit_jax.profiling.preflight import MEANWHILE
+
+    alone = [cost for cost in costs if cost.seconds and cost.path != MEANWHILE]
+    return alone[:COSTLIEST] + [cost for cost in costs if cost.path == MEANWHILE]
+
+
 def print_run(run: Any, price: float | None) -> None:
     """Time and cost of the whole run, at its bound."""
     money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} a chip-hour'
+    chips = 'one chip' if run.chips == 1 else f'{run.chips} chips'
     _console().print(
-        f'the run: {run.steps:,} steps, at least {number(run.hours)} hours on {run.chips} chips, '
+        f'the run: {run.steps:,} steps, at least {number(run.hours)} hours on {chips}, '
         f'{number(run.chip_hours)} chip-hours{money}; evaluations are not in it'
     )
 
@@ -125,6 +134,11 @@ def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
         fits = 'yes' if report.fits else 'no'
         table.add_row(f'--config.{override}', number(report.needed / GIB), fits, *found)
     _console().print(table)
+    if not any(report.fits for report in tried.values()):
+        _console().print(
+            '\nnone of these is enough by itself: take several, more chips, '
+            'or what --batch-size fit or --accum fit finds'
+        )
 
 
 def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:

@@ -154,11 +154,13 @@ def _each(report: Any) -> dict[str, Any]:
 
 
 def _draw(report: Any, path: str) -> None:
+    from vit_jax.profiling.preflight import MEANWHILE
     from vit_jax.viz import chip_costs, figures
 
     seconds = {cost.path: cost.seconds for cost in report.costs}
+    beside = seconds.pop(MEANWHILE, 0.0)
     title = f'{table.describe(report)}, at least {1e3 * report.bound:.3g} ms'
-    figure = chip_costs.draw(title, report.memory, report.usable, seconds)
+    figure = chip_costs.draw(title, report.memory, report.usable, seconds, beside)
     try:
         figures.save(figure, path)
     except OSError as e:

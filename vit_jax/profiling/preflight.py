@@ -29,9 +29,12 @@ class Exchange:
     bytes: int
 
 
+MEANWHILE = 'copies meanwhile'
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Operations of one part of the model, in a step."""
+    """Operations of one part of the model, in a step; MEANWHILE are what others run beside."""
 
     path: str
     flops: int
@@ -59,7 +62,7 @@ class Report:
       peak: FLOP/s of a chip.
       estimate: the compiler's own, in seconds, where it was waited for.
       exchanges: by kind and axis.
-      costs: by part of the model, the costliest first.
+      costs: by part of the model, the costliest first; MEANWHILE comes last.
       compile_seconds: until the schedule, or the machine code if it was waited for.
       fits: whether the compiler takes it.
     """
@@ -211,13 +214,13 @@ def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> 
 def _costs(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
     sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     for op in found:
-        path = 'copies meanwhile' if op.asynchronous and not op.collective else op.path
+        path = MEANWHILE if op.asynchronous and not op.collective else op.path
         seconds = op.seconds(topology.chip)
         sums[path] = [a + b for a, b in zip(
             sums[path], (op.count * op.flops, op.count * op.bytes, seconds), strict=True
         )]  # fmt: skip
     rows = [Cost(path, int(flops), int(size), time) for path, (flops, size, time) in sums.items()]
-    return sorted(rows, key=lambda row: -row.seconds)
+    return sorted(rows, key=lambda row: (row.path == MEANWHILE, -row.seconds))
 
 
 def remedies(config: ConfigDict, chips: int) -> list[str]:

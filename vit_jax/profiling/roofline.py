@@ -145,5 +145,5 @@ def module_path(op_name: str) -> str:
 
 _WRAPPERS = frozenset((
     *('checkpoint', 'rematted_computation', 'closed_call'),
-    *('while', 'body', 'body_pred', 'cond', 'branch'),
+    *('while', 'body', 'body_pred', 'cond', 'branch', 'shard_map'),
 ))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +14,11 @@ PARTS = 14  # of the time; the others are one bar
 
 
 def draw(
-    title: str, memory: Mapping[str, float], usable: float, seconds: Mapping[str, float]
+    title: str,
+    memory: Mapping[str, float],
+    usable: float,
+    seconds: Mapping[str, float],
+    beside: float = 0.0,
 ) -> Figure:
     """Two panels of bars.
 
@@ -23,6 +27,7 @@ def draw(
       memory: bytes by what they hold.
       usable: bytes that a chip has.
       seconds: by part of the model, the longest first.
+      beside: seconds of the copies that run meanwhile, a pale bar.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
@@ -34,12 +39,16 @@ def draw(
     shown = dict(items[:PARTS])
     if rest := sum(value for _, value in items[PARTS:]):
         shown['all others'] = rest
-    _bars(right, {k: 1e3 * v for k, v in shown.items()}, figures.COLOURS[2])
+    colours = [figures.COLOURS[2]] * len(shown)
+    if beside:
+        shown['copies meanwhile'] = beside
+        colours.append(figures.GRID)
+    _bars(right, {k: 1e3 * v for k, v in shown.items()}, colours)
     figures.style(right, 'least milliseconds of a step')
     return figure
 
 
-def _bars(axes: Axes, values: Mapping[str, float], colour: str) -> None:
+def _bars(axes: Axes, values: Mapping[str, float], colour: str | Sequence[str]) -> None:
     names = list(values)
     bars = axes.barh(names, [values[name] for name in names], color=colour, height=0.7)
     axes.bar_label(bars, [f'{values[name]:.3g}' for name in names], padding=3, fontsize=8)
