@@ -56,7 +56,7 @@ test: .venv/.extras  ## Run the whole test suite
 test-fast: .venv/.extras  ## What one runs while working: no training processes, nothing slow
 	.venv/bin/python $(PYTEST) -m 'not process and not slow' $(PYTEST_ARGS)
 
-test-long: .venv/.extras  ## What `make test` leaves out: dear variants of promises that it keeps
+test-long: .venv/.extras  ## What `make test` leaves out: each command of the documents, dear variants
 	.venv/bin/python $(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: .venv/.extras  ## Style: ruff's rules and format

@@ -262,6 +262,7 @@ def test_a_job_told_to_stop_is_queued_again_and_continues(cluster, repo, trainin
     assert cluster.states(job) == {'CANCELLED'}, cluster.output(job)
 
 
+@pytest.mark.long
 def test_a_trial_of_a_killed_worker_of_an_array_is_continued(
     cluster, repo, training, tmp_path, monkeypatch
 ):

@@ -193,6 +193,7 @@ def test_a_step_without_its_mark_was_never_finished(copied):
     assert not any(name.startswith('12/') for name in paths.files(checkpoints))
 
 
+@pytest.mark.long
 def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
     file = tmp_path / 'sweep.py'
     file.write_text(
