@@ -1,0 +1,134 @@
+"""The commands of the documents run as they are printed, on runs of smoke size.
+
+Left to others are `train` (tests/test_smoke.py trains every experiment), `launch` (tests/launch,
+which submit to a real Slurm) and `preflight` (test_preflight.py, which needs a compiler of TPUs).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from test_readme import LINES, ROOT
+
+from vit_jax import __main__
+from vit_jax.interop import files
+from vit_jax.interop.families import vision_transformer
+from vit_jax.models import vit
+
+pytestmark = [pytest.mark.long, pytest.mark.slow]
+
+ELSEWHERE = ('train', 'launch', 'preflight')
+# What no smoke size stands for.
+NOT_HERE = {
+    r'imagenet': 'the images of ImageNet',
+    r'--coordinator': 'two hosts',
+    r'benchmark\.vision\.csv': 'the published curves',
+    r'bleu': 'the BLEU of an hour',
+    r'--y 1-test/accuracy --by config': 'runs of several lengths',
+    r'runs/multi30k --average': 'the pairs of Multi30k',
+    r'kept_accuracy': 'colour images with labels',
+}
+# The runs that the documents name, by the experiment that trains a small one.
+RUNS = {
+    'vit/digits.py:smoke': ('digits', 'a', 'b', 'gallery/digits', 'gallery/digits_slow'),
+    'vit/cifar10.py:smoke': ('cifar10', 'classifier', 'cifar10_b16'),
+    'colorization/cifar10.py:smoke': ('colorize',),
+    'colorization/coltran_core.py:smoke': ('core',),
+    'colorization/coltran_upsamplers.py:color,smoke': ('color',),
+    'colorization/coltran_upsamplers.py:spatial,smoke': ('spatial',),
+    'detr/bccd.py:smoke': ('bccd_scenes',),
+    'detr/scenes.py:smoke': ('scenes',),
+    'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
+    'mae/cifar10.py:smoke': ('mae_cifar10',),
+    'swin/cifar10.py:smoke': ('gallery/swin',),
+    'translate/synthetic.py:smoke': ('reverse', 'gallery/reverse'),
+}
+# What the documents tell to train them with.
+TRAINED_WITH = {
+    'a': ['--config.checkpoint.keep_best=test/accuracy'],
+    'cifar10_b16': ['--config.model.pool=cls'],
+    'spatial': [
+        f'--config.{section}.transforms=keep("image")|resize(32)'
+        for section in ('data', 'evals.test')
+    ],
+}
+EXPERIMENT_OF = {run: experiment for experiment, runs in RUNS.items() for run in runs}
+SIZES = {
+    'tfds:cifar10': 'scenes:20',
+    "'train[:90%]'": 'train',
+    '--size 8000': '--size 60',
+    '--n-best 3': '--n-best 2',
+    '--layer 2': '--layer 0',
+    '384x512': '32x32',
+}
+PHOTOS = ('a.png', 'b.png', 'photo.jpg', 'china.jpg', 'flower.jpg', 'chelsea.png', 'old.png')
+
+
+def stage(line: str) -> tuple[int, str]:
+    """Where a line stands in the order in which one gives the other what it reads."""
+    stages = ('sweep create', 'sweep work', 'scaling collect')
+    return next((i for i, words in enumerate(stages) if line.startswith(words)), len(stages)), line
+
+
+CHOSEN = sorted((line for line in LINES if line.split()[0] not in ELSEWHERE), key=stage)
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory, translating_run):
+    """A folder with all that the documents suppose, but for the runs."""
+    folder = tmp_path_factory.mktemp('documents')
+    (folder / 'experiments').symlink_to(ROOT / 'experiments')
+    (folder / 'docs' / 'gallery').mkdir(parents=True)
+    shutil.copy(ROOT / 'docs' / 'scaling_cifar10.csv', folder / 'docs')
+    (folder / 'runs').mkdir()
+    shutil.copytree(translating_run, folder / 'runs' / 'multi30k')
+    rng = np.random.default_rng(0)
+    for name in (*PHOTOS, *(f'runs/scene_{i}.png' for i in range(6))):
+        Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(folder / name)
+    (folder / 'data').mkdir()
+    for language in ('en', 'de'):
+        text = ''.join(f'sentence {i} of many words, in {language}.\n' for i in range(300))
+        (folder / 'data' / f'train.{language}').write_text(text)
+    (folder / 'in.txt').write_text('A dog runs.\n')
+    model = dict(num_classes=10, **vit.variant('mu/16'))
+    params = jax.jit(vit.Model(**model).init)(jax.random.key(0), jax.numpy.zeros((1, 32, 32, 3)))
+    flat = vision_transformer.write(params['params'], {'name': 'vit', **model})
+    files.write_npz(folder / 'ViT-B_16.npz', flat)
+    return folder
+
+
+def small(line: str) -> list[str]:
+    """The words of a command at its smoke size."""
+    line = re.sub(r'(--config |create )(experiments/\S+\.py)(?!\S*smoke)\S*', r'\1\2:smoke', line)
+    line = re.sub(r" --config\.data[^=]*=('[^']*'|\S+)", '', line)
+    line = re.sub(r"'A brown dog [^']*'", "'A dog runs.'", line)
+    line = re.sub(r'runs/scene_\{\S+\}\.png', 'runs/scene_0.png', line)
+    for large, size in SIZES.items():
+        line = line.replace(large, size)
+    return shlex.split(line)
+
+
+@pytest.mark.parametrize('line', CHOSEN)
+def test_it_runs(line, place, monkeypatch, capsys, one_device):
+    for pattern, reason in NOT_HERE.items():
+        if re.search(pattern, line):
+            pytest.skip(f'needs {reason}')
+    monkeypatch.chdir(place)
+    for name in re.findall(r'runs/([a-z0-9_/]+)', line):
+        if name in EXPERIMENT_OF and not pathlib.Path('runs', name, 'result.json').exists():
+            experiment = f'experiments/{EXPERIMENT_OF[name]}'
+            words = ['train', '--config', experiment, '--workdir', f'runs/{name}']
+            assert __main__.main([*words, *TRAINED_WITH.get(name, [])]) == 0
+    capsys.readouterr()
+    words = small(line)
+    assert __main__.main(words) == 0
+    assert capsys.readouterr().out
+    for out in re.findall(r'--(?:out|output|report) (\S+)', line):
+        assert pathlib.Path(out).exists()
