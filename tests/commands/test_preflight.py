@@ -105,6 +105,8 @@ def test_scan_that_does_not_fit_is_told_why(fake_compiler, capsys):
 def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):
     assert run('--config', DIGITS, '--topology', 'v5e:2x2', '--batch-size', 'fit') == 0
     assert 'batch 64 on' in capsys.readouterr().out
+    sizes = [request['config']['batch_size'] for request in fake_compiler]
+    assert sorted(sizes) == sorted(set(sizes)), 'each is compiled once'
 
 
 @pytest.mark.parametrize(

@@ -80,19 +80,19 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     from vit_jax.profiling import accumulation, preflight
 
     options = _options(args)
+    measured = None
     if args.batch_size == FIT:
         with table.status('looking for the largest batch'):
-            config = preflight.largest_batch(config, slice_, **options)
+            config, measured = preflight.largest_batch(config, slice_, **options)
     accumulated, advice = {}, ''
     if args.accum == FIT:
         accumulated = _accumulated(config, slice_, options)
         number, advice = accumulation.choose(accumulated)
-        config = accumulation.with_steps(config, number)
-    if advice and not args.cycles:
-        reports, run = accumulated[number]
-    else:
+        config, measured = accumulation.with_steps(config, number), accumulated[number]
+    if measured is None or args.cycles:
         with table.status(f'compiling for {slice_.name}'):
-            reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **options)
+            measured = preflight.preflight(config, slice_, cycles=args.cycles, **options)
+    reports, run = measured
     fits = all(report.fits for report in reports)
     tried = {} if fits else _remedies(config, slice_, options)
     if args.json:

@@ -270,8 +270,15 @@ def apply(config: ConfigDict, override: str) -> ConfigDict:
     return config_lib.override(config_lib.from_dict(config.to_dict()), [override])
 
 
-def largest_batch(config: ConfigDict, topology: Topology, **options: Any) -> ConfigDict:
-    """The config with the largest batch that fits, to an eighth; options as of `preflight`.
+def largest_batch(
+    config: ConfigDict, topology: Topology, **options: Any
+) -> tuple[ConfigDict, tuple[list[Report], Run]]:
+    """The config with the largest batch that fits, to an eighth, and what `preflight` says of it.
+
+    Args:
+      config: left as it is.
+      topology: to run on.
+      options: as of `preflight`.
 
     Raises:
       UserError: if not even one example a chip and microbatch fits.
@@ -281,9 +288,12 @@ def largest_batch(config: ConfigDict, topology: Topology, **options: Any) -> Con
     tensor = defaults.arguments(config, 'parallel')['tensor']
     unit = topology.chips // tensor * defaults.arguments(config, 'step')['accum_steps']
 
+    tried = {}
+
     def fits(units: int) -> bool:
-        tried = apply(config, f'batch_size={units * unit}')
-        return preflight(tried, topology, **options)[0][0].fits
+        changed = apply(config, f'batch_size={units * unit}')
+        tried[units] = changed, preflight(changed, topology, **options)
+        return tried[units][1][0][0].fits
 
     units = max(config.batch_size // unit, 1)
     low, high = 0, 0
@@ -297,4 +307,4 @@ def largest_batch(config: ConfigDict, topology: Topology, **options: Any) -> Con
     while high - low > max(low // 8, 1):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return apply(config, f'batch_size={low * unit}')
+    return tried[low]
