@@ -109,7 +109,7 @@ def small(line: str) -> list[str]:
     line = re.sub(r'(--config |create )(experiments/\S+\.py)(?!\S*smoke)\S*', r'\1\2:smoke', line)
     line = re.sub(r" --config\.data[^=]*=('[^']*'|\S+)", '', line)
     line = re.sub(r"'A brown dog [^']*'", "'A dog runs.'", line)
-    line = re.sub(r'runs/scene_\{\S+\}\.png', 'runs/scene_0.png', line)
+    line = re.sub(r'runs/(scene|ground)_\{\S+\}\.png', 'runs/scene_0.png', line)
     for large, size in SIZES.items():
         line = line.replace(large, size)
     return shlex.split(line)

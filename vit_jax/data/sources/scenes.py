@@ -57,7 +57,11 @@ class Source:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))
         height, width = rng.integers(SIDES[0], SIDES[1] + 1, 2).tolist()
-        image, ground = _ground(rng, height, width)
+        ground = GROUNDS[rng.integers(len(GROUNDS))]
+        pattern = _pattern(rng, ground, height, width)[..., None]
+        first, second = self._colors(rng, ground)
+        noise = rng.normal(0, 6, (height, width, 1))
+        image = np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
         masks, labels = self._place_digits(rng, image)
         if rng.random() < 0.5:
             image = 255 - image
@@ -75,6 +79,11 @@ class Source:
 
     def record_name(self, index: int, /) -> str:
         return f'scenes {self._split} record {index}'
+
+    def _colors(self, rng: np.random.Generator, ground: str) -> np.ndarray:
+        """The two dark colours [2 3] of a ground, which say nothing of its kind."""
+        del ground
+        return rng.uniform(20, 120, (2, 3))
 
     def _place_digits(
         self, rng: np.random.Generator, image: np.ndarray
@@ -109,16 +118,6 @@ def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
     ink = resample(digit, height, width, 'bicubic')[..., 0] / 255
     rows, columns = (np.flatnonzero((ink >= 0.5).any(axis)) for axis in (1, 0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def _ground(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, str]:
-    """A textured ground in two dark colours, with noise: uint8 [height width 3]; and its kind."""
-    kind = GROUNDS[rng.integers(len(GROUNDS))]
-    pattern = _pattern(rng, kind, height, width)[..., None]
-    first, second = rng.uniform(20, 120, (2, 1, 1, 3))
-    noise = rng.normal(0, 6, (height, width, 1))
-    image = np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
-    return image, kind
 
 
 def _pattern(rng: np.random.Generator, kind: str, height: int, width: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """`scenes_panoptic`: the images of `scenes`, whose grounds are segments too.
 
 Panoptic segmentation without any download: digits are things, and the ground behind them is stuff
-of one of four classes. `scenes_panoptic:N` has N images for training.
+of one of four classes. A kind of ground has colours of its own, as grass and water have; in
+`scenes` it has not. `scenes_panoptic:N` has N images for training.
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ import numpy as np
 from vit_jax.data.records import Record, SourceInfo
 from vit_jax.data.sources import scenes
 from vit_jax.data.sources.panoptic import boxes_around
+
+# What a kind of ground has of red, green and blue.
+TINTS = {
+    'stripes': (1.0, 0.35, 0.35),
+    'checks': (0.35, 1.0, 0.35),
+    'rings': (0.35, 0.35, 1.0),
+    'clouds': (1.0, 1.0, 0.35),
+}
 
 
 class Source(scenes.Source):
@@ -35,3 +44,7 @@ class Source(scenes.Source):
             'masks': masks,
             'areas': masks.sum((1, 2)).astype(np.float32),
         }
+
+    def _colors(self, rng: np.random.Generator, ground: str) -> np.ndarray:
+        """The two dark colours [2 3] of a ground, in which its strong channels stand out."""
+        return rng.uniform(40, 120, (2, 3)) * TINTS[ground]
