@@ -100,8 +100,9 @@ def write(recipe: str, made: str) -> None:
     rows[recipe] = made
     kept = ''.join(rows[name] for name, _ in RECIPES if name in rows)
     versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
-    last = f'The last was made by `make preflight` on {platform.machine()}, {os.cpu_count()} cores'
-    table = f'{line(HEADINGS)}{line(["---"] * len(HEADINGS))}{kept}\n{last}: {versions}.\n'
+    here = f'{platform.machine()}, {os.cpu_count()} cores'
+    made_by = f'Row by row by `make preflight`, the latest on {here}: {versions}.'
+    table = f'{line(HEADINGS)}{line(["---"] * len(HEADINGS))}{kept}\n{made_by}\n'
     PAGE.write_text(f'{before}{BEGIN}{table}{END}{after}')
 
 
