@@ -209,6 +209,9 @@ def test_nothing_is_rented_for_what_does_not_fit(fake_compiler, capsys):
 def test_a_mistake_is_told_in_one_line(fake_compiler):
     with pytest.raises(UserError, match='one of --config'):
         command.main(['--topology', 'v5e:2x2'])
+    for words in (['--batch-size', 'fit'], ['--accum', 'fit'], ['--out', 'costs.png']):
+        with pytest.raises(UserError, match='--sweep is of its runs: leave out'):
+            command.main(['--sweep', 'sweep.py', '--topology', 'v5e:2x2', *words])
 
 
 @pytest.mark.parametrize(
