@@ -1,10 +1,12 @@
-"""Compile a training step of a ViT-B/16 block for a TPU, by XLA's attention and by the kernel.
+"""Compile a training step of a Transformer block for a TPU, by XLA's attention and by the kernel.
 
     python tests/bench/tpu_block.py xla 128
     python tests/bench/tpu_block.py pallas 128 v6e:1x1
     python tests/bench/tpu_block.py pallas 128 v5e:1x1 float32
+    python tests/bench/tpu_block.py pallas 128 v5e:1x1 bfloat16 decoder
 
-The last with its residual stream, what it gets and gives, in float32.
+The block is one of BLOCKS, that of ViT-B/16 by default. `float32` is the residual stream, what the
+block gets and gives.
 
 Prints the block's roofline, its traffic, its temporaries and the compiler's estimate of cycles, and
 then the cycles of the kernel, which that estimate leaves out: instructions of its machine code,
@@ -18,10 +20,28 @@ import pathlib
 import re
 import sys
 import tempfile
+from typing import NamedTuple
 
 from vit_jax.profiling import topology
 
-TOKENS, WIDTH, HEADS, HIDDEN = 197, 768, 12, 3072
+
+class Sizes(NamedTuple):
+    """Of a block."""
+
+    tokens: int
+    width: int
+    heads: int
+    hidden: int
+
+
+# Of ViT-B/16, of the base Transformer with sentences of 64 tokens, and of the encoder of DETR with
+# an image of 800 x 1088 pixels.
+BLOCKS = {
+    'vit': Sizes(197, 768, 12, 3072),
+    'encoder': Sizes(64, 512, 8, 2048),
+    'decoder': Sizes(64, 512, 8, 2048),
+    'detr': Sizes(850, 256, 8, 2048),
+}
 DUMP = 'VIT_JAX_BENCH_DUMP'
 FLAGS = (
     '--xla_jf_dump_to={} --xla_jf_dump_llo_text=true '
@@ -30,25 +50,27 @@ FLAGS = (
 INSTRUCTION = re.compile(r'^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]+)?: (>*)', re.M)
 
 
-def block(attention: str, batch: int, slice_: topology.Topology, residual: str) -> None:
+def block(name: str, attention: str, batch: int, slice_: topology.Topology, residual: str) -> None:
     import jax
     import jax.numpy as jnp
 
     from vit_jax.nn.attention_choice import Devices, runs_on
-    from vit_jax.nn.blocks import Block
     from vit_jax.profiling import roofline, scheduled_hlo
 
     device = topology.devices(slice_)[0]
-    model = Block(HEADS, HIDDEN, dtype=jnp.bfloat16, attention_by=attention)
-    x = jax.ShapeDtypeStruct((batch, TOKENS, WIDTH), jnp.dtype(residual))
+    tokens, width, *_ = BLOCKS[name]
+    apply, init = functions(name, attention)
+    x = jax.ShapeDtypeStruct((batch, tokens, width), jnp.dtype(residual))
+    mask = jax.ShapeDtypeStruct((batch, 1, 1, tokens), jnp.bool_)
+    inputs = (x, x) if name == 'decoder' else (x,)
 
-    def train_step(params, x, grad):
+    def train_step(params, inputs, mask, positions, grad):
         with runs_on(Devices(device.device_kind)):
-            out, pull = jax.vjp(lambda params, x: model.apply(params, x, True), params, x)
+            out, pull = jax.vjp(lambda *args: apply(*args, mask, positions), params, inputs)
         return out, pull(grad)
 
-    params = jax.eval_shape(model.init, jax.random.key(0), x)
-    compiled = compile_for(device, train_step, params, x, x)
+    params = jax.eval_shape(init, jax.random.key(0), inputs, mask, x)
+    compiled = compile_for(device, train_step, params, inputs, mask, x, x)
     found = roofline.operations(scheduled_hlo.parse(compiled.as_text()))
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     print(
@@ -59,16 +81,47 @@ def block(attention: str, batch: int, slice_: topology.Topology, residual: str) 
     )
 
 
-def kernel(batch: int) -> None:
+def functions(name: str, attention: str):
+    """(params, inputs, mask, positions) -> the block's result, and what makes its parameters."""
+    import jax.numpy as jnp
+
+    from vit_jax.nn.blocks import Block
+    from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock, Memory
+
+    classes = {'vit': Block, 'decoder': DecoderBlock}
+    fields = {'causal': True} if name == 'decoder' else {}
+    *_, heads, hidden = BLOCKS[name]
+    model = classes.get(name, EncoderBlock)(
+        heads, hidden, dtype=jnp.bfloat16, attention_by=attention, **fields
+    )
+
+    def arguments(inputs, mask, positions):
+        if name == 'vit':
+            return *inputs, True
+        if name == 'decoder':
+            return inputs[0], Memory(inputs[1], mask), True
+        return *inputs, mask, True, positions if name == 'detr' else None
+
+    def apply(params, *args):
+        return model.apply(params, *arguments(*args))
+
+    def init(key, *args):
+        return model.init(key, *arguments(*args))
+
+    return apply, init
+
+
+def kernel(name: str, batch: int) -> None:
     from vit_jax.nn import attention_kernel
 
-    unrolled = attention_kernel.UNROLLED // attention_kernel._score_bytes(TOKENS)
-    for name, most in (('forward', unrolled), ('backward', 0)):
-        group = attention_kernel._group(WIDTH, HEADS, most)
-        (path,) = pathlib.Path(os.environ[DUMP]).glob(f'*{name}_kernel*[0-9]-final_bundles.txt')
-        depths = [len(depth) for depth in INSTRUCTION.findall(path.read_text())]
-        each = depths.count(1) + WIDTH // group * sum(depth > 1 for depth in depths)
-        print(f'{name} kernel: {each} cycles an image, {batch * each / 1e6:.2f} Mcycles')
+    tokens, width, heads, _ = BLOCKS[name]
+    unrolled = attention_kernel.UNROLLED // attention_kernel._score_bytes(tokens, tokens)
+    for way, most in (('forward', unrolled), ('backward', 0)):
+        group, each = attention_kernel._group(width, heads, most), 0
+        for path in pathlib.Path(os.environ[DUMP]).glob(f'*{way}_kernel*[0-9]-final_bundles.txt'):
+            depths = [len(depth) for depth in INSTRUCTION.findall(path.read_text())]
+            each += depths.count(1) + width // group * sum(depth > 1 for depth in depths)
+        print(f'{way}: {each} cycles of kernels an example, {batch * each / 1e6:.2f} Mcycles')
 
 
 def compile_for(device, function, *shapes):
@@ -79,11 +132,17 @@ def compile_for(device, function, *shapes):
     return jax.jit(function).lower(*args).compile()
 
 
-def main(attention: str, batch: str, name: str = 'v5e:1x1', residual: str = 'bfloat16') -> None:
+def main(
+    attention: str,
+    batch: str,
+    name: str = 'v5e:1x1',
+    residual: str = 'bfloat16',
+    of: str = 'vit',
+) -> None:
     slice_ = topology.parse(name)
-    block(attention, int(batch), slice_, residual)
+    block(of, attention, int(batch), slice_, residual)
     if attention == 'pallas':
-        kernel(int(batch))
+        kernel(of, int(batch))
 
 
 if __name__ == '__main__':

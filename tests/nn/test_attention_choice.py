@@ -10,10 +10,11 @@ import pytest
 
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
-from vit_jax.models import mae, vit
+from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn import attention_kernel
 from vit_jax.nn.attention import causal_mask
 from vit_jax.nn.attention_choice import Devices, runs_on, takes_kernel
+from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.runtime import sharding
 from vit_jax.tasks.classify import Task
@@ -30,16 +31,20 @@ ROWS = 16
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Shapes of what the kernel was called with; it runs as plain JAX."""
+    """What the kernel was called with; it runs as plain JAX."""
     found = []
-    real = functools.partial(attention_kernel.self_attention, interpret=True)
+    real = functools.partial(attention_kernel.fused_attention, interpret=True)
 
-    def called(qkv, num_heads):
-        found.append(qkv.shape)
-        return real(qkv, num_heads)
+    def called(projected, num_heads, mask, causal):
+        found.append(call(*(x.shape for x in projected), masked=mask is not None, causal=causal))
+        return real(projected, num_heads, mask, causal)
 
-    monkeypatch.setattr(attention_kernel, 'self_attention', called)
+    monkeypatch.setattr(attention_kernel, 'fused_attention', called)
     return found
+
+
+def call(*shapes, masked=False, causal=False):
+    return *shapes, masked, causal
 
 
 def batch():
@@ -86,7 +91,7 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, 
     assert not calls
     monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
     found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
-    assert set(calls) == {(rows, 5, 48)}
+    assert set(calls) == {call((rows, 5, 48))}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
@@ -114,7 +119,83 @@ def test_the_two_transformers_of_mae_take_it(calls):
     variables = jax.eval_shape(model.init, jax.random.key(0), images, noise)
     with runs_on(TPU):
         jax.eval_shape(model.apply, variables, images, noise)
-    assert calls == [(2, 3, 48), (2, 5, 24)]
+    assert calls == [call((2, 3, 48)), call((2, 5, 24))]
+
+
+def test_the_transformer_takes_it_for_all_its_attention(calls):
+    model = seq2seq.Model(9, width=16, depth=1, num_heads=2, mlp_dim=16, attention='pallas')
+    tokens = [jnp.ones((2, n), jnp.int32) for n in (7, 5)]
+    variables = jax.eval_shape(model.init, jax.random.key(0), *tokens)
+    with runs_on(TPU):
+        rngs = {'dropout': jax.random.key(0)}
+        jax.eval_shape(functools.partial(model.apply, train=True, rngs=rngs), variables, *tokens)
+    assert calls == [
+        call((2, 7, 48), masked=True),
+        call((2, 5, 48), causal=True),
+        call((2, 5, 16), (2, 7, 32), masked=True),
+    ]
+
+
+def test_detr_takes_it_where_no_weights_are_dropped(calls):
+    size = {'layers': (1,), 'backbone_width': 4, 'num_queries': 5, 'width': 16, 'num_heads': 2}
+    model = detr.Model(3, **size, depth=1, decoder_depth=1, mlp_dim=16)
+    images = jnp.zeros((2, 8, 12, 3))
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+
+    def see(train):
+        rngs = {'dropout': jax.random.key(0)}
+        apply = functools.partial(model.apply, train=train, rngs=rngs)
+        jax.eval_shape(apply, variables, images)
+
+    with runs_on(TPU):
+        see(train=True)
+        assert not calls
+        see(train=False)
+    assert calls == [
+        call((2, 6, 32), (2, 6, 16), masked=True),
+        call((2, 5, 32), (2, 5, 16)),
+        call((2, 5, 16), (2, 6, 16), (2, 6, 16), masked=True),
+    ]
+
+
+@pytest.mark.slow
+def test_masks_and_memories_are_split_over_devices_like_queries(calls, monkeypatch):
+    """Value and gradient of a decoder's block, which looks at other tokens under a mask."""
+    rng = np.random.default_rng(0)
+    rows = {
+        'x': rng.normal(size=(ROWS, 5, 16)).astype(np.float32),
+        'source': rng.normal(size=(ROWS, 7, 16)).astype(np.float32),
+        'mask': np.arange(7) < rng.integers(0, 8, (ROWS, 1, 1, 1)),
+    }
+
+    def ran(attention, layout_name):
+        layout = sharding.make_layout(jax.devices(), **LAYOUTS[layout_name])
+        block = DecoderBlock(2, 16, causal=True, attention_by=attention)
+
+        def apply(params, rows):
+            return block.apply(params, rows['x'], Memory(rows['source'], rows['mask']))
+
+        def run(params, rows):
+            weights = jnp.cos(jnp.arange(rows['x'].size)).reshape(rows['x'].shape)
+            out, pull = jax.vjp(apply, params, rows)
+            of_params, of_rows = pull(weights)
+            return out, of_params, of_rows['x'], of_rows['source']
+
+        one = jax.tree.map(lambda x: jnp.asarray(x[:1]), rows)
+        memory = Memory(one['source'], one['mask'])
+        params = jax.jit(block.init)(jax.random.key(0), one['x'], memory)
+        params = jax.tree.map(np.asarray, params)
+        return layout.compile_eval(run)(params, layout.put_batch(rows))
+
+    expected = ran('xla', 'fsdp')
+    monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
+    found = ran('pallas', 'fsdp')
+    each = ROWS // len(jax.devices())
+    assert calls == [
+        call((each, 5, 48), causal=True),
+        call((each, 5, 16), (each, 7, 32), masked=True),
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
 def test_whoever_wants_the_weights_gets_them(calls):
@@ -139,43 +220,63 @@ def attend(layer, *inputs, devices=TPU, **options):
 
 
 @pytest.mark.parametrize(
-    ('fields', 'inputs', 'options', 'message'),
+    ('fields', 'options', 'message'),
     [
-        ({}, (7,), {}, 'look at themselves'),
-        ({'kernels': ('q', 'kv')}, (), {}, 'look at themselves'),
-        ({}, (), {'mask': causal_mask(5)}, 'no masks'),
-        ({}, (), {'bias': jnp.zeros((1, 2, 5, 5))}, 'no masks and biases'),
-        ({'dropout': 0.1}, (), {'train': True}, 'attention_dropout is 0.1'),
-        ({}, (), {'devices': Devices('cpu')}, 'this is cpu'),
-        ({}, (), {'devices': TPU._replace(whole=False)}, 'config.parallel.tensor'),
-        ({}, (), {'devices': TPU._replace(shards=4)}, 'a multiple of 4'),
+        ({}, {'mask': causal_mask(5)}, 'knows masks of keys'),
+        ({}, {'bias': jnp.zeros((1, 2, 5, 5))}, 'knows no biases'),
+        ({'dropout': 0.1}, {'train': True}, 'attention_dropout is 0.1'),
+        ({}, {'devices': Devices('cpu')}, 'this is cpu'),
+        ({}, {'devices': TPU._replace(whole=False)}, 'config.parallel.tensor'),
+        ({}, {'devices': TPU._replace(shards=4)}, 'a multiple of 4'),
     ],
 )
-def test_what_the_kernel_cannot_do_is_left_to_xla_or_refused(
-    calls, fields, inputs, options, message
-):
+def test_what_the_kernel_cannot_do_is_left_to_xla_or_refused(calls, fields, options, message):
     layer = functools.partial(MultiHeadAttention, 2, **fields)
-    attend(layer(attention='auto'), *inputs, **options)
+    attend(layer(attention='auto'), **options)
     with pytest.raises(UserError, match=message) as caught:
-        attend(layer(attention='pallas'), *inputs, **options)
+        attend(layer(attention='pallas'), **options)
     assert '\n' not in str(caught.value)
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ('kernels', 'shapes'),
+    [
+        (('qkv',), [(2, 5, 16), (2, 7, 32)]),
+        (('q', 'kv'), [(2, 5, 16), (2, 7, 32)]),
+        (('q', 'k', 'v'), [(2, 5, 16), (2, 7, 16), (2, 7, 16)]),
+    ],
+)
+def test_tokens_that_look_at_others_are_projected_as_they_are_kept(calls, kernels, shapes):
+    attend(MultiHeadAttention(2, kernels, attention='pallas'), 7)
+    assert calls == [call(*shapes)]
+
+
+def test_a_mask_of_keys_may_be_one_for_all(calls):
+    mask = jnp.ones((1, 1, 1, 1), bool)
+    attend(MultiHeadAttention(2, attention='pallas'), mask=mask, causal=True)
+    assert calls == [call((2, 5, 48), masked=True, causal=True)]
+
+
 def test_dropout_that_does_not_act_is_no_obstacle(calls):
     attend(MultiHeadAttention(2, dropout=0.1, attention='pallas'))
-    assert calls == [(2, 5, 48)]
+    assert calls == [call((2, 5, 48))]
 
 
 def test_a_sequence_has_to_fit_the_chip():
     shape = (1, 577, 768)
     with runs_on(TPU):
-        assert takes_kernel('auto', shape, 12, 2)
+        assert takes_kernel('auto', shape, 577, 12, 2)
+        # The compiler of TPUs makes no product of one row.
+        assert not takes_kernel('auto', (2, 1, 768), 577, 12, 2)
+        assert not takes_kernel('auto', (2, 577, 768), 1, 12, 2)
     with runs_on(Devices('TPU v4')):
-        assert takes_kernel('auto', (1, 197, 768), 12, 2)
-        assert not takes_kernel('auto', shape, 12, 2)
+        assert takes_kernel('auto', (1, 197, 768), 197, 12, 2)
+        assert not takes_kernel('auto', shape, 577, 12, 2)
         with pytest.raises(UserError, match='577 tokens of width 768 need'):
-            takes_kernel('pallas', shape, 12, 2)
+            takes_kernel('pallas', shape, 577, 12, 2)
+        with pytest.raises(UserError, match='100 and 2000 tokens of width 768 need'):
+            takes_kernel('pallas', (1, 100, 768), 2000, 12, 2)
 
 
 def test_an_unknown_name_is_refused():

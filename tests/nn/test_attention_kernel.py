@@ -7,29 +7,46 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.attention import scaled_dot_product
-from vit_jax.nn.attention_kernel import self_attention, vmem_bytes
+from vit_jax.nn.attention import causal_mask, scaled_dot_product
+from vit_jax.nn.attention_kernel import fused_attention, vmem_bytes
 
-kernel = functools.partial(self_attention, interpret=True)
-
-
-def plain(qkv, num_heads):
-    heads = qkv.reshape(*qkv.shape[:2], 3, num_heads, -1).transpose(2, 0, 3, 1, 4)
-    return scaled_dot_product(*heads)[0].swapaxes(1, 2).reshape(*qkv.shape[:2], -1)
+kernel = functools.partial(fused_attention, interpret=True)
+LAYOUTS = ('qk v', 'q kv', 'q k v')
 
 
-def value_and_gradient(function, qkv, num_heads):
-    def run(qkv):
-        out, pull = jax.vjp(lambda x: function(x, num_heads), qkv)
+def plain(projected, num_heads, mask=None, causal=False):
+    width = sum(x.shape[-1] for x in projected) // 3
+    parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
+    heads = [x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2) for x in parts]
+    seen = None if mask is None else mask[:, None, None]
+    if causal:
+        before = causal_mask(parts[0].shape[1])
+        seen = before if seen is None else seen & before
+    out = scaled_dot_product(*heads, seen)[0].swapaxes(1, 2)
+    return out.reshape(*out.shape[:2], width)
+
+
+def value_and_gradient(function, projected, num_heads, **options):
+    def run(projected):
+        out, pull = jax.vjp(lambda x: function(x, num_heads, **options), projected)
         weights = np.random.default_rng(1).normal(size=out.shape)
-        return out, pull(jnp.asarray(weights, out.dtype))[0]
+        return out, *pull(jnp.asarray(weights, out.dtype))[0]
 
-    return jax.tree.map(lambda x: np.asarray(x, np.float32), jax.jit(run)(qkv))
+    return jax.tree.map(lambda x: np.asarray(x, np.float32), jax.jit(run)(projected))
 
 
-def random(batch, tokens, num_heads, size, dtype=jnp.float32):
-    qkv = np.random.default_rng(0).normal(size=(batch, tokens, 3 * num_heads * size))
-    return jnp.asarray(qkv, dtype)
+def random(batch, tokens, num_heads, size, dtype=jnp.float32, layout='qkv', keys=None):
+    rng, width = np.random.default_rng(0), num_heads * size
+    shapes = [
+        (batch, tokens if 'q' in letters else keys or tokens, len(letters) * width)
+        for letters in layout.split()
+    ]
+    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def assert_equal(found, expected, atol=2e-5):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
 
 
 @pytest.mark.slow
@@ -50,23 +67,67 @@ def test_values_and_gradients_are_those_of_attention(tokens, num_heads, size):
     qkv = random(2, tokens, num_heads, size)
     found = value_and_gradient(kernel, qkv, num_heads)
     expected = value_and_gradient(plain, qkv, num_heads)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-        assert np.abs(b).max() > 0.1 or tokens == 1
+    assert_equal(found, expected)
+    assert min(np.abs(x).max() for x in expected) > 0.1 or tokens == 1
 
 
-def test_in_half_precision_it_is_as_far_from_the_truth_as_attention_is():
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('tokens', 'keys', 'num_heads', 'size', 'layout', 'masked', 'causal'),
+    [
+        (1, 7, 2, 64, 'q kv', False, False),
+        (7, 1, 1, 32, 'q k v', True, False),
+        (7, 7, 4, 32, 'qkv', True, True),
+        (50, 50, 2, 80, 'qkv', False, True),
+        (50, 50, 4, 64, 'qk v', True, False),
+        (100, 850, 4, 32, 'q k v', True, False),
+    ],
+)
+def test_masks_and_other_keys(tokens, keys, num_heads, size, layout, masked, causal):
+    projected = random(3, tokens, num_heads, size, layout=layout, keys=keys)
+    # Padding at the right, as of sentences; at the left, where it leaves causal queries nothing;
+    # and an example of nothing but padding.
+    lengths = np.array([[keys - keys // 3], [keys], [0]])
+    mask = jnp.asarray(np.arange(keys) < lengths).at[1, : keys // 2].set(False)
+    options = {'mask': mask if masked else None, 'causal': causal}
+    found = value_and_gradient(kernel, projected, num_heads, **options)
+    expected = value_and_gradient(plain, projected, num_heads, **options)
+    assert_equal(found, expected)
+    if masked:
+        free = value_and_gradient(plain, projected, num_heads, causal=causal)
+        assert keys == 1 or np.abs(free[0] - expected[0]).max() > 0.1
+    assert all(x.shape == y.shape for x, y in zip(found[1:], projected, strict=True))
+
+
+def test_it_does_not_matter_which_projections_come_together():
+    whole, width = random(2, 7, 2, 16), 32
+    expected = value_and_gradient(kernel, whole, 2, causal=True)
+    for letters in LAYOUTS:
+        cuts = np.cumsum([width * len(part) for part in letters.split()])[:-1]
+        parts = tuple(jnp.split(whole[0], cuts, axis=-1))
+        out, *gradients = value_and_gradient(kernel, parts, 2, causal=True)
+        np.testing.assert_array_equal(out, expected[0])
+        np.testing.assert_array_equal(np.concatenate(gradients, axis=-1), expected[1])
+
+
+@pytest.mark.parametrize(
+    'options', [{}, {'mask': jnp.arange(197)[None] < jnp.array([[90], [197]])}]
+)
+def test_in_half_precision_it_is_as_far_from_the_truth_as_attention_is(options):
     qkv = random(2, 197, 2, 64, jnp.bfloat16)
-    truth = value_and_gradient(plain, qkv.astype(jnp.float32), 2)
+    truth = value_and_gradient(plain, (qkv[0].astype(jnp.float32),), 2, **options)
     errors = [
-        [np.abs(a - b).max() for a, b in zip(value_and_gradient(f, qkv, 2), truth, strict=True)]
+        [
+            np.abs(a - b).max()
+            for a, b in zip(value_and_gradient(f, qkv, 2, **options), truth, strict=True)
+        ]
         for f in (kernel, plain)
     ]
     assert np.all(errors[0] <= 1.5 * np.array(errors[1]))
 
 
 def test_large_scores_do_not_overflow():
-    qkv = 60 * random(1, 49, 2, 32)
+    qkv = (60 * random(1, 49, 2, 32)[0],)
     for a, b in zip(
         value_and_gradient(kernel, qkv, 2), value_and_gradient(plain, qkv, 2), strict=True
     ):
@@ -75,24 +136,43 @@ def test_large_scores_do_not_overflow():
 
 
 def test_examples_do_not_see_each_other():
-    qkv = random(3, 49, 2, 32)
+    (qkv,) = random(3, 49, 2, 32)
     changed = qkv.at[1].add(1.0)
     for a, b in zip(
-        value_and_gradient(kernel, qkv, 2), value_and_gradient(kernel, changed, 2), strict=True
+        value_and_gradient(kernel, (qkv,), 2),
+        value_and_gradient(kernel, (changed,), 2),
+        strict=True,
     ):
         np.testing.assert_array_equal(a[[0, 2]], b[[0, 2]])
         assert np.abs(a[1] - b[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize(('tokens', 'num_heads', 'size'), [(197, 3, 64), (50, 4, 80)])
-def test_it_can_be_lowered_for_tpus(tokens, num_heads, size):
-    qkv = random(2, tokens, num_heads, size, jnp.bfloat16)
-    gradient = jax.jit(jax.grad(lambda x: self_attention(x, num_heads).astype(jnp.float32).sum()))
-    text = gradient.trace(qkv).lower(lowering_platforms=('tpu',)).as_text()
-    assert 'tpu_custom_call' in text
+@pytest.mark.parametrize(
+    ('tokens', 'keys', 'num_heads', 'size', 'layout', 'options'),
+    [
+        (197, 197, 3, 64, 'qkv', {}),
+        (50, 50, 4, 80, 'qkv', {'causal': True}),
+        (100, 850, 8, 32, 'q k v', {'mask': jnp.ones((2, 850), bool)}),
+        (64, 64, 8, 64, 'qk v', {'mask': jnp.ones((2, 64), bool), 'causal': True}),
+    ],
+)
+def test_it_can_be_lowered_for_tpus(tokens, keys, num_heads, size, layout, options):
+    projected = random(2, tokens, num_heads, size, jnp.bfloat16, layout, keys)
+
+    def total(projected):
+        return fused_attention(projected, num_heads, **options).astype(jnp.float32).sum()
+
+    lowered = jax.jit(jax.grad(total)).trace(projected).lower(lowering_platforms=('tpu',))
+    assert lowered.as_text().count('tpu_custom_call') == 1
 
 
 def test_memory_grows_with_tokens_and_width():
-    assert vmem_bytes(197, 768, 12, 2) < 12 * 2**20
-    assert vmem_bytes(197, 768, 12, 2) < vmem_bytes(577, 768, 12, 2) < vmem_bytes(577, 768, 12, 4)
-    assert vmem_bytes(577, 768, 12, 2) < vmem_bytes(577, 1024, 16, 2)
+    assert vmem_bytes(197, 197, 768, 12, 2) < 12 * 2**20
+    sizes = [
+        vmem_bytes(197, 197, 768, 12, 2),
+        vmem_bytes(197, 577, 768, 12, 2),
+        vmem_bytes(577, 577, 768, 12, 2),
+        vmem_bytes(577, 577, 768, 12, 4),
+    ]
+    assert sizes == sorted(set(sizes))
+    assert vmem_bytes(577, 577, 768, 12, 2) < vmem_bytes(577, 577, 1024, 16, 2)

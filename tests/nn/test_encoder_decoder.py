@@ -106,7 +106,7 @@ def test_a_decoder_block_is_that_of_detr():
     torch = pytest.importorskip('torch')
     image, block = scene(), DecoderBlock(**FIELDS)
     x, positions = random(BATCH, QUERIES, WIDTH, seed=5), random(1, QUERIES, WIDTH, seed=6)
-    params = perturbed(block, x, None, image)
+    params = perturbed(block, x, image)
     layer = detr_layer('DetrDecoderLayer', params)
     inputs = tensors(
         hidden_states=x,
@@ -117,12 +117,12 @@ def test_a_decoder_block_is_that_of_detr():
     )
     with torch.no_grad():
         expected = layer(**inputs)
-    apply = jax.jit(block.apply, static_argnums=4)
-    out = apply({'params': params}, x, None, image, False, positions)
+    apply = jax.jit(block.apply, static_argnums=3)
+    out = apply({'params': params}, x, image, False, positions)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     for other in (
-        apply({'params': params}, x, None, image),
-        apply({'params': params}, x, None, image._replace(positions=None), False, positions),
+        apply({'params': params}, x, image),
+        apply({'params': params}, x, image._replace(positions=None), False, positions),
     ):
         assert np.abs(out - other).max() > 0.01
 
@@ -152,9 +152,9 @@ def test_positions_of_pre_norm_blocks_are_added_after_the_norm():
 def test_queries_without_positions_or_mask_are_a_set():
     image, block = scene(), DecoderBlock(**FIELDS)
     x = random(BATCH, QUERIES, WIDTH, seed=5)
-    params, apply = perturbed(block, x, None, image), jax.jit(block.apply)
-    out = apply({'params': params}, x, None, image)
-    backwards = apply({'params': params}, x[:, ::-1], None, image)
+    params, apply = perturbed(block, x, image), jax.jit(block.apply)
+    out = apply({'params': params}, x, image)
+    backwards = apply({'params': params}, x[:, ::-1], image)
     np.testing.assert_allclose(backwards[:, ::-1], out, atol=1e-5)
 
 

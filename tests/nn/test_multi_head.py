@@ -212,7 +212,9 @@ def test_only_what_is_given_is_projected():
 def test_steps_of_self_attention_equal_the_whole_under_a_causal_mask(layer):
     x = random(BATCH, TOKENS, WIDTH)
     variables = init(layer, x)
-    whole = layer.apply(variables, x, mask=causal_mask(TOKENS))
+    whole = layer.apply(variables, x, causal=True)
+    masked = layer.apply(variables, x, mask=causal_mask(TOKENS))
+    np.testing.assert_array_equal(whole, masked)
     # Room that is never filled must not be looked at.
     past = KeyValue(*[jnp.full((BATCH, HEADS, TOKENS + 2, SIZE), 9.0)] * 2)
     for i in range(TOKENS):

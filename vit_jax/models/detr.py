@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.encoder_decoder import NORMS, DecoderBlock, EncoderBlock, Memory, Stack
@@ -80,6 +81,9 @@ class Model(nn.Module):
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
       dtype: of the computation. Parameters, softmax and outputs stay float32.
+      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
+        VMEM, which drops no weights; or 'auto', the kernel where the trainer's devices have it and
+        nothing is dropped, as in evaluation. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.
@@ -101,11 +105,13 @@ class Model(nn.Module):
     norm: str = 'post'
     norm_eps: float = 1e-5
     dtype: str = 'float32'
+    attention: str = 'auto'
 
     head_layers = ('class_embed',)
 
     def __post_init__(self) -> None:
         check_choice('dtype', self.dtype, DTYPES)
+        check_choice('attention', self.attention, ATTENTIONS)
         check_choice('norm', self.norm, NORMS)
         check_choice('backbone_norm', self.backbone_norm, tuple(BACKBONE_NORMS))
         for name in ('num_queries', 'depth', 'decoder_depth'):
@@ -138,6 +144,7 @@ class Model(nn.Module):
             'activation_dropout': self.dropout,
             'norm_eps': self.norm_eps,
             'dtype': dtype,
+            'attention_by': self.attention,
         }
         self.encoder = Stack(functools.partial(EncoderBlock, **block), self.depth)
         self.decoder = Decoder(functools.partial(DecoderBlock, **block), self.decoder_depth)
@@ -258,7 +265,7 @@ class Decoder(nn.Module):
         """One array for each block; `positions` are added where tokens are queries and keys."""
         outputs = []
         for block in self.block:
-            x = block(x, None, memory, train, positions)
+            x = block(x, memory, train, positions)
             outputs.append(self.norm(x))
         return jnp.stack(outputs, axis=1)
 

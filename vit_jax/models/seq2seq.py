@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models.vit import DTYPES
-from vit_jax.nn.attention import causal_mask, padding_mask
+from vit_jax.nn.attention import padding_mask
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.encoder_decoder import (
@@ -70,6 +71,8 @@ class Model(nn.Module):
       tied: one matrix for both embeddings and for the scores, as in section 3.4.
       norm_eps: added to the variance in layer norms.
       dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
+        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.
@@ -88,12 +91,14 @@ class Model(nn.Module):
     tied: bool = True
     norm_eps: float = 1e-6
     dtype: str = 'float32'
+    attention: str = 'auto'
 
     def __post_init__(self) -> None:
         check_choice('norm', self.norm, NORMS)
         check_choice('positions', self.positions, LAYOUTS)
         check_choice('activation', self.activation, ACTIVATIONS)
         check_choice('dtype', self.dtype, DTYPES)
+        check_choice('attention', self.attention, ATTENTIONS)
         if self.depth < 1:
             raise UserError(f'depth must be at least 1, not {self.depth}')
         for rate in ('dropout', 'attention_dropout'):
@@ -112,10 +117,11 @@ class Model(nn.Module):
             activation=self.activation,
             norm_eps=self.norm_eps,
             dtype=dtype,
+            attention_by=self.attention,
         )
         self.embed = Embeddings(self.vocab_size, self.width, self.tied, dtype)
         self.encoder = Stack(functools.partial(EncoderBlock, **fields), self.depth)
-        self.decoder = Stack(functools.partial(DecoderBlock, **fields), self.depth)
+        self.decoder = Stack(functools.partial(DecoderBlock, **fields, causal=True), self.depth)
         self.drop = Dropout(self.dropout)
 
     def __call__(
@@ -160,7 +166,7 @@ class Model(nn.Module):
         """Scores of every next token, given the true ones before it."""
         tokens = target_in.shape[1]
         x = self._add_positions(self.embed.target(target_in), self._position_table(tokens))
-        x = self.decoder(self.drop(x, train), causal_mask(tokens), memory, train)
+        x = self.decoder(self.drop(x, train), memory, train)
         return self.embed.logits(x)
 
     def init_cache(self, memory: Memory, max_len: int) -> Cache:

@@ -39,14 +39,14 @@ class Devices(NamedTuple):
     Attributes:
       kind: of a device, as JAX names it.
       shards: into how many parts the batch of this program is split.
-      map_rows: makes a function of rows, (array) -> array, run on every device's own; None where
-        the program has one device, and nothing is split.
+      map_rows: makes a function of arrays of rows, and of None, run on every device's own rows;
+        None where the program has one device, and nothing is split.
       whole: whether a device has the whole of every row, not some heads.
     """
 
     kind: str
     shards: int = 1
-    map_rows: Callable[[Callable[[Array], Array]], Callable[[Array], Array]] | None = None
+    map_rows: Callable[[Callable[..., Rows]], Callable[..., Rows]] | None = None
     whole: bool = True
 
 
@@ -67,13 +67,19 @@ def runs_on(devices: Devices) -> Iterator[None]:
 
 
 def takes_kernel(
-    attention: str, shape: tuple[int, ...], num_heads: int, itemsize: int, obstacle: str = ''
+    attention: str,
+    shape: tuple[int, ...],
+    keys: int,
+    num_heads: int,
+    itemsize: int,
+    obstacle: str = '',
 ) -> bool:
-    """Whether `self_attention` computes it.
+    """Whether `fused_attention` computes it.
 
     Args:
       attention: of ATTENTIONS.
-      shape: of the tokens, [B N D].
+      shape: of the queries, [B N D].
+      keys: M.
       num_heads: H.
       itemsize: bytes of an element.
       obstacle: what the layer wants that the kernel cannot do.
@@ -84,19 +90,21 @@ def takes_kernel(
     devices = _devices.get()
     if attention == 'xla' or devices is None:
         return False
-    why = obstacle or _obstacle(devices, shape, num_heads, itemsize)
+    why = obstacle or _obstacle(devices, shape, keys, num_heads, itemsize)
     if why and attention == 'pallas':
         raise UserError(f"attention='pallas' {why}; choose 'auto'")
     return not why
 
 
-def on_every_device(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The function, applied to the rows that each device has."""
+def on_every_device(function: Callable[..., Rows]) -> Callable[..., Rows]:
+    """The function of arrays of rows, applied to the rows that each device has."""
     devices = _devices.get()
     return devices.map_rows(function) if devices and devices.map_rows else function
 
 
-def _obstacle(devices: Devices, shape: tuple[int, ...], num_heads: int, itemsize: int) -> str:
+def _obstacle(
+    devices: Devices, shape: tuple[int, ...], keys: int, num_heads: int, itemsize: int
+) -> str:
     """Why these devices cannot run the kernel on these tokens; empty if they can."""
     if not devices.kind.startswith('TPU'):
         return f'needs a TPU, and this is {devices.kind}'
@@ -106,9 +114,13 @@ def _obstacle(devices: Devices, shape: tuple[int, ...], num_heads: int, itemsize
         return f'needs [B N D] with B a multiple of {devices.shards}, not {list(shape)}'
     from vit_jax.nn.attention_kernel import vmem_bytes
 
-    _, tokens, width = shape
-    needed, there = vmem_bytes(tokens, width, num_heads, itemsize), VMEM.get(devices.kind, SMALLEST)
+    _, queries, width = shape
+    if min(queries, keys) < 2:
+        return f'needs two queries and keys at least, not {queries} and {keys}'
+    needed = vmem_bytes(queries, keys, width, num_heads, itemsize)
+    there = VMEM.get(devices.kind, SMALLEST)
     if needed > SHARE * there:
+        tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
         sizes = f'{needed / MIB:.0f} of {there / MIB:.0f} MiB'
         return f'keeps whole sequences in VMEM: {tokens} tokens of width {width} need {sizes}'
     return ''

@@ -1,9 +1,10 @@
-"""Self-attention of short sequences as one kernel of TPUs: the scores never leave VMEM.
+"""Attention of short sequences as one kernel of TPUs: the scores never leave VMEM.
 
-Each program of the grid takes the queries, keys and values of one example, [N 3D], and computes
-softmax(Q K^T / sqrt(K)) V of all its heads. The derivative computes the probabilities again instead
-of reading them from HBM (Dao et al., 2022, arXiv:2205.14135, section 3.1). The kernels of
-`jax.experimental.pallas.ops.tpu` are for sequences that do not fit VMEM, in blocks of 128.
+Each program of the grid takes the queries, keys and values of one example, [N D] and [M D], and
+computes softmax(Q K^T / sqrt(K)) V of all its heads. The derivative computes the probabilities
+again instead of reading them from HBM (Dao et al., 2022, arXiv:2205.14135, section 3.1). The
+kernels of `jax.experimental.pallas.ops.tpu` are for sequences that do not fit VMEM, in blocks of
+128.
 
 Heads stay side by side along D, as their projection writes them. The products of a head run over
 the whole registers of 128 lanes in which it lies, with its neighbours' lanes set to zero: a matrix
@@ -21,91 +22,136 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 LANES, SUBLANES = 128, 16
-# Matrices [N N] in float32 that the backward pass of a head takes, of which some are spilt.
+# Matrices [N M] in float32 that the backward pass of a head takes, of which some are spilt.
 SCORES = 6
 # Bytes of such matrices of the heads that the forward pass unrolls, so that they overlap.
 UNROLLED = 2**21
+# Scores of keys that a query may not look at, as in `attention.masked_softmax`.
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+Projected = tuple[Float[Array, 'B _ _'], ...]
 
 
-def vmem_bytes(tokens: int, width: int, num_heads: int, itemsize: int) -> int:
+def vmem_bytes(queries: int, keys: int, width: int, num_heads: int, itemsize: int) -> int:
     """What the backward pass takes of VMEM, generously.
 
     Args:
-      tokens: N.
+      queries: N.
+      keys: M.
       width: D.
       num_heads: H.
       itemsize: bytes of an element of queries, keys and values.
     """
-    rows = _round_up(tokens, SUBLANES)
-    # qkv, its gradient and that of the result; each twice, for the example before or after.
-    arrays = 2 * 7 * rows * _round_up(width, LANES) * itemsize
+    # Queries, their gradient and that of the result; keys, values and their gradients. Each twice,
+    # for the example before or after.
+    rows = 2 * (3 * _round_up(queries, SUBLANES) + 4 * _round_up(keys, SUBLANES))
     heads = _group(width, num_heads) * num_heads // width
-    return arrays + UNROLLED + SCORES * heads * _score_bytes(tokens)
+    scores = SCORES * heads * _score_bytes(queries, keys)
+    return rows * _round_up(width, LANES) * itemsize + UNROLLED + scores
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def self_attention(
-    qkv: Float[Array, 'B N E'], num_heads: int, interpret: bool = False
+class _Options(NamedTuple):
+    """What a program is made for; see `fused_attention`."""
+
+    num_heads: int
+    causal: bool
+    interpret: bool
+
+
+def fused_attention(
+    projected: Projected,
+    num_heads: int,
+    mask: Bool[Array, 'B M'] | None = None,
+    causal: bool = False,
+    interpret: bool = False,
 ) -> Float[Array, 'B N D']:
     """softmax(Q K^T / sqrt(K)) V of every head, with the softmax in float32.
 
+    A query that may look nowhere looks everywhere alike, as in `attention.masked_softmax`.
+
     Args:
-      qkv: queries, keys and values one after the other, E = 3D; of each the heads, K columns each.
+      projected: arrays whose columns, one array after the other, are queries, keys and values, D
+        columns each, and of each the heads, K columns each: ([B N 3D],), ([B N D], [B M 2D]),
+        ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
       num_heads: H; divides D.
+      mask: true where a key may be looked at.
+      causal: whether a query looks at no keys after its own place.
       interpret: run it as plain JAX, on any device.
     """
-    return _forward(qkv, num_heads, interpret)
+    row = None if mask is None else mask[:, None].astype(jnp.float32)
+    return _attend(projected, row, _Options(num_heads, causal, interpret))
 
 
-def _forward(qkv: Array, num_heads: int, interpret: bool) -> Array:
-    out = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-    return _call(_forward_kernel, 2, num_heads, interpret, out, qkv)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attend(projected: Projected, mask: Array | None, options: _Options) -> Array:
+    first = projected[0]
+    out = jax.ShapeDtypeStruct((*first.shape[:2], _width(projected)), first.dtype)
+    return _call(_forward_kernel, 2, options, out, projected, mask)
 
 
-def _keep(qkv: Array, num_heads: int, interpret: bool) -> tuple[Array, Array]:
-    return _forward(qkv, num_heads, interpret), qkv
+def _keep(projected: Projected, mask: Array | None, options: _Options) -> tuple[Array, Any]:
+    return _attend(projected, mask, options), (projected, mask)
 
 
-def _backward(num_heads: int, interpret: bool, qkv: Array, grad: Array) -> tuple[Array]:
-    out = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype)
-    return (_call(_backward_kernel, 5, num_heads, interpret, out, qkv, grad),)
+def _backward(options: _Options, kept: Any, grad: Array) -> tuple[Projected, None]:
+    projected, mask = kept
+    out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in projected)
+    return _call(_backward_kernel, 5, options, out, projected, mask, grad), None
 
 
-self_attention.defvjp(_keep, _backward)
+_attend.defvjp(_keep, _backward)
 
 
 def _call(
-    kernel: Any, products: int, num_heads: int, interpret: bool, out: Any, *inputs: Array
-) -> Array:
+    kernel: Any,
+    products: int,
+    options: _Options,
+    out: Any,
+    projected: Projected,
+    mask: Array | None,
+    *inputs: Array,
+) -> Any:
     """Runs a kernel on each example; `products` is of each head, with its scores or their like."""
-    batch, tokens, width = inputs[0].shape
-    arrays, itemsize = (*inputs, out), out.dtype.itemsize
-    scores = batch * num_heads * tokens**2
+    (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
+    width, itemsize = _width(projected), projected[0].dtype.itemsize
+    arguments = (projected, mask, *inputs)
+    arrays = jax.tree.leaves((arguments, out))
+    scores = batch * options.num_heads * queries * keys
     return pl.pallas_call(
-        functools.partial(kernel, num_heads=num_heads),
+        functools.partial(kernel, options=options),
         grid=(batch,),
-        in_specs=[_example(x) for x in inputs],
-        out_specs=_example(out),
+        in_specs=jax.tree.map(_example, arguments),
+        out_specs=jax.tree.map(_example, out),
         out_shape=out,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel',),
-            vmem_limit_bytes=vmem_bytes(tokens, width // 3, num_heads, itemsize),
+            vmem_limit_bytes=vmem_bytes(queries, keys, width, options.num_heads, itemsize),
         ),
         cost_estimate=pl.CostEstimate(
-            flops=products * 2 * scores * (width // 3 // num_heads),
+            flops=products * 2 * scores * (width // options.num_heads),
             transcendentals=scores,
-            bytes_accessed=sum(x.size for x in arrays) * itemsize,
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
         ),
-        interpret=interpret,
+        interpret=options.interpret,
         name=kernel.__name__.strip('_'),
-    )(*inputs)
+    )(*arguments)
 
 
 def _example(x: Any) -> pl.BlockSpec:
     return pl.BlockSpec((None, *x.shape[1:]), lambda i: (i, 0, 0))
+
+
+def _width(projected: tuple[Any, ...]) -> int:
+    return sum(x.shape[-1] for x in projected) // 3
+
+
+def _places(refs: tuple[Any, ...]) -> list[tuple[Any, int]]:
+    """Of queries, keys and values: which array has them, and from which column on."""
+    width = _width(refs)
+    return [(ref, first) for ref in refs for first in range(0, ref.shape[-1], width)]
 
 
 class _Head(NamedTuple):
@@ -155,44 +201,70 @@ def _for_each_head(
         pl.loop(0, width, step=group)(lambda start: of_group(pl.multiple_of(start, LANES)))
 
 
-def _forward_kernel(qkv_ref: Any, out_ref: Any, *, num_heads: int) -> None:
+def _forward_kernel(refs: Any, mask_ref: Any, out_ref: Any, *, options: _Options) -> None:
     width = out_ref.shape[-1]
-    scale = 1 / math.sqrt(width // num_heads)
+    scale = 1 / math.sqrt(width // options.num_heads)
+    mask = None if mask_ref is None else mask_ref[...] > 0
 
     def of_head(start: Any, head: _Head) -> None:
-        q, k, v = (_read(qkv_ref, i * width + start, head) for i in range(3))
+        q, k, v = (_read(ref, first + start, head) for ref, first in _places(refs))
         own = head.own()
         scores = _dot(jnp.where(own, q, 0), k, (1, 1)) * scale
+        scores = _where_seen(scores, mask, options.causal, 1, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
         out = _dot(exps.astype(v.dtype), v, (1, 0)) / exps.sum(axis=1, keepdims=True)
         _write(out_ref, start, head, own, out)
 
-    group = _group(width, num_heads, UNROLLED // _score_bytes(out_ref.shape[0]))
-    _for_each_head(width, num_heads, group, of_head)
+    keys = refs[-1].shape[0]
+    group = _group(width, options.num_heads, UNROLLED // _score_bytes(out_ref.shape[0], keys))
+    _for_each_head(width, options.num_heads, group, of_head)
 
 
-def _backward_kernel(qkv_ref: Any, grad_ref: Any, out_ref: Any, *, num_heads: int) -> None:
+def _backward_kernel(
+    refs: Any, mask_ref: Any, grad_ref: Any, *out_refs: Any, options: _Options
+) -> None:
     width = grad_ref.shape[-1]
-    scale = 1 / math.sqrt(width // num_heads)
+    scale = 1 / math.sqrt(width // options.num_heads)
+    mask = None if mask_ref is None else _column(mask_ref[...]) > 0
 
     def of_head(start: Any, head: _Head) -> None:
-        q, k, v = (_read(qkv_ref, i * width + start, head) for i in range(3))
+        q, k, v = (_read(ref, first + start, head) for ref, first in _places(refs))
         own = head.own()
         q = jnp.where(own, q, 0)
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
         # [keys queries]: so two of the last three products need no transposed matrix.
         scores = _dot(k, q, (1, 1)) * scale
+        scores = _where_seen(scores, mask, options.causal, 0, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
         weights = exps * (1 / exps.sum(axis=0, keepdims=True))
         of_weights = _dot(v, grad, (1, 1))
         mean = (weights * of_weights).sum(axis=0, keepdims=True)
-        of_scores = (weights * (of_weights - mean) * scale).astype(k.dtype)
-        _write(out_ref, start, head, own, _dot(of_scores, k, (0, 0)))
-        _write(out_ref, width + start, head, own, _dot(of_scores, q, (1, 0)))
+        of_scores = weights * (of_weights - mean) * scale
+        if mask is not None:
+            # Of a query that may look nowhere the weights are not zero, and no score matters.
+            of_scores = _where_seen(of_scores, mask, options.causal, 0, 0.0)
+        of_scores = of_scores.astype(k.dtype)
         of_values = _dot(weights.astype(v.dtype), grad, (1, 0))
-        _write(out_ref, 2 * width + start, head, own, of_values)
+        gradients = _dot(of_scores, k, (0, 0)), _dot(of_scores, q, (1, 0)), of_values
+        for (ref, first), gradient in zip(_places(out_refs), gradients, strict=True):
+            _write(ref, first + start, head, own, gradient)
 
-    _for_each_head(width, num_heads, _group(width, num_heads), of_head)
+    _for_each_head(width, options.num_heads, _group(width, options.num_heads), of_head)
+
+
+def _where_seen(x: Array, mask: Array | None, causal: bool, keys: int, other: float) -> Array:
+    """x where the query may look at the key, else `other`; `keys` is the axis of the keys."""
+    if mask is not None:
+        x = jnp.where(mask, x, other)
+    if causal:
+        places = [jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (keys, 1 - keys)]
+        x = jnp.where(places[0] <= places[1], x, other)
+    return x
+
+
+def _column(row: Array) -> Array:
+    """[M 1] of [1 M]."""
+    return jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
 
 
 def _columns(offset: Any, head: _Head) -> Any:
@@ -216,8 +288,12 @@ def _dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:
     return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
-def _score_bytes(tokens: int) -> int:
-    return _round_up(tokens, SUBLANES) * _round_up(tokens, LANES) * 4
+def _score_bytes(queries: int, keys: int) -> int:
+    """Of a matrix of scores, whichever of the two lies along the lanes."""
+    return 4 * max(
+        _round_up(rows, SUBLANES) * _round_up(columns, LANES)
+        for rows, columns in ((queries, keys), (keys, queries))
+    )
 
 
 def _round_up(n: int, multiple: int) -> int:

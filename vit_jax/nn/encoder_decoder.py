@@ -88,7 +88,7 @@ class _Block(nn.Module):
 
     f(x) goes through dropout before it is added. Positions, where there are any, are added to
     queries and keys in every block, but not to values (Carion et al., 2020, arXiv:2005.12872,
-    appendix A.3).
+    appendix A.3). `attention_by` is the `attention` of `MultiHeadAttention`.
     """
 
     num_heads: int
@@ -100,6 +100,7 @@ class _Block(nn.Module):
     activation: str = 'relu'
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
+    attention_by: str = 'xla'
 
     def setup(self) -> None:
         self.attention = self._make_attention(('qkv',))
@@ -109,14 +110,16 @@ class _Block(nn.Module):
         self.drop = Dropout(self.dropout)
 
     def _make_attention(self, kernels: tuple[str, ...]) -> MultiHeadAttention:
-        return MultiHeadAttention(self.num_heads, kernels, self.attention_dropout, self.dtype)
+        return MultiHeadAttention(
+            self.num_heads, kernels, self.attention_dropout, self.dtype, self.attention_by
+        )
 
     def _attend_to_itself(
-        self, x: Array, mask: Array | None, positions: Array | None, train: bool
+        self, x: Array, positions: Array | None, train: bool, **options: Any
     ) -> Array:
         value = self._enter(x, self.attention_norm)
         query = _add_positions(value, positions)
-        y = self.attention(query, query, value, mask=mask, train=train)
+        y = self.attention(query, query, value, train=train, **options)
         return self._leave(x, y, self.attention_norm, train)
 
     def _feed_forward(self, x: Array, train: bool) -> Array:
@@ -147,13 +150,17 @@ class EncoderBlock(_Block):
         train: bool = False,
         positions: Float[Array, '#B N D'] | None = None,
     ) -> Float[Array, 'B N D']:
-        return self._feed_forward(self._attend_to_itself(x, mask, positions, train), train)
+        x = self._attend_to_itself(x, positions, train, mask=mask)
+        return self._feed_forward(x, train)
 
 
 class DecoderBlock(_Block):
-    """Self-attention, which a mask can make causal, attention to the source, and a feed-forward
-    layer.
+    """Self-attention, attention to the source, and a feed-forward layer.
+
+    `causal` says whether a token looks at itself and those before it alone.
     """
+
+    causal: bool = False
 
     def setup(self) -> None:
         super().setup()
@@ -163,15 +170,15 @@ class DecoderBlock(_Block):
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        mask: Bool[Array, '#B 1 #T T'] | None,
         memory: Memory,
         train: bool = False,
         positions: Float[Array, '#B T D'] | None = None,
     ) -> Float[Array, 'B T D']:
-        x = self._attend_to_itself(x, mask, positions, train)
-        keys = _add_positions(memory.tokens, memory.positions)
-        source = self.cross.project(keys, memory.tokens)
-        return self._finish(x, source, memory.mask, positions, train)
+        x = self._attend_to_itself(x, positions, train, causal=self.causal)
+        query = _add_positions(self._enter(x, self.cross_norm), positions)
+        key = _add_positions(memory.tokens, memory.positions)
+        y = self.cross(query, key, memory.tokens, mask=memory.mask, train=train)
+        return self._finish(x, y, train)
 
     def start(self, memory: Float[Array, 'B S D'], max_len: int) -> Past:
         """The source's keys and values, and room for those of `max_len` tokens of the target."""
@@ -187,20 +194,17 @@ class DecoderBlock(_Block):
         mask: Bool[Array, 'B 1 1 S'],
         position: int | Int[Array, ''],
     ) -> tuple[Float[Array, 'B 1 D'], Past]:
-        """What `__call__` under a causal mask gives for the token at `position`, after those
-        before it.
+        """What `__call__`, if it is causal, gives for the token at `position`, after those before
+        it.
         """
         y = self._enter(x, self.attention_norm)
         y, target = self.attention.step(y, past.target, position)
         x = self._leave(x, y, self.attention_norm, train=False)
-        return self._finish(x, past.source, mask, None, False), Past(target, past.source)
+        y = self.cross.attend(self._enter(x, self.cross_norm), past.source, mask=mask)
+        return self._finish(x, y, train=False), Past(target, past.source)
 
-    def _finish(
-        self, x: Array, source: KeyValue, mask: Array, positions: Array | None, train: bool
-    ) -> Array:
-        """What follows the self-attention."""
-        query = _add_positions(self._enter(x, self.cross_norm), positions)
-        y = self.cross.attend(query, source, mask=mask, train=train)
+    def _finish(self, x: Array, y: Array, train: bool) -> Array:
+        """What follows the attention to the source, which has found y."""
         return self._feed_forward(self._leave(x, y, self.cross_norm, train), train)
 
 

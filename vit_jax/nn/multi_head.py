@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
-from vit_jax.nn.attention import attend, attention_weights
+from vit_jax.nn.attention import attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
@@ -47,11 +47,11 @@ class Heads(nn.Module):
     @nn.compact
     def __call__(
         self, *inputs: Float[Array, '*B _ D'] | None, side_by_side: bool = False
-    ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | Float[Array, '*B _ E']:
-        """One projection of each input; None where an input is None.
+    ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | tuple[Float[Array, '*B _ _'], ...]:
+        """One projection of each input, in heads; None where an input is None.
 
-        Neighbours that are one and the same array share a matrix product. With `side_by_side` all
-        are the same, and their projections come as one array, [* N CHK].
+        Neighbours that are one and the same array share a matrix product. With `side_by_side` the
+        products come as they are, [* N cHK] for c such neighbours.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -60,7 +60,8 @@ class Heads(nn.Module):
         kernel = self.param('kernel', init, (width, *shape))
         bias = self.param('bias', nn.initializers.zeros, shape)
         if side_by_side:
-            return self._multiply(next(_runs(inputs))[0], kernel, bias)
+            runs = _runs(inputs)
+            return tuple(self._multiply(x, kernel[:, i], bias[i]) for x, i in runs)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
             heads[places] = self._project(x, kernel[:, places], bias[places])
@@ -120,8 +121,8 @@ class MultiHeadAttention(nn.Module):
         Besides these there is `out`.
       dropout: on the weights.
       dtype: of the computation; the softmax stays float32.
-      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, for tokens that look at
-        themselves without mask, bias or dropout; or 'auto': the kernel where it can be used.
+      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, which knows masks of keys
+        and causal ones, but no bias and no dropout; or 'auto': the kernel where it can be used.
 
     Raises:
       UserError: if 'pallas' is asked for what the kernel cannot do.
@@ -146,6 +147,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Bool[Array, '*#B #H #N #M'] | None = None,
         bias: Float[Array, '*#B #H #N #M'] | None = None,
+        causal: bool = False,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
         """What each query finds.
@@ -157,12 +159,16 @@ class MultiHeadAttention(nn.Module):
             but not be part of what is found belong to `query` and `key` alone.
           mask: true where a query may look at a key.
           bias: added to the scores before the softmax.
+          causal: whether queries look at no keys after their own place, M being N.
           train: whether dropout acts.
         """
         key = query if key is None else key
         value = key if value is None else value
-        if self._takes_kernel(query, key, value, mask, bias, train):
-            return self._attend_in_kernel(query)
+        if self._takes_kernel(query, key, mask, bias, train):
+            return self._attend_in_kernel(query, key, value, mask, causal)
+        if causal:
+            before = causal_mask(query.shape[-2])
+            mask = before if mask is None else mask & before
         heads = self._project(query, key, value)
         return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
 
@@ -199,33 +205,40 @@ class MultiHeadAttention(nn.Module):
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
     def _takes_kernel(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: Array | None,
-        bias: Array | None,
-        train: bool,
+        self, query: Array, key: Array, mask: Array | None, bias: Array | None, train: bool
     ) -> bool:
         if self.attention == 'xla' or self.is_initializing():
             return False
         if self.is_mutable_collection('intermediates'):  # the weights are wanted
             return False
         obstacle = ''
-        if not query is key is value or self.kernels != ('qkv',):
-            obstacle = 'is for tokens that look at themselves'
-        elif mask is not None or bias is not None:
-            obstacle = 'knows no masks and biases of scores'
+        if bias is not None:
+            obstacle = 'knows no biases of scores'
+        elif mask is not None and mask.shape[1:-1] != (1, 1):
+            obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
         elif train and self.dropout:
             obstacle = f'drops no weights, and attention_dropout is {self.dropout}'
         itemsize = jnp.dtype(self.dtype).itemsize
-        return takes_kernel(self.attention, query.shape, self.num_heads, itemsize, obstacle)
+        shape, keys = query.shape, key.shape[-2]
+        return takes_kernel(self.attention, shape, keys, self.num_heads, itemsize, obstacle)
 
-    def _attend_in_kernel(self, x: Array) -> Array:
-        from vit_jax.nn.attention_kernel import self_attention
+    def _attend_in_kernel(
+        self, query: Array, key: Array, value: Array, mask: Array | None, causal: bool
+    ) -> Array:
+        from vit_jax.nn.attention_kernel import fused_attention
 
-        qkv = self.qkv(x, x, x, side_by_side=True)
-        y = on_every_device(lambda qkv: self_attention(qkv, self.num_heads))(qkv)
+        def attend(projected: tuple[Array, ...], seen: Array | None) -> Array:
+            return fused_attention(projected, self.num_heads, seen, causal)
+
+        tokens = dict(zip('qkv', (query, key, value), strict=True))
+        projected = tuple(
+            x
+            for name in self.kernels
+            for x in getattr(self, name)(*(tokens[letter] for letter in name), side_by_side=True)
+        )
+        if mask is not None:
+            mask = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2])
+        y = on_every_device(attend)(projected, mask)
         heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
         return self.out(heads)
 
