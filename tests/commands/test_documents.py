@@ -33,7 +33,7 @@ NOT_HERE = {
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
-    r'kept_accuracy': 'colour images with labels',
+    r'kept_accuracy|drawn_colors': 'colour images with labels',
 }
 # The runs that the documents name, by the experiment that trains a small one.
 RUNS = {
@@ -68,7 +68,16 @@ SIZES = {
     '--layer 2': '--layer 0',
     '384x512': '32x32',
 }
-PHOTOS = ('a.png', 'b.png', 'photo.jpg', 'china.jpg', 'flower.jpg', 'chelsea.png', 'old.png')
+PHOTOS = (
+    'a.png',
+    'b.png',
+    'photo.jpg',
+    'china.jpg',
+    'flower.jpg',
+    'chelsea.png',
+    'coffee.png',
+    'old.png',
+)
 
 
 def stage(line: str) -> tuple[int, str]:
