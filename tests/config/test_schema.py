@@ -18,7 +18,7 @@ KEYS = {
     'parallel': 'strategy fsdp tensor rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
     'stall_seconds count',
-    'init': 'from posemb select',
+    'init': 'from posemb select classes',
     'branch': 'from step',
 }
 
