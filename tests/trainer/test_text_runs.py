@@ -329,7 +329,6 @@ def test_a_model_with_too_few_ids_is_refused(text) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.long
 @pytest.mark.slow
 def test_digits_are_learnt_to_the_last_sequence(tmp_path: pathlib.Path, repo: pathlib.Path) -> None:
     rarely = ['every.eval=1000', 'every.checkpoint=1000']
