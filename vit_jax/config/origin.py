@@ -45,6 +45,11 @@ class Init:
     def __post_init__(self) -> None:
         if self.posemb not in POSEMBS:
             raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
+        if self.classes and self.from_ == '':
+            raise UserError(
+                f'config.init.classes={self.classes}: nothing has these classes; name a checkpoint, '
+                'as --config.init.from=FILE, or leave them out'
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
