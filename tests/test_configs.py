@@ -5,27 +5,19 @@ What a step makes of the state is in `test_lowering.py`.
 
 from __future__ import annotations
 
-import pathlib
 import runpy
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.experiments import PATHS, ROOT
 
 from vit_jax.config import load as config_lib
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 from vit_jax.trainer import build as build_lib
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-CONFIGS = sorted(
-    str(path.relative_to(ROOT))
-    for path in (ROOT / 'experiments').rglob('*.py')
-    if 'def get_config(' in path.read_text()
-)
-
 
 TEXT = ('text:', 'tfds:wmt')
 
@@ -114,7 +106,7 @@ def build(config):
 def specs():
     """Every config as it is, and with every argument that it names in `ARGS`."""
     found = []
-    for path in CONFIGS:
+    for path in PATHS:
         args = runpy.run_path(str(ROOT / path))['ARGS']
         assert 'smoke' in args
         found += [path, *(f'{path}:{arg}' for arg in args if arg is not ...)]
@@ -137,7 +129,7 @@ def test_every_config_builds(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('path', CONFIGS)
+@pytest.mark.parametrize('path', PATHS)
 def test_smoke_is_small_and_needs_no_download(path):
     config = load(f'{path}:smoke')
     training = build(config)
@@ -155,7 +147,7 @@ def test_smoke_is_small_and_needs_no_download(path):
     }
 
 
-@pytest.mark.parametrize('path', CONFIGS)
+@pytest.mark.parametrize('path', PATHS)
 def test_docstring_gives_the_command_and_what_to_expect(path):
     docstring = (ROOT / path).read_text().split('"""')[1]
     assert f'python -m vit_jax train --config {path}' in docstring
@@ -163,4 +155,4 @@ def test_docstring_gives_the_command_and_what_to_expect(path):
 
 
 def test_there_are_configs():
-    assert 'experiments/vit/digits.py' in CONFIGS
+    assert 'experiments/vit/digits.py' in PATHS

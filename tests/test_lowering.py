@@ -5,25 +5,16 @@ The full sizes are built in `test_configs.py`, and the small ones trained in `te
 
 from __future__ import annotations
 
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.experiments import PATHS, ROOT
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling.benchmark import real_rows
 from vit_jax.runtime import sharding
 from vit_jax.trainer import build as build_lib
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Sequences need a vocabulary that is trained first, which `synthetic:` data have already.
-PATHS = sorted(
-    str(path.relative_to(ROOT))
-    for path in (ROOT / 'experiments').rglob('*.py')
-    if 'def get_config(' in path.read_text()
-)
 
 
 def systems():

@@ -47,8 +47,8 @@ class Init:
             raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
         if self.classes and self.from_ == '':
             raise UserError(
-                f'config.init.classes={self.classes}: nothing has these classes; name a checkpoint, '
-                'as --config.init.from=FILE, or leave them out'
+                f'config.init.classes={self.classes}: nothing has these classes; name a '
+                'checkpoint, as --config.init.from=FILE, or leave them out'
             )
 
 

@@ -1,0 +1,39 @@
+"""The configs of experiments/."""
+
+from __future__ import annotations
+
+import pathlib
+
+from vit_jax.config import load
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# From the root, as the documents name them.
+PATHS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / 'experiments').rglob('*.py')
+    if 'def get_config(' in path.read_text()
+)
+
+
+def one_of_each_kind(first: str) -> list[str]:
+    """So many configs that every model, optimizer and evaluator of the smoke sizes is in one.
+
+    A model counts once for each task that it has.
+
+    Args:
+      first: that is always one; of the others, those with the most evaluators come first.
+    """
+    kinds = {path: _kinds(path) for path in PATHS}
+    found, seen = [], set()
+    for path in [first, *sorted(PATHS, key=lambda path: -len(kinds[path]))]:
+        if not kinds[path] <= seen:
+            found.append(path)
+            seen |= kinds[path]
+    return found
+
+
+def _kinds(path: str) -> set[tuple[str, ...]]:
+    config = load.load(f'{ROOT / path}:smoke')
+    model, task = config.model.name, config.task.name
+    evaluators = (entry.get('evaluator', '') for entry in config.evals.values())
+    return {(model, task), (model, config.optim.name), *((task, name) for name in evaluators)}
