@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 import pytest
@@ -25,13 +28,32 @@ PAIRS = [
 ]
 
 
+def made_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[pathlib.Path], None]
+) -> pathlib.Path:
+    """The folder of a finished run, made by whichever worker needs it first."""
+    base = factory.getbasetemp()
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        base = base.parent  # common to all workers
+    folder = base / name
+    with (base / f'{name}.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / 'run' / 'result.json').exists():
+            folder.mkdir(exist_ok=True)
+            make(folder)
+    return folder / 'run'
+
+
 @pytest.fixture(scope='session')
 def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a small Transformer after two steps, with its vocabulary; do not write to it.
 
     Sentences of more than 16 tokens are cut.
     """
-    folder = tmp_path_factory.mktemp('translating')
+    return made_once(tmp_path_factory, 'translating', _translate)
+
+
+def _translate(folder: pathlib.Path) -> None:
     (folder / 'pairs.tsv').write_text('\n'.join(map('\t'.join, PAIRS)))
     vocab = vocabulary.train([side.lower() for pair in PAIRS for side in pair], 110, 'bpe')
     (folder / 'vocab.model').write_bytes(vocab.model)
@@ -41,7 +63,7 @@ def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         vocab=str(folder / 'vocab.model'),
         transforms='lower|tokenize(16)',
     )
-    model = dict(name='seq2seq', width=16, depth=2, num_heads=2, mlp_dim=16, dropout=0.0)
+    model = dict(name='seq2seq', width=16, depth=1, num_heads=2, mlp_dim=16, dropout=0.0)
     config = ConfigDict(
         dict(
             seed=0,
@@ -51,7 +73,7 @@ def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             task=dict(name='translate', beams=2, extra_len=4),
             # One shape to train, and one to evaluate, take the least to compile.
             data=dict(data, buckets=(16,)),
-            evals=dict(val=data | dict(split='train[:1]', buckets=(8, 16))),
+            evals=dict(val=data | dict(split='train[:1]', buckets=(16,))),
             optim=dict(name='adamw', lr=0.3),
             step={},
             every=dict(log='1 step', eval='2 steps', checkpoint='2 steps'),
@@ -59,20 +81,20 @@ def translating_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             parallel=dict(strategy='jit'),
         )
     )
-    run = folder / 'run'
-    train.train(config_lib.override(config, []), run, devices=jax.devices()[:1])
+    train.train(config_lib.override(config, []), folder / 'run', devices=jax.devices()[:1])
     for path in ('pairs.tsv', 'vocab.model'):  # the run folder is enough
         (folder / path).unlink()
-    return run
 
 
 @pytest.fixture(scope='session')
 def reversing_run(repo: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a small Transformer after a few steps on digits; do not write to it."""
-    folder = tmp_path_factory.mktemp('reversing')
     changes = ['total=2 steps', 'model.vocab_size=16', 'model.depth=1', 'data.buckets=(13,)']
     config = config_lib.load(
         f'{repo}/experiments/translate/synthetic.py:smoke', [*changes, 'evals.test.split=test[:1]']
     )
-    train.train(config, folder, devices=jax.devices()[:1])
-    return folder
+
+    def reverse(folder: pathlib.Path) -> None:
+        train.train(config, folder / 'run', devices=jax.devices()[:1])
+
+    return made_once(tmp_path_factory, 'reversing', reverse)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
+from helpers.sequences import perturbed
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -16,7 +16,7 @@ from vit_jax.inference.attention import choose_stack, look, sentence_axes, stack
 from vit_jax.inference.load import load_run
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.inference.text import sentence_reader
-from vit_jax.models import rnn_seq2seq
+from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.viz import alignment
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -42,16 +42,18 @@ def weights_of(run, source, target, pattern=''):
 
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return load_run(translating_run)
+    """That run with two layers of random weights."""
+    loaded = load_run(translating_run)
+    fields = {'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 16, 'dropout': 0.0}
+    model = seq2seq.Model(loaded.config.model.vocab_size, **fields)
+    return dataclasses.replace(loaded, model=model, variables={'params': perturbed(model)})
 
 
 @pytest.fixture(scope='module')
 def lstm_run(run):
     """The same with an LSTM of random weights."""
     model = rnn_seq2seq.Model(run.config.model.vocab_size, width=8, embed_dim=8)
-    tokens = np.ones((1, 2), np.int32)
-    variables = jax.jit(model.init)(jax.random.key(0), tokens, tokens)
-    return dataclasses.replace(run, model=model, variables=variables)
+    return dataclasses.replace(run, model=model, variables={'params': perturbed(model)})
 
 
 def ids_of(run, *sentences):
@@ -62,14 +64,14 @@ def ids_of(run, *sentences):
 def test_one_picture(run, translating_run, tmp_path, capsys):
     out = tmp_path / 'map.png'
     argv = ['attention', '--workdir', str(translating_run), '--out', str(out), SENTENCE]
-    for words in ([], ['Zwei Hunde.'], ['Zwei Hunde.', '--self', '--head', '1', '--layer', '0']):
+    for words in ([], ['Zwei Hunde.', '--self', '--head', '1', '--layer', '0']):
         assert cli.main([*argv, *words]) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f'{out}: 2 layers x 2 heads, ')
+        assert said.startswith(f'{out}: 1 layers x 2 heads, ')
         with Image.open(out) as picture:
             assert min(picture.size) > 300
     (source,) = ids_of(run, SENTENCE)
-    assert said == f'{out}: 2 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
+    assert said == f'{out}: 1 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
 
 
 @pytest.mark.slow
@@ -156,8 +158,11 @@ def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
         ([*text, ' '], 'the source sentence is empty'),
         ([*text, 'A dog.', ''], 'the target sentence is empty'),
         ([*text, 'A dog. ' * 20], 'longer than the 15 tokens'),
-        ([*text, 'A dog.', '--head', '2'], 'there is no head 2: a layer has 2, 0 to 1'),
-        ([*text, 'A dog.', '--layer', '2'], 'there is no layer 2'),
+        (
+            [*text, 'A dog.', 'Ein Hund.', '--head', '2'],
+            'there is no head 2: a layer has 2, 0 to 1',
+        ),
+        ([*text, 'A dog.', 'Ein Hund.', '--layer', '1'], 'there is no layer 1'),
         ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size are of images'),
         ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
         ([*image, 'a.png', '--self'], '--self is of runs that translate'),

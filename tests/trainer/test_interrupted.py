@@ -6,6 +6,7 @@ import pathlib
 import signal
 
 import pytest
+from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
 from vit_jax.data.fixed import FixedShapes
@@ -30,8 +31,18 @@ def handlers():
     signal.signal(signal.SIGHUP, before[1])
 
 
+@pytest.fixture(scope='module')
+def whole_run(repo: pathlib.Path, tmp_path_factory) -> pathlib.Path:
+    """The folder of a run that nobody told to stop."""
+    folder = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert train(repo, folder) == 0
+    return folder
+
+
 def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
-    config = f'{repo}/experiments/vit/digits.py:smoke'
+    config = f'{repo}/tests/helpers/linear.py'
     return main(['train', '--config', config, '--workdir', str(folder), *flags])
 
 
@@ -42,7 +53,7 @@ def evaluations(folder: pathlib.Path) -> list[dict]:
 @pytest.mark.fault(53)
 @pytest.mark.parametrize('at', [10, 20])
 def test_an_evaluation_that_is_cut_short_is_made_up_for(
-    repo, tmp_path, smoke_run, monkeypatch, capsys, at
+    repo, tmp_path, whole_run, monkeypatch, capsys, at
 ):
     passes = []
     whole = FixedShapes.eval_batches
@@ -64,13 +75,13 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
     assert [line['step'] for line in evaluations(tmp_path)] == [10][: at // 10 - 1]
     assert run_folder.read_result(tmp_path) is None
     assert train(repo, tmp_path) == 0
-    assert evaluations(tmp_path) == evaluations(smoke_run)
-    assert run_folder.read_result(tmp_path) == run_folder.read_result(smoke_run)
+    assert evaluations(tmp_path) == evaluations(whole_run)
+    assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)
 
 
 @pytest.mark.fault(52)
 def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
-    repo, tmp_path, smoke_run, monkeypatch, capsys
+    repo, tmp_path, whole_run, monkeypatch, capsys
 ):
     flag = '--config.every.log=5'
 
@@ -86,5 +97,5 @@ def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
     assert run_folder.steps(tmp_path) == [6]
     assert 'metrics.jsonl could not be written (No space left on device): stopped after' in said
     assert train(repo, tmp_path, flag) == 0
-    assert evaluations(tmp_path) == evaluations(smoke_run)
-    assert run_folder.read_result(tmp_path) == run_folder.read_result(smoke_run)
+    assert evaluations(tmp_path) == evaluations(whole_run)
+    assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)
