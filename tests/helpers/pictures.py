@@ -29,7 +29,7 @@ def count(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def drawn(model: Any, images: Any) -> Any:
+def drawn(model: Any, *inputs: Any) -> Any:
     """Random parameters, none of them at its initial zero or one, so that each of them shows."""
     rng = np.random.default_rng(1)
 
@@ -39,5 +39,5 @@ def drawn(model: Any, images: Any) -> Any:
             return jnp.asarray(x / np.sqrt(np.prod(p.shape[:-1])))
         return jnp.asarray(0.1 * x + (path[-1].key == 'scale'))
 
-    tree = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    tree = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
     return jax.tree_util.tree_map_with_path(draw, tree)

@@ -51,7 +51,7 @@ def test_tokens_at_two_sizes(name, stride):
     model = Model(num_classes=1000, scan=True, **variant(name))
     assert model.stride == stride
     init = model.clone(layers=(1,) * len(model.layers)).init_with_output  # the grid is the same
-    for size in ((224, 224), (384, 384), (224, 384)):
+    for size in ((224, 224), (224, 384)):
         outputs, variables = jax.eval_shape(init, jax.random.key(0), spec(2, *size, 3))
         tokens = 1 + size[0] // stride * size[1] // stride
         assert variables['params']['pos_embed'].shape == (1, tokens, model.width)
@@ -203,28 +203,29 @@ def test_fixed_positions_and_other_pools_follow_the_stride():
 
 @pytest.mark.slow
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
-    full = Model(num_classes=5, **TINY)
+    full = Model(num_classes=5, **TINY | {'layers': (1,)})
     half = dataclasses.replace(full, dtype='bfloat16')
     images = images_like(2, 32, 32, 3)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
     params = {'params': drawn(full, images)}
-    expected = jax.jit(full.apply)(params, images)['logits']
-    outputs = jax.jit(half.apply)(params, images)
+    both = jax.jit(lambda p: [m.apply(p, images) for m in (full, half)])
+    truth, outputs = jax.device_get(both(params))
+    expected = truth['logits']
     assert outputs['tokens'].dtype == jnp.bfloat16
     assert outputs['logits'].dtype == jnp.float32
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
     error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.08
-    # Nine convolutions, as many group norms, and three layer norms.
-    precision.assert_norms_have_float32_statistics(half, params['params'], images, 9 + 3)
+    # Five convolutions, as many group norms, and three layer norms.
+    precision.assert_norms_have_float32_statistics(half, params['params'], images, 5 + 3)
     precision.assert_convolutions_are_bfloat16_and_standardised_in_float32(
-        half, params['params'], images, 9
+        half, params['params'], images, 5
     )
 
 
 @pytest.mark.slow
 def test_gradients_are_finite_and_reach_every_parameter():
-    model = Model(num_classes=5, **TINY)
+    model = Model(num_classes=5, **TINY | {'layers': (1,)})
     images = images_like(2, 16, 24, 3)
 
     @jax.jit
@@ -249,13 +250,11 @@ def test_a_constant_kernel_has_a_finite_gradient():
 
 @pytest.mark.slow
 def test_branches_start_at_zero():
-    model = Model(num_classes=5, **TINY)
-    params = jax.jit(model.init)(jax.random.key(0), images_like(1, 16, 16, 3))['params']
-    for stage in ('stage_0', 'stage_1'):
-        block = params['resnet'][stage]['block_0']
-        assert not np.asarray(block['norm3']['scale']).any()
-        for name in ('norm1', 'norm2', 'proj_norm'):
-            np.testing.assert_array_equal(block[name]['scale'], 1.0)
+    params = jax.jit(ResNet((1,)).init)(jax.random.key(0), images_like(1, 16, 16, 3))['params']
+    block = params['stage_0']['block_0']
+    assert not np.asarray(block['norm3']['scale']).any()
+    for name in ('norm1', 'norm2', 'proj_norm'):
+        np.testing.assert_array_equal(block[name]['scale'], 1.0)
 
 
 @pytest.mark.slow
@@ -332,7 +331,10 @@ def get_config(arg):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('arg', 'count', 'layers'),
-    [('hybrid,R+Ti/16', 6_337_704, '()'), ('bit_resnet,R50x1', 25_549_352, '(3, 4, 6, 3)')],
+    [
+        ('hybrid,R+Ti/16', 6_337_704, '()'),
+        pytest.param('bit_resnet,R50x1', 25_549_352, '(3, 4, 6, 3)', marks=pytest.mark.long),
+    ],
 )
 def test_inspect_reads_a_config_of_it(arg, count, layers, tmp_path, capsys):
     path = tmp_path / 'config.py'

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import precision
-from helpers.pictures import count, images_like, shapes
+from helpers.pictures import count, images_like, shapes, spec
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
@@ -227,15 +227,17 @@ def test_outputs_and_gradients_of_every_pooling(pool, posemb):
     )
     images = images_like(2, 8, 12, 3)
     params = perturbed(model, images)
-    outputs = jax.jit(model.apply)({'params': params}, images)
+
+    def loss(params):
+        outputs = model.apply({'params': params}, images)
+        return (outputs['logits'] ** 2).sum(), outputs
+
+    grads, outputs = jax.jit(jax.grad(loss, has_aux=True))(params)
     tokens = 6 + (pool in ('cls', 'patches'))
     per_token = (tokens,) if pool == 'none' else ()
     assert outputs['tokens'].shape == (2, tokens, 16)
     assert outputs['pre_logits'].shape == (2, *per_token, 8)
     assert outputs['logits'].shape == (2, *per_token, 5)
-    grads = jax.jit(jax.grad(lambda p: (model.apply({'params': p}, images)['logits'] ** 2).sum()))(
-        params
-    )
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
 
@@ -249,7 +251,8 @@ def test_pooling_takes_the_tokens_it_names():
     }
     for pool, pick in picks.items():
         model = Model(pool=pool, **TINY | {'depth': 1})
-        outputs = jax.jit(model.apply)({'params': perturbed(model, images)}, images)
+        apply = jax.jit(model.apply)
+        outputs = jax.device_get(apply({'params': perturbed(model, images)}, images))
         assert 'logits' not in outputs
         np.testing.assert_allclose(outputs['pre_logits'], pick(outputs['tokens']), atol=1e-6)
 
@@ -274,15 +277,16 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
     """Those of the batch in training, which the averages in `batch_stats` follow."""
     model = Model(num_classes=5, head_norm='batch', **{**TINY, 'depth': 1})
     images = images_like(4, 8, 8, 3)
-    variables = jax.jit(model.init)(jax.random.key(0), images)
     assert shapes(model, (8, 8)) == shapes(model.clone(head_norm='none'), (8, 8))
-    head = {'kernel': jnp.asarray(images_like(16, 5)), 'bias': jnp.zeros(5)}
-    variables |= {'params': variables['params'] | {'head': head}}
+    params = perturbed(model, images)
+    head = params['head'] = {'kernel': np.asarray(images_like(16, 5)), 'bias': np.zeros(5)}
+    initial = jax.jit(lambda key: model.init(key, images)['batch_stats'])(jax.random.key(0))
+    variables = {'params': params, 'batch_stats': initial}
     train = jax.jit(lambda v: model.apply(v, images, train=True, mutable='batch_stats'))
-    outputs, new = train(variables)
+    outputs, new = jax.device_get(train(variables))
     features = outputs['pre_logits']
     mean, variance = features.mean(0), features.var(0)
-    normed = (features - mean) / jnp.sqrt(variance + 1e-6)
+    normed = (features - mean) / np.sqrt(variance + 1e-6)
     np.testing.assert_allclose(outputs['logits'], normed @ head['kernel'], atol=1e-4)
     stats = new['batch_stats']['head_norm']
     np.testing.assert_allclose(stats['mean'], 0.1 * mean, atol=1e-6)
@@ -292,8 +296,8 @@ def test_the_norm_before_the_head_takes_mean_and_deviation_of_the_batch():
 @pytest.mark.slow
 def test_fixed_positions_leave_the_class_token_alone():
     model = Model(posemb='sincos2d', **TINY | {'depth': 1})
-    images = jnp.zeros((1, 8, 8, 3))
-    params = jax.jit(model.init)(jax.random.key(0), images)['params']
+    images = jnp.asarray(np.zeros((1, 8, 8, 3), np.float32))
+    params = jax.tree.map(lambda p: np.zeros(p.shape, p.dtype), shapes(model, (8, 8)))
     capture = {'capture_intermediates': lambda module, _: module.name == 'Dropout_0'}
     apply = jax.jit(
         lambda p: model.apply({'params': p}, images, **capture, mutable='intermediates')
@@ -341,31 +345,36 @@ def test_bfloat16_computes_close_to_float32_with_float32_parameters():
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
-def test_a_float32_residual_stream_rounds_the_sums_of_blocks_less(scan):
+@pytest.mark.parametrize(('residual', 'sums'), [(None, 'bfloat16'), ('float32', 'float32')])
+def test_the_residual_stream_has_the_dtype_asked_for(scan, residual, sums):
+    model = Model(**TINY, scan=scan, dtype='bfloat16', residual_dtype=residual)
+    params = {'params': shapes(model, (8, 8))}
+
+    def call(params):
+        is_block = lambda module, _: isinstance(module, Block)  # noqa: E731
+        return model.apply(params, images_like(2, 8, 8, 3), capture_intermediates=is_block)
+
+    outputs, kept = jax.eval_shape(call, params)
+    found = jax.tree_util.tree_leaves_with_path(kept)
+    dtypes = {x.dtype for path, x in found if '__call__' in path_name(path)}
+    assert (dtypes, outputs['tokens'].dtype) == ({jnp.dtype(sums)}, jnp.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_float32_residual_stream_rounds_the_sums_of_blocks_less():
     images = images_like(2, 8, 8, 3)
-    full = Model(**TINY | {'depth': 8 if scan else 4}, scan=scan)
-    params = perturbed(full, images)
+    full = Model(**TINY | {'depth': 8}, scan=True)
+    half = dataclasses.replace(full, dtype='bfloat16')
+    models = (full, half, dataclasses.replace(half, residual_dtype='float32'))
 
-    def run(**fields):
-        model = dataclasses.replace(full, **fields)
+    @jax.jit
+    def errors(params):
+        truth, *found = (m.apply({'params': params}, images)['tokens'] for m in models)
+        return [jnp.square(x - truth).mean() for x in found]
 
-        def call(params):
-            is_block = lambda module, _: isinstance(module, Block)  # noqa: E731
-            return model.apply({'params': params}, images, capture_intermediates=is_block)
-
-        outputs, kept = jax.jit(call)(params)
-        found = jax.tree_util.tree_leaves_with_path(kept)
-        return outputs['tokens'], {x.dtype for path, x in found if '__call__' in path_name(path)}
-
-    truth, _ = run()
-    half, sums = run(dtype='bfloat16')
-    assert sums == {jnp.dtype('bfloat16')}
-    mixed, sums = run(dtype='bfloat16', residual_dtype='float32')
-    assert (sums, mixed.dtype) == ({jnp.dtype('float32')}, jnp.bfloat16)
-    errors = [float(jnp.square(x - truth).mean()) for x in (half, mixed)]
-    assert 0 < errors[1] < 0.9 * errors[0]
+    of_half, of_mixed = map(float, errors(perturbed(full, images)))
+    assert 0 < of_mixed < 0.9 * of_half
 
 
 def test_layer_norm_is_float32_in_bfloat16():
@@ -378,22 +387,25 @@ def test_layer_norm_is_float32_in_bfloat16():
 @pytest.mark.slow
 def test_dropout_is_the_example_s_own_and_absent_in_evaluation():
     model = Model(num_classes=5, dropout=0.3, attention_dropout=0.3, drop_path=0.3, **TINY)
-    images = jnp.concatenate([images_like(1, 8, 8, 3)] * 4)
+    images = jnp.asarray(np.tile(images_like(1, 8, 8, 3), (4, 1, 1, 1)))
     params = {'params': perturbed(model, images)}
     rngs = {'dropout': jax.random.key(0)}
     apply = jax.jit(lambda p, x: model.apply(p, x, train=True, rngs=rngs)['logits'])
-    train, alone = apply(params, images), apply(params, images[:2])
+    train, alone = jax.device_get((apply(params, images), apply(params, images[:2])))
     assert (train != train[:1]).any(axis=1)[1:].all()
     np.testing.assert_allclose(alone, train[:2], atol=1e-5)
     plain = dataclasses.replace(model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
-    evaluated = jax.jit(model.apply)(params, images)['logits']
-    np.testing.assert_array_equal(evaluated, jax.jit(plain.apply)(params, images)['logits'])
+    both = jax.jit(lambda p: [m.apply(p, images)['logits'] for m in (model, plain)])
+    np.testing.assert_array_equal(*both(params))
 
 
 @pytest.mark.slow
 def test_initial_values():
-    model = Model(num_classes=5, head_bias=-10.0, **{**TINY, 'width': 64, 'mlp_dim': 256})
-    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 64, 64, 3)))['params']
+    shape = {**TINY, 'width': 64, 'mlp_dim': 256, 'depth': 1}
+    model = Model(num_classes=5, head_bias=-10.0, **shape)
+    init = jax.jit(model.init_with_output)
+    outputs, variables = jax.device_get(init(jax.random.key(0), images_like(2, 64, 64, 3)))
+    params = variables['params']
     assert not np.asarray(params['cls_token']).any()
     assert not np.asarray(params['head']['kernel']).any()
     np.testing.assert_array_equal(params['head']['bias'], np.full(5, -10.0))
@@ -405,7 +417,6 @@ def test_initial_values():
         # Xavier: uniform of variance 2 / (64 + 256).
         assert np.std(layer['kernel']) == pytest.approx((2 / 320) ** 0.5, rel=0.02)
         assert 0 < np.std(layer['bias']) < 2e-6
-    outputs = jax.jit(model.apply)({'params': params}, images_like(2, 64, 64, 3))
     np.testing.assert_array_equal(outputs['logits'], np.full((2, 5), -10.0))
 
 
@@ -458,21 +469,20 @@ def test_impossible_fields_are_refused_at_construction(fields, message):
         Model(**fields)
 
 
-@pytest.mark.slow
 def test_images_of_another_size_than_pos_embed_are_refused():
     model = Model(**TINY)
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    variables = {'params': shapes(model, (8, 8))}
     with pytest.raises(UserError, match='rows for 5 tokens, but these images have 7'):
-        model.apply(variables, jnp.zeros((1, 8, 12, 3)))
+        jax.eval_shape(model.apply, variables, spec(1, 8, 12, 3))
     with pytest.raises(UserError, match='8x10: their width is not a positive multiple of'):
-        model.apply(variables, jnp.zeros((1, 8, 10, 3)))
+        jax.eval_shape(model.apply, variables, spec(1, 8, 10, 3))
 
 
-@pytest.mark.slow
 def test_fixed_positions_take_images_of_any_size():
     model = Model(num_classes=5, posemb='sincos2d', **TINY)
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
-    assert jax.jit(model.apply)(variables, jnp.zeros((2, 12, 20, 3)))['tokens'].shape == (2, 16, 16)
+    variables = {'params': shapes(model, (8, 8))}
+    outputs = jax.eval_shape(model.apply, variables, spec(2, 12, 20, 3))
+    assert outputs['tokens'].shape == (2, 16, 16)
 
 
 def test_fields_are_hashable_and_survive_json():

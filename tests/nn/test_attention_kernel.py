@@ -55,10 +55,10 @@ def assert_equal(found, expected, atol=2e-5):
     [
         (1, 2, 64),
         (49, 5, 32),
-        (50, 2, 64),
+        pytest.param(50, 2, 64, marks=pytest.mark.long),
         (50, 3, 128),
-        (50, 12, 32),
-        (196, 2, 80),
+        pytest.param(50, 12, 32, marks=pytest.mark.long),
+        pytest.param(196, 2, 80, marks=pytest.mark.long),
         (197, 3, 64),
         (577, 1, 72),
     ],
@@ -88,14 +88,15 @@ def test_masks_and_other_keys(tokens, keys, num_heads, size, layout, masked, cau
     # Padding at the right, as of sentences; at the left, where it leaves causal queries nothing;
     # and an example of nothing but padding.
     lengths = np.array([[keys - keys // 3], [keys], [0]])
-    mask = jnp.asarray(np.arange(keys) < lengths).at[1, : keys // 2].set(False)
-    options = {'mask': mask if masked else None, 'causal': causal}
+    mask = np.arange(keys) < lengths
+    mask[1, : keys // 2] = False
+    options = {'mask': jnp.asarray(mask) if masked else None, 'causal': causal}
     found = value_and_gradient(kernel, projected, num_heads, **options)
     expected = value_and_gradient(plain, projected, num_heads, **options)
     assert_equal(found, expected)
     if masked:
-        free = value_and_gradient(plain, projected, num_heads, causal=causal)
-        assert keys == 1 or np.abs(free[0] - expected[0]).max() > 0.1
+        free = jax.jit(functools.partial(plain, num_heads=num_heads, causal=causal))(projected)
+        assert keys == 1 or np.abs(np.asarray(free) - expected[0]).max() > 0.1
     assert all(x.shape == y.shape for x, y in zip(found[1:], projected, strict=True))
 
 
@@ -104,7 +105,7 @@ def test_it_does_not_matter_which_projections_come_together():
     expected = value_and_gradient(kernel, whole, 2, causal=True)
     for letters in LAYOUTS:
         cuts = np.cumsum([width * len(part) for part in letters.split()])[:-1]
-        parts = tuple(jnp.split(whole[0], cuts, axis=-1))
+        parts = tuple(np.split(np.asarray(whole[0]), cuts, axis=-1))
         out, *gradients = value_and_gradient(kernel, parts, 2, causal=True)
         np.testing.assert_array_equal(out, expected[0])
         np.testing.assert_array_equal(np.concatenate(gradients, axis=-1), expected[1])
