@@ -114,6 +114,78 @@ ENTRY %main (s: f32[10,8,128], i: s32[]) -> f32[10,8,128] {{
     assert operation.bytes == 2 * 8 * 128 * 4
 
 
+BIG, SMALL = 'f32[32,128]{1,0:T(8,128)}', 'f32[8,128]{1,0:T(8,128)}'
+SMALL_BYTES = 8 * 128 * 4
+
+
+def begun(line):
+    """The one operation of a program that begins something, as `line` says."""
+    text = f"""HloModule m
+
+%slicing (p: f32[32,128]) -> f32[8,128] {{
+  %p = {BIG} parameter(0)
+  ROOT %inside = {SMALL} slice(%p), slice={{[8:16], [0:128]}}
+}}
+
+%updating (q: f32[32,128], r: f32[8,128], j: s32[]) -> f32[32,128] {{
+  %q = {BIG} parameter(0)
+  %r = {SMALL} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %updated = {BIG} dynamic-update-slice(%q, %r, %j, %j)
+}}
+
+ENTRY %main (x: f32[32,128], y: f32[8,128], i: s32[]) -> f32[8,128] {{
+  %x = {BIG} parameter(0)
+  %y = {SMALL} parameter(1)
+  %i = s32[]{{:T(128)S(6)}} parameter(2)
+  {line}
+  ROOT %done = {SMALL} async-done(%begun)
+}}
+"""
+    (operation,) = roofline.operations(scheduled_hlo.parse(text))
+    assert operation.asynchronous
+    return operation
+
+
+@pytest.mark.parametrize('space', ['', 'S(1)'], ids=['HBM', 'VMEM'])
+@pytest.mark.parametrize(
+    ('operands', 'begins'),
+    [
+        (BIG, 'async-start(%x), calls=%slicing'),
+        (BIG, 'slice-start(%x), slice={[8:16], [0:128]}'),
+        (f'{BIG}, s32[], s32[]', 'dynamic-slice-start(%x, %i, %i), dynamic_slice_sizes={8,128}'),
+    ],
+    ids=['called', 'slice', 'dynamic-slice'],
+)
+def test_of_what_is_sliced_meanwhile_the_slice_moves_alone(operands, begins, space):
+    """In the schedule the slice is called, in the text after code generation it is named."""
+    kept = SMALL.replace(')}', f'){space}}}')
+    operation = begun(f'%begun = (({operands}), {kept}, s32[]{{:S(2)}}) {begins}')
+    assert operation.bytes == (1 if space else 2) * SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    'begins',
+    ['async-start(%x, %y, %i), calls=%updating', 'dynamic-update-slice-start(%x, %y, %i)'],
+    ids=['called', 'named'],
+)
+def test_of_what_is_updated_meanwhile_the_update_moves_alone(begins):
+    kept = f'({BIG}, {SMALL}, s32[]), {BIG}, s32[]{{:S(2)}}'
+    assert begun(f'%begun = ({kept}) {begins}').bytes == 2 * SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    ('shape', 'begins'),
+    [
+        (f'({SMALL}, {BIG})', 'all-gather-start(%y), replica_groups={{0,1,2,3}}, dimensions={0}'),
+        (f'(({BIG}), {SMALL})', 'reduce-scatter-start(%x), replica_groups={{0,1,2,3}}'),
+    ],
+    ids=['all-gather', 'reduce-scatter'],
+)
+def test_of_what_is_exchanged_meanwhile_operand_and_result_move(shape, begins):
+    assert begun(f'%begun = {shape} {begins}').bytes == 5 * SMALL_BYTES
+
+
 def test_a_loop_without_a_known_count_runs_until_its_counter_is_at_the_limit(found):
     assert found['encoder/norm, forward', 'sqrt'].count == 8  # 0, 2, ... 14
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from vit_jax.profiling.collectives import begins, continues
-from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+from vit_jax.profiling.collectives import KINDS, begins, continues
+from vit_jax.profiling.scheduled_hlo import Array, Computation, Instruction, Module
 
 ALIASING = re.compile(r'output_to_operand_aliasing=\{(.*?\))\}')
 SLICES = ('slice', 'dynamic-slice', 'gather')
@@ -22,13 +22,29 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     opcode = instruction.opcode
     if opcode in ('fusion', 'async-start') and instruction.called:
         return _of_fusion(module, operands, instruction)
-    if opcode == UPDATE:
-        return _hbm(operands[1]) + _hbm(operands[1], of=instruction)
-    written = instruction.arrays[:1] if opcode.endswith('-start') else instruction.arrays
-    out = sum(array.hbm for array in written)
-    if opcode in SLICES:
-        return out + _hbm(instruction, of=operands[0])
+    results = _results(operands, instruction)
+    started = opcode.removesuffix('-start')
+    if started == UPDATE:
+        return operands[1].arrays[0].hbm + _part(operands[1].arrays[0], of=results[0])
+    out = sum(array.hbm for array in results)
+    if started in SLICES:
+        return out + _part(results[0], of=operands[0].arrays[0])
     return out + sum(_hbm(operand) for operand in operands)
+
+
+def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Array, ...]:
+    """What is written; of what is begun the operands and a context, too, are in the tuple.
+
+    In the schedule a slice that is read meanwhile is an `async-start` that calls it, in the text
+    after code generation a `slice-start`: both are of `((operands), result, context)`.
+    """
+    arrays, kind = instruction.arrays, instruction.opcode.removesuffix('-start')
+    if kind == instruction.opcode or kind == 'all-reduce':
+        return arrays
+    if kind == 'copy':  # result, operand, context
+        return arrays[:1]
+    read = sum(len(operand.arrays) for operand in operands)
+    return arrays[read : read + (read if kind in KINDS else 1)]
 
 
 def _of_fusion(module: Module, operands: list[Instruction], outside: Instruction) -> int:
@@ -84,13 +100,14 @@ def _written(module: Module, inside: Computation, outside: Instruction, skipped:
     """Bytes that a fusion writes; in place of an array that it updates, the update."""
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+    arrays = outside.arrays
     if outside.opcode == 'async-start':  # (what is read), what is written, context
-        return sum(array.hbm for array in outside.arrays[len(outside.operands) :][: len(results)])
-    if len(results) != len(outside.arrays):
-        return sum(a.hbm for i, a in enumerate(outside.arrays) if i not in skipped)
+        arrays = arrays[len(outside.operands) :][: len(results)]
+    if len(results) != len(arrays):
+        return sum(a.hbm for i, a in enumerate(arrays) if i not in skipped)
     return sum(
         _size_written(module, inside, result) * (array.space == 0)
-        for i, (result, array) in enumerate(zip(results, outside.arrays, strict=True))
+        for i, (result, array) in enumerate(zip(results, arrays, strict=True))
         if i not in skipped
     )
 
@@ -106,8 +123,10 @@ def _size_written(module: Module, inside: Computation, result: Instruction) -> i
     return written.arrays[0].size
 
 
-def _hbm(instruction: Instruction, of: Instruction | None = None) -> int:
-    """Bytes of a result, if it, or that which it is a part of, lies in HBM."""
-    if of is not None:
-        return instruction.arrays[0].size if of.arrays[0].space == 0 else 0
+def _part(array: Array, of: Array) -> int:
+    """Bytes of an array if that which it is a part of lies in HBM."""
+    return array.size if of.space == 0 else 0
+
+
+def _hbm(instruction: Instruction) -> int:
     return sum(array.hbm for array in instruction.arrays)
