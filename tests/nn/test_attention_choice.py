@@ -18,6 +18,7 @@ from vit_jax.nn.attention_choice import Devices, runs_on, takes_kernel
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.runtime import sharding
+from vit_jax.tasks import translate
 from vit_jax.tasks.classify import Task
 
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
@@ -91,6 +92,48 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, 
     monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
     found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
     assert set(calls) == {call((rows, 5, 48))}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
+@pytest.mark.slow
+def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
+    """Of the Transformer, whose devices have sentences of other lengths each."""
+    rng = np.random.default_rng(0)
+
+    def sentences(length):
+        lengths = 1 + np.arange(ROWS)[:, None] * length // ROWS
+        return np.where(np.arange(length) < lengths, rng.integers(3, 9, (ROWS, length)), 0)
+
+    rows = {name: sentences(n).astype(np.int32) for name, n in (('source', 7), ('target', 5))}
+
+    def stepped(attention, layout_name):
+        model = seq2seq.Model(
+            9, width=16, depth=1, num_heads=2, mlp_dim=16, dropout=0.0, attention=attention
+        )
+        devices = jax.devices()[: 1 if layout_name == 'one' else 8]
+        layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
+        tx = optax.sgd(1.0)
+
+        def make():
+            shapes = (jax.ShapeDtypeStruct(x[:1].shape, x.dtype) for x in rows.values())
+            return step_lib.init_state({'params': drawn(model, *shapes)}, tx, seed=0, ema=False)
+
+        step = layout.compile_train(
+            step_lib.make_train_step(model, translate.Task(), tx, axis_name=layout.axis_name),
+            jax.eval_shape(make),
+        )
+        state, _ = step(layout.create(make), layout.put_batch(rows))
+        return jax.tree.map(np.asarray, layout.to_global(state).params)
+
+    expected = stepped('xla', 'one')
+    assert not calls
+    monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
+    found = stepped('pallas', 'pmap')
+    assert set(calls) == {
+        call((2, 7, 48), masked=True),
+        call((2, 5, 48), causal=True),
+        call((2, 5, 16), (2, 7, 32), masked=True),
+    }
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
