@@ -11,7 +11,8 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 
-pytestmark = pytest.mark.slow  # as a whole: the smoke size of the experiment is compiled
+# The smoke size of the experiment is compiled.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 
 @pytest.fixture(scope='module')
