@@ -1,6 +1,7 @@
 """`convert`: between run folders and the files of other code bases."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from vit_jax.interop import files, load
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
-VIT = dict(num_classes=5, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+VIT = dict(num_classes=5, patch_size=8, width=16, depth=2, mlp_dim=24, num_heads=2)
 BIT = dict(num_classes=5, layers=(1, 1))
 
 
@@ -38,9 +39,13 @@ def convert(*words):
     return cli.main(['convert', *map(str, words)])
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, variables, images):
+    return model.apply(variables, images)['logits']
+
+
 def logits(path, images):
-    model, variables = vit_jax.load(path)
-    return np.asarray(jax.jit(model.apply)(variables, images)['logits'])
+    return np.asarray(apply(*vit_jax.load(path), images))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_the_total_is_in_the_result_and_outlasts_a_restart(
     source, run = f'folder:{images}', tmp_path / 'run'
     keys = {'data.source': source, 'evals.test.source': source, 'evals.test.split': 'train'}
     flags = [f'--config.{k}={v}' for k, v in {**keys, 'batch_size': 16, 'total': 2}.items()]
-    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', *flags]
+    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', *flags]
     assert main([*words, '--workdir', str(run)]) == 0
     result = run_folder.read_result(run)
     assert (result['train/broken_records'], result['test/broken_records']) == (1, 1)

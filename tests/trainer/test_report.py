@@ -11,7 +11,7 @@ from vit_jax.trainer import train
 
 @pytest.fixture
 def config(repo):
-    return config_lib.load(f'{repo}/experiments/vit/digits.py:smoke')
+    return config_lib.load(f'{repo}/tests/helpers/linear.py')
 
 
 def run(config, folder, report):
