@@ -17,7 +17,7 @@ from vit_jax.tasks import classify
 from vit_jax.trainer import evaluate
 from vit_jax.tree_paths import param_paths
 
-pytestmark = [pytest.mark.parity, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STEPS, CLASSES = 4, 10
 TENSOR_RULES = (
@@ -65,6 +65,10 @@ def make_layout(devices=8, **options):
     return sharding.make_layout(**options, devices=jax.devices()[:devices])
 
 
+def placement(state):
+    return {path: x.sharding for path, x in param_paths(state).items()}
+
+
 def init():
     example = jax.tree.map(jnp.asarray, make_batch(0, size=1))
     variables = init_variables(MODEL, TASK, example, seed=0)
@@ -92,7 +96,7 @@ class Training:
         )
         self.step = self.layout.compile_train(train_step, jax.eval_shape(init))
         self.state = self.layout.create(init)
-        self.initial = self.on_host(self.state)
+        self.initial, self.placed = self.on_host(self.state), placement(self.state)
         self.metrics = [self.take(i) for i in range(STEPS)]
         self.final = self.on_host(self.state)
 
@@ -128,13 +132,23 @@ def test_the_first_state_is_the_same_to_the_bit(name):
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
 
 
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_steps_leave_the_state_where_it_was_put(name):
+    """Whoever puts it elsewhere has the step compiled twice."""
+    run = training(name)
+    assert placement(run.state) == run.placed
+    target = sharding.abstract_target(run.layout, jax.eval_shape(init))
+    stored = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), run.final, target)
+    assert placement(run.layout.from_global(stored)) == run.placed
+
+
 def test_the_same_example_elsewhere_in_the_batch_draws_other_masks():
     """So that replicas that all drew those of the first rows would be seen above."""
-    half = {key: jnp.asarray(rows[:16]) for key, rows in make_batch(0).items()}
-    twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), half)
+    batch = {key: jnp.asarray(rows) for key, rows in make_batch(0).items()}
+    turned = jax.tree.map(lambda x: jnp.roll(x, 16, axis=0), batch)
     step = make_train_step(MODEL, TASK, TX)
     loss_of = jax.jit(lambda state, batch: step(state, batch)[1]['loss'])  # compiles no update
-    losses = [float(loss_of(training('one').initial, batch)) for batch in (half, twice)]
+    losses = [float(loss_of(training('one').initial, each)) for each in (batch, turned)]
     assert abs(losses[0] - losses[1]) > 1e-3
 
 

@@ -167,7 +167,7 @@ class Pmap:
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
         options = _compiler_options(self.devices[0])
         made = jax.jit(init, compiler_options=options)(*given)
-        return flax.jax_utils.replicate(made, self.devices)
+        return self._replicate(made)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
@@ -198,8 +198,12 @@ class Pmap:
         return jax.tree.map(lambda x: jax.device_put(np.asarray(x), replicated), _first(state))
 
     def from_global(self, state: PyTree) -> PyTree:
-        local = jax.tree.map(lambda x: x.addressable_data(0), state)
-        return flax.jax_utils.replicate(local, self.devices)
+        return self._replicate(jax.tree.map(lambda x: x.addressable_data(0), state))
+
+    def _replicate(self, tree: PyTree) -> PyTree:
+        # The axis is that of the steps, which would otherwise be compiled once for what comes from
+        # here and once for what they return. From the host, no device holds all copies of an array.
+        return flax.jax_utils.replicate(jax.device_get(tree), self.devices, self.axis_name)
 
 
 Layout = Jit | Pmap
