@@ -47,7 +47,7 @@ train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
 	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
 
 # Most programs are compiled without optimisation (tests/helpers/xla.py). Parity with other
-# devices and other implementations is that of the programs that users get.
+# implementations is that of the programs that users get.
 test: .venv/.extras  ## Run the whole test suite
 	.venv/bin/python $(PYTEST) -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 	TESTS_XLA=default .venv/bin/python $(PYTEST) -m parity $(PYTEST_ARGS) \
