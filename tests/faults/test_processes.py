@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,6 +15,7 @@ from helpers import forked
 from helpers.runs import undrawn  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from vit_jax.__main__ import main
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.tree_paths import param_paths
@@ -24,19 +24,20 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
 CONFIG = """
-from experiments.vit import digits
 from helpers import linear
 
 def get_config(arg=None):
-    # What is stopped on the way needs little to compile.
-    config = linear.get_config() if int(arg) > 6 else digits.get_config('smoke')
+    config = linear.get_config()
     config.optim = dict(name='sgd', lr=0.5, momentum=0.9, schedule=dict(name='cosine'))
     config.total, config.batch_size = arg, 16
     config.every = dict(log='1', eval='3', checkpoint='3')
     config.parallel = dict(strategy='jit', fsdp=1, min_split_size=64)
     if int(arg) > 6:
+        # What is stopped on the way is never evaluated, and needs less to compile.
         config.every.eval = arg
+        config.evals = {}
     else:
+        config.model.name = 'helpers.two_layers'
         config.evals.few = dict(
             evaluator='fewshot', source='digits', split='test', fit='train[:301]', seeds=2
         )
@@ -169,7 +170,7 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
 
 
 @pytest.mark.fault(4)
-def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path, run_cli):
+def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path, one_device, capsys):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, ENDLESS) as processes:
         wait_for_steps(folder, processes)
@@ -182,9 +183,9 @@ def test_sigterm_to_one_makes_both_save_the_same_step(repo, tmp_path, run_cli):
     assert metrics(folder)[-1]['step'] == saved
     assert all(np.isfinite(x).all() for x in param_paths(variables).values())
 
-    resumed = run_cli(*command(folder, ENDLESS, f'--stop-at={saved + 2}'))
-    assert resumed.returncode == EXIT_PREEMPTED, resumed.stderr
-    assert f'resumes after step {saved}' in resumed.stdout
+    words = command(folder, ENDLESS, f'--stop-at={saved + 2}')
+    assert main([*map(str, words)]) == EXIT_PREEMPTED
+    assert f'resumes after step {saved}' in capsys.readouterr().out
     assert metrics(folder)[-1]['step'] == saved + 2
 
 
@@ -211,7 +212,18 @@ def test_the_death_of_the_coordinator_ends_the_other_at_once(repo, tmp_path):
     assert_lost(code, output, 'process 1 of 2')
 
 
+@pytest.fixture(scope='module')
+def hanging(repo, tmp_path_factory):
+    """The folder and the first process of a job whose second hangs; it ends during other tests."""
+    folder = tmp_path_factory.mktemp('hanging') / 'run'
+    with two_processes(repo, folder, ENDLESS, '--step-timeout=15', heartbeat=300) as processes:
+        wait_for_steps(folder, processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        yield folder, processes[0]
+
+
 @pytest.mark.fault(46)
+@pytest.mark.usefixtures('hanging')
 def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, ENDLESS, heartbeat=5) as processes:
@@ -254,22 +266,6 @@ def assert_lost(code, output, who):
     assert last.startswith(f'error: {who} lost another process'), output
     assert last.endswith('continues from the last checkpoint')
     assert 'stack trace' not in output
-
-
-@pytest.mark.fault(46)
-def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(repo, tmp_path):
-    folder = tmp_path / 'run'
-    with two_processes(repo, folder, ENDLESS, '--step-timeout=15', heartbeat=300) as processes:
-        wait_for_steps(folder, processes)
-        processes[1].send_signal(signal.SIGSTOP)
-        code, output = finish(processes[0], timeout=100)
-    assert code == 1, output
-    said = re.search(
-        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 15 s', output
-    )
-    assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
-    assert '-- MainThread' in output
-    assert 'in loop' in output
 
 
 @pytest.mark.fault(39)
@@ -342,7 +338,7 @@ def test_data_that_differ_are_named_on_every_process(repo):
 @pytest.mark.fault(39)
 def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
     folder = tmp_path / 'run'
-    with two_processes(repo, folder, 6, heartbeat=5, second=('--step-timeout=-1',)) as processes:
+    with two_processes(repo, folder, 6, heartbeat=2, second=('--step-timeout=-1',)) as processes:
         (code, output), (second_code, second_output) = (finish(p, 60) for p in processes)
     assert second_code == 2, second_output
     assert 'error: process 1 of 2: --step-timeout -1' in second_output
@@ -362,7 +358,20 @@ with processes.shared_fate():
 
 @pytest.mark.fault(58)
 def test_an_exit_that_hangs_ends_all_the_same(repo):
-    words = [sys.executable, '-c', LEAVES]
-    ended = subprocess.run(words, cwd=repo, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1
-    assert 'Timeout (' in ended.stderr and 'in wait' in ended.stderr
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    code, output = finish(forked.start([], environment(), code=LEAVES, cwd=repo, **pipes))
+    assert code == 1
+    assert 'Timeout (' in output and 'in wait' in output
+
+
+@pytest.mark.fault(46)
+def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(hanging):
+    folder, process = hanging
+    code, output = finish(process, timeout=100)
+    assert code == 1, output
+    said = re.search(
+        r'error: process 0 of 2: step (\d+) was finished, and nothing else in 15 s', output
+    )
+    assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
+    assert '-- MainThread' in output
+    assert 'in loop' in output
