@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ import pytest
 from helpers import forked
 from helpers.digests import tree_digest
 from helpers.object_servers import SCHEMES, serve_bucket
+from helpers.runs import undrawn  # noqa: F401
 from helpers.xla import use_one_device
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -29,15 +31,15 @@ from vit_jax.trainer import build
 
 pytestmark = pytest.mark.slow
 
-TOTAL = 12
+TOTAL = 6
 FLAGS = {
     'total': f'{TOTAL} steps',
     'every.log': '1',
-    'every.eval': '6',
-    'every.checkpoint': '4',
+    'every.eval': '3',
+    'every.checkpoint': '2',
     'checkpoint.keep_last': 2,
 }
-CONFIG = 'experiments/vit/digits.py:smoke'
+CONFIG = 'tests/helpers/linear.py'
 
 
 @pytest.fixture(scope='module', params=SCHEMES)
@@ -75,8 +77,13 @@ def local(tmp_path_factory, repo):
 @pytest.fixture
 def copied(bucket, local, request):
     """The same run in the bucket."""
-    folder = paths.path(f'{bucket}/{request.node.originalname}')
+    return copy_to(bucket, local, request.node.originalname)
+
+
+def copy_to(bucket, local, name):
+    folder = paths.path(f'{bucket}/{name}')
     paths.copy(local, folder)
+    (folder / 'lock').unlink()  # in object storage that of a run that was killed
     return folder
 
 
@@ -128,9 +135,9 @@ def kill_at_step(step: int, folder) -> None:
 @pytest.mark.usefixtures('drawn_curves')
 def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, capsys, caplog):
     folder = paths.path(f'{bucket}/killed')
-    kill_at_step(9, folder)
+    kill_at_step(5, folder)
     left = run_folder.steps(folder)
-    assert 4 in left and TOTAL not in left
+    assert 2 in left and TOTAL not in left
     assert paths.read_text(folder / 'lock')
 
     assert main(train(folder)) == 0
@@ -146,13 +153,16 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     assert {'config.json', 'curves.png'} <= set(files)
     assert any('tfevents' in name for name in files)
     kept = {name.split('/')[1] for name in files if name.startswith('checkpoints/')}
-    assert kept == {'8', '12'}
+    assert kept == {'4', '6'}
 
     assert main(train(folder)) == 0  # it is complete
     assert 'complete' in capsys.readouterr().out
 
 
-def test_commands_read_it_as_one_on_the_disk(copied, local, tmp_path, capsys):
+def test_commands_read_it_as_one_on_the_disk(bucket, smoke_run, tmp_path, capsys):
+    local = tmp_path / 'run'
+    shutil.copytree(smoke_run, local, ignore=shutil.ignore_patterns('10'))
+    copied = copy_to(bucket, local, 'commands')
     picture = tmp_path / 'digit.png'
     Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(picture)
     maps = tmp_path / 'maps.png'
@@ -174,9 +184,9 @@ def test_commands_read_it_as_one_on_the_disk(copied, local, tmp_path, capsys):
 
 def test_a_damaged_step_is_passed_over(copied, local, caplog):
     (copied / 'result.json').unlink()
-    arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/12/v'))
+    arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/6/v'))
     (copied / arrays).write_bytes(b'torn')
-    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 8
+    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 4
 
     assert main(train(copied)) == 0
     assert 'has changed since it was written' in caplog.text
@@ -187,10 +197,10 @@ def test_a_damaged_step_is_passed_over(copied, local, caplog):
 
 def test_a_step_without_its_mark_was_never_finished(copied):
     checkpoints = copied / 'checkpoints'
-    (checkpoints / '12' / 'commit_success.txt').unlink()
-    assert run_folder.steps(copied) == [8]
-    manifest.clear_newer(checkpoints, 8)
-    assert not any(name.startswith('12/') for name in paths.files(checkpoints))
+    (checkpoints / '6' / 'commit_success.txt').unlink()
+    assert run_folder.steps(copied) == [4]
+    manifest.clear_newer(checkpoints, 4)
+    assert not any(name.startswith('6/') for name in paths.files(checkpoints))
 
 
 @pytest.mark.long
@@ -219,7 +229,8 @@ def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
     assert not [name for name in paths.files(folder) if name.endswith('lock')]
 
 
-def test_a_folder_in_use(bucket, capsys):
+def test_a_folder_in_use(bucket, monkeypatch):
+    monkeypatch.setattr(lock, '_HEARTBEAT_SECONDS', 0.2)
     folder = paths.path(f'{bucket}/in_use')
     with lock.lock(folder):
         with (
