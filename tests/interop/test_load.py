@@ -16,7 +16,7 @@ from vit_jax.interop import files, load
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
-FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
 
 
 def random_params(model, size=(16, 16)):

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from helpers import detr as helper
+from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import detr, detr_panoptic
@@ -46,7 +48,8 @@ def test_exact_parameter_counts():
 @pytest.mark.parametrize('dilate', [False, True])
 def test_masks_have_a_quarter_of_the_sides(dilate):
     for layers in ((1,), (1, 1, 1), (1, 1, 1, 1)):
-        model = dataclasses.replace(helper.PANOPTIC, layers=layers, dilate=dilate)
+        shape = {'layers': layers, 'depth': 1, 'decoder_depth': 1}
+        model = dataclasses.replace(helper.PANOPTIC, dilate=dilate, **shape)
         images = jax.ShapeDtypeStruct((2, 90, 67, 3), jnp.float32)
         outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), images)
         assert outputs['masks'].shape == (2, helper.QUERIES, 23, 17)
@@ -100,26 +103,23 @@ def test_a_box_covers_cells_of_the_real_image():
     mask = np.zeros((1, 8, 8), bool)
     mask[:, :, :4] = True  # two of four cells beside each other are real
     boxes = jnp.asarray([[[0.5, 0.5, 1, 1], [0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.25, 0.25]]])
-    whole, corner, middle = np.asarray(detr_panoptic.covered(boxes, (4, 4), jnp.asarray(mask)))[0]
+    covered = jax.jit(detr_panoptic.covered, static_argnums=1)
+    whole, corner, middle = np.asarray(covered(boxes, (4, 4), mask))[0]
     np.testing.assert_allclose(whole, np.tile([1, 1, 0, 0], (4, 1)), atol=1e-6)
     np.testing.assert_allclose(corner, np.outer([1, 1, 0, 0], [1, 0, 0, 0]), atol=1e-6)
     np.testing.assert_allclose(middle, np.outer([0, 0.5, 0.5, 0], [0.25, 0.25, 0, 0]), atol=1e-6)
-    without = detr_panoptic.covered(boxes[:, :1, :], (3, 5))
+    without = covered(np.asarray(boxes)[:, :1], (3, 5))
     np.testing.assert_allclose(without, np.ones((1, 1, 3, 5)), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_the_queries_that_most_probably_see_an_object_get_a_mask():
     model = dataclasses.replace(helper.PANOPTIC, box_maps=True, **SMALL)
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 48, 3)), jnp.float32)
-
-    @jax.jit
-    def run(images):
-        every, variables = model.init_with_output(jax.random.key(0), images)
-        return every, dataclasses.replace(model, num_masks=2).apply(variables, images)
-
-    every, some = run(images)
-    sure = np.argsort(jax.nn.softmax(every['logits'])[..., -1], axis=-1)
+    images = images_like(2, 32, 48, 3)
+    models = model, dataclasses.replace(model, num_masks=2)
+    run = jax.jit(lambda params: [each.apply({'params': params}, images) for each in models])
+    every, some = jax.device_get(run(drawn(model, images)))
+    sure = np.argsort(scipy.special.softmax(every['logits'], axis=-1)[..., -1], axis=-1)
     rows = np.arange(2)[:, None]
     np.testing.assert_allclose(
         some['masks'][rows, sure[:, :2]], every['masks'][rows, sure[:, :2]], atol=1e-5
@@ -133,17 +133,14 @@ def test_the_queries_that_most_probably_see_an_object_get_a_mask():
 @pytest.mark.slow
 def test_a_frozen_detector_gets_no_gradient():
     model = dataclasses.replace(helper.PANOPTIC, frozen_detector=True, **SMALL)
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(1, 32, 48, 3)), jnp.float32)
+    images = images_like(1, 32, 48, 3)
 
     @jax.jit
-    def slopes(images):
-        params = model.init(jax.random.key(0), images)['params']
-        return jax.grad(lambda p: sum((x**2).sum() for x in apply(p).values()))(params)
+    @jax.grad
+    def slopes(params):
+        return sum((x**2).sum() for x in model.apply({'params': params}, images).values())
 
-    def apply(params):
-        return model.apply({'params': params}, images)
-
-    grads = slopes(images)
+    grads = slopes(drawn(model, images))
     learns = {part for part, tree in grads.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert learns == {'mask_head', 'bbox_attention'}
     assert set(grads) - learns == set(detr_panoptic.DETECTOR)

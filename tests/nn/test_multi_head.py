@@ -25,8 +25,10 @@ def random(*shape, seed=0):
 
 def init(layer, *inputs):
     """Parameters, the biases shifted so that they matter."""
-    params = layer.init(jax.random.key(0), *inputs)['params']
-    return {'params': jax.tree.map(lambda x: x + 0.1 * random(*x.shape, seed=5), params)}
+    params = jax.device_get(jax.jit(layer.init)(jax.random.key(0), *inputs)['params'])
+    rng = np.random.default_rng(5)
+    moved = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), params)
+    return {'params': jax.tree.map(jnp.asarray, moved)}
 
 
 def sources():
@@ -148,26 +150,23 @@ def test_windows_are_an_axis_between_batch_and_tokens():
     of_heads = random(HEADS, TOKENS, TOKENS, seed=3)
     of_windows = jnp.where(random(windows, 1, TOKENS, TOKENS, seed=4) > 1, -100.0, 0.0)
     bias = of_heads + of_windows
-    out = ITSELF.apply(variables, x, bias=bias)
-    for i in range(windows):
-        np.testing.assert_allclose(
-            out[:, i], ITSELF.apply(variables, x[:, i], bias=bias[i]), atol=1e-5
-        )
-    merged = ITSELF.apply(
-        variables,
-        x.reshape(-1, TOKENS, WIDTH),
-        bias=jnp.tile(bias, (BATCH, 1, 1, 1)),
-    )
+    tiled = jnp.asarray(np.tile(bias, (BATCH, 1, 1, 1)))
+    repeated = jnp.asarray(np.broadcast_to(of_heads, (BATCH, windows, *of_heads.shape)))
+
+    @jax.jit
+    def run(variables, x):
+        def loss(bias):
+            return (ITSELF.apply(variables, x, bias=bias) ** 2).sum()
+
+        out = ITSELF.apply(variables, x, bias=bias)
+        parts = [ITSELF.apply(variables, x[:, i], bias=bias[i]) for i in range(windows)]
+        merged = ITSELF.apply(variables, x.reshape(-1, TOKENS, WIDTH), bias=tiled)
+        return out, parts, merged, [jax.grad(loss)(each) for each in (of_heads, repeated)]
+
+    out, parts, merged, (of_all, of_each) = jax.device_get(run(variables, x))
+    np.testing.assert_allclose(out, np.stack(parts, axis=1), atol=1e-5)
     np.testing.assert_allclose(out.reshape(merged.shape), merged, atol=1e-5)
-
-    def loss(bias):
-        return (ITSELF.apply(variables, x, bias=bias) ** 2).sum()
-
-    np.testing.assert_allclose(
-        jax.grad(loss)(of_heads),
-        jax.grad(loss)(jnp.broadcast_to(of_heads, (BATCH, windows, *of_heads.shape))).sum((0, 1)),
-        atol=1e-4,
-    )
+    np.testing.assert_allclose(of_all, of_each.sum((0, 1)), atol=1e-4)
 
 
 @every_layout
@@ -271,7 +270,8 @@ def test_dropout_of_the_weights_acts_in_training_alone():
 @pytest.mark.slow
 def test_every_projection_starts_as_a_xavier_matrix_of_its_own():
     width, heads = 96, 4
-    params = MultiHeadAttention(heads).init(jax.random.key(0), jnp.zeros((1, 3, width)))['params']
+    init = jax.jit(MultiHeadAttention(heads).init)
+    params = init(jax.random.key(0), np.zeros((1, 3, width), np.float32))['params']
     bound = np.sqrt(6 / (width + width))
     for i in range(3):
         kernel = np.asarray(params['qkv']['kernel'][:, i])

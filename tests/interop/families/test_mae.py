@@ -72,7 +72,7 @@ def of_the_authors(model):
 
 @pytest.fixture(scope='module')
 def model():
-    return reference(norm_pix_loss=True)
+    return reference(norm_pix_loss=True, layer_norm_eps=1e-6)
 
 
 def require_equal(imported, model, batch):
@@ -103,11 +103,12 @@ def test_predictions_and_loss(form, model, tmp_path, images):
 @pytest.mark.slow
 @pytest.mark.parity
 def test_another_size_and_plain_pixels(tmp_path, images):
-    model = reference(image_size=24, mask_ratio=0.5, layer_norm_eps=1e-3)
+    shallow = {'num_hidden_layers': 1, 'decoder_num_hidden_layers': 1}
+    model = reference(image_size=16, mask_ratio=0.5, layer_norm_eps=1e-3, **shallow)
     model.save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
     assert imported.task['target'] == 'pixels' and imported.model['mask_ratio'] == 0.5
-    require_equal(imported, model, images(3, 24, 24, 3))
+    require_equal(imported, model, images(3, 16, 16, 3))
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ def test_the_colours_of_images_and_target(model, tmp_path):
 @pytest.mark.parametrize('whole', [True, False], ids=['with decoder', 'encoder alone'])
 def test_the_encoder_is_a_vit(whole, model, tmp_path, images):
     """With and without a decoder beside it; its features are those of transformers."""
-    encoder = reference('ViTMAEModel', mask_ratio=0.0)
+    encoder = reference('ViTMAEModel', mask_ratio=0.0, layer_norm_eps=1e-6)
     encoder.load_state_dict(model.vit.state_dict())
     (model if whole else encoder).save_pretrained(tmp_path)
     module, variables = vit_jax.load(tmp_path)

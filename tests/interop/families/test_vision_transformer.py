@@ -259,8 +259,17 @@ def test_logits_of_every_form(form, tmp_path, images, perturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', [(8, 16), (8, 20), (12, 20)])
-@pytest.mark.parametrize('pool', ['cls', 'gap'])
+@pytest.mark.parametrize(
+    ('pool', 'size'),
+    [
+        ('cls', (8, 16)),  # with the token as many as in a square
+        ('cls', (12, 20)),
+        ('gap', (8, 20)),
+        pytest.param('cls', (8, 20), marks=pytest.mark.long),
+        pytest.param('gap', (8, 16), marks=pytest.mark.long),
+        pytest.param('gap', (12, 20), marks=pytest.mark.long),
+    ],
+)
 def test_images_that_are_not_square(size, pool, tmp_path, images, perturbed):
     reference, batch = Reference(pool=pool), images(2, *size, 3)
     params = perturbed(reference, batch)
@@ -328,7 +337,7 @@ def test_a_hybrid_says_its_layers(tmp_path, images, perturbed):
 @pytest.mark.slow
 def test_a_part_of_a_file_in_half_precision(tmp_path, images, perturbed):
     """An image tower beside a text tower, in bfloat16, which NumPy stores as two raw bytes."""
-    reference, batch = Reference(top=True, pool='map'), images(1, 8, 8, 3)
+    reference, batch = Reference(top=True, pool='map'), images(2, 24, 24, 3)
     params = perturbed(reference, batch)
     half = {n: a.astype(ml_dtypes.bfloat16) for n, a in flat_params(params).items()}
     tower = {f'params/img/{n}': a for n, a in half.items()}
@@ -367,7 +376,7 @@ def test_what_is_written_is_read_by_stock_flax_and_by_us(form, images, perturbed
         **WRITTEN[form],
     }
     name = fields.pop('name')
-    model, batch = resolve('vit_jax.models', name, 'Model')(**fields), images(2, 16, 24, 3)
+    model, batch = resolve('vit_jax.models', name, 'Model')(**fields), images(2, 24, 24, 3)
     params = perturbed(model, batch)
     with jax.default_matmul_precision('highest'):
         outputs = compiled(model)({'params': params}, batch)
