@@ -8,6 +8,7 @@ from helpers.xla import use_one_device
 from PIL import Image
 
 from vit_jax import __main__ as cli
+from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.ops import colors
 from vit_jax.viz import attention, colorize
 
@@ -30,10 +31,10 @@ def run(folder, repo):
     words = ['colors', 'scenes:4', '--split', 'train', '--out', str(prior)]
     assert cli.main(words) == 0
     config = ['--config', str(repo / CONFIG), f'--config.task.prior={prior}']
-    short = ['--config.total=2 steps', '--config.every.eval=2', '--config.every.log=1']
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
-        assert cli.main(['train', *config, *short, '--workdir', str(workdir)]) == 0
+        words = ['train', *config, '--workdir', str(workdir), '--stop-at', '2']
+        assert cli.main(words) == EXIT_PREEMPTED
     return workdir
 
 

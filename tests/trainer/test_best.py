@@ -225,7 +225,7 @@ def test_a_folder_that_was_deleted_is_not_made_anew(make_config, tmp_path, evalu
 
 
 @pytest.mark.fault(59)
-@pytest.mark.parametrize('stop', [5, 6, 7])
+@pytest.mark.parametrize('stop', [5, 6, pytest.param(7, marks=pytest.mark.long)])
 def test_a_resumed_run_ends_where_it_would_have_ended(make_config, tmp_path, evaluated, stop):
     config = make_config(*EARLY)
     with pytest.raises(train.Preempted):
