@@ -7,6 +7,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import interop
+from vit_jax.inference.attention import look
 from vit_jax.models.swin import Model
 
 FIELDS = {
@@ -39,11 +40,27 @@ def photo(tmp_path):
     return tmp_path / 'photo.png'
 
 
+@pytest.fixture(scope='module')
+def looked():
+    """What the one model makes of the one photo."""
+    return []
+
+
+@pytest.fixture
+def look_once(looked, monkeypatch):
+    def once(run, batch):
+        looked[:] = looked or [look(run, batch)]
+        return looked[0]
+
+    monkeypatch.setattr('vit_jax.inference.attention.look', once)
+
+
 def run(*words):
     return cli.main([str(word) for word in ('attention', *words)])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('look_once')
 @pytest.mark.parametrize(
     ('stage', 'query', 'drawn'),
     [

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
 
 
 def one_run(config, folder, **options):

@@ -22,6 +22,7 @@ def images(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.fault(54)
+@pytest.mark.usefixtures('compiled_once')
 def test_the_total_is_in_the_result_and_outlasts_a_restart(
     repo, images, tmp_path, capsys, one_device
 ):

@@ -64,6 +64,7 @@ def one_device():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('compiled_once')
 def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run):
     config = load.load(DIGITS, ['every.examples=10%'])
     options = {'devices': jax.devices()[:1]}

@@ -11,18 +11,23 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.trainer import build, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device', 'compiled_once')]
 
 
-make_program = build.make_program
 TRAIN_STEPS = []
 
 
-def with_one_step(*arguments):
-    """A program whose training step is the first that was compiled, at whatever rate."""
-    program, lr = make_program(*arguments)
-    TRAIN_STEPS[:] = TRAIN_STEPS or [program.train_step]
-    return dataclasses.replace(program, train_step=TRAIN_STEPS[0]), lr
+@pytest.fixture
+def one_train_step(monkeypatch):
+    """All programs have the training step of the first, whatever their learning rate."""
+    make = build.make_program
+
+    def with_one_step(*arguments):
+        program, lr = make(*arguments)
+        TRAIN_STEPS[:] = TRAIN_STEPS or [program.train_step]
+        return dataclasses.replace(program, train_step=TRAIN_STEPS[0]), lr
+
+    monkeypatch.setattr(build, 'make_program', with_one_step)
 
 
 @pytest.fixture(scope='module')
@@ -69,11 +74,8 @@ def test_an_extended_run_is_the_one_that_was_longer_from_the_start(make_config, 
         ({}, 3, "config.total='3 steps' are 3 steps, and the run has 4; give a later end"),
     ],
 )
-def test_what_cannot_go_on_stays_as_it_is(
-    make_config, tmp_path, monkeypatch, schedule, total, message
-):
-    # What is refused hangs on the configs, not on what was learnt.
-    monkeypatch.setattr(build, 'make_program', with_one_step)
+@pytest.mark.usefixtures('one_train_step')  # what is refused hangs on configs alone
+def test_what_cannot_go_on_stays_as_it_is(make_config, tmp_path, schedule, total, message):
     train.train(make_config(4, **schedule), tmp_path / 'run')
     before = files(tmp_path / 'run')
     with pytest.raises(UserError, match=message.replace('.', r'\.')):

@@ -19,7 +19,7 @@ from vit_jax.interop.imported import ImportedModel
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
 
 MODEL = dict(patch_size=2, width=16, depth=1, num_heads=2, mlp_dim=24, pool='cls', posemb='learn')
 DATA = dict(source='digits', cache=True, workers=0)

@@ -14,7 +14,7 @@ from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.storage import run_folder
 from vit_jax.writers import tensorboard
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ import pytest
 from vit_jax.config import load as config_lib
 from vit_jax.trainer import train
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
+
 
 @pytest.fixture
 def config(repo):
@@ -18,7 +20,6 @@ def run(config, folder, report):
     return train.train(config, folder, devices=jax.devices()[:1], report=report)
 
 
-@pytest.mark.slow
 def test_report_sees_every_evaluation_and_cannot_end_a_run_that_is_complete(config, tmp_path):
     seen = {}
 
@@ -33,7 +34,6 @@ def test_report_sees_every_evaluation_and_cannot_end_a_run_that_is_complete(conf
     assert sorted(seen) == [10, 20]
 
 
-@pytest.mark.slow
 def test_report_ends_a_run(config, tmp_path):
     with pytest.raises(train.Pruned, match='after step 10/20'):
         run(config, tmp_path, lambda step, results: True)
