@@ -46,15 +46,20 @@ def make_batch(step=0, size=8):
     }
 
 
-def start(model, task, tx, *, ema=False):
-    """A state whose zero-initialised parameters are not zero, so that all gradients flow."""
-    variables = init_variables(model, task, make_batch(size=1), seed=0)
+@functools.cache
+def variables_of(model, task):
+    """Variables whose zero-initialised parameters are not zero, so that all gradients flow."""
+    variables = jax.jit(lambda: init_variables(model, task, make_batch(size=1), seed=0))()
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda x: x + jnp.float32(0.05) * rng.normal(size=x.shape).astype(np.float32),
-        variables['params'],
+        lambda x: x + np.float32(0.05) * rng.normal(size=x.shape).astype(np.float32),
+        jax.device_get(variables['params']),
     )
-    return init_state({**variables, 'params': params}, tx, 0, ema)
+    return {**variables, 'params': jax.tree.map(jnp.asarray, params)}
+
+
+def start(model, task, tx, *, ema=False):
+    return init_state(variables_of(model, task), tx, 0, ema)
 
 
 class Training:
