@@ -1,5 +1,7 @@
 """Parameters made to fit another head, image size, patch size, and scanned blocks."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -52,9 +54,14 @@ def assert_same(a, b, but=()):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+@functools.cache
+def compiled(model):
+    return jax.jit(model.apply)
+
+
 def logits(params, images, **fields):
     model = vit.Model(**FIELDS | fields)
-    return np.asarray(jax.jit(model.apply)({'params': params}, images)['logits'])
+    return np.asarray(compiled(model)({'params': params}, images)['logits'])
 
 
 @pytest.fixture

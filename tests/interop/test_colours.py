@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.pictures import drawn
 from helpers.transformers_models import theirs
 from helpers.transformers_vit import ours, reference
 
@@ -109,8 +110,7 @@ def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
 def test_npz_files_take_keywords_alone(tmp_path, pixels):
     fields = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
     model = vit.Model(**fields)
-    params = model.init(jax.random.key(0), jnp.asarray(normalised(pixels)))['params']
-    params['head']['kernel'] = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    params = drawn(model, jnp.asarray(normalised(pixels)))
     path = tmp_path / 'vit.npz'
     files.write_npz(path, vision_transformer.write(params, {'name': 'vit', **fields}))
     assert interop.read(path).notes == ()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.pictures import drawn
 
 from vit_jax.errors import UserError
 from vit_jax.models.coltran_upsampler import Model
@@ -12,45 +13,58 @@ TINY = {'width': 8, 'num_heads': 2, 'mlp_dim': 12, 'depth': 1}
 RNG = np.random.default_rng(0)
 GREY = jnp.asarray(RNG.integers(0, 256, (2, 3, 4)), jnp.uint8)
 COARSE = jnp.asarray(RNG.integers(0, 256, (2, 3, 4, 3)), jnp.uint8)
-CHANNELS = jnp.tile(jnp.arange(3), (2, 1))
+CHANNELS = jnp.asarray(np.tile(np.arange(3), (2, 1)))
 
 
 @pytest.fixture(scope='module')
-def apply():
-    model = Model(**TINY)
-    variables = jax.jit(model.init)(jax.random.key(0), GREY, COARSE, CHANNELS)
-    return lambda *inputs, **more: jax.jit(lambda *x: model.apply(variables, *x, **more))(*inputs)
+def params():
+    return drawn(Model(**TINY), GREY, COARSE, CHANNELS)
+
+
+@pytest.fixture(scope='module')
+def apply(params):
+    """The scores, and what the layers have kept."""
+
+    @jax.jit
+    def run(*inputs):
+        return Model(**TINY).apply({'params': params}, *inputs, mutable=['intermediates'])
+
+    def apply(*inputs):
+        outputs, kept = run(*inputs)
+        return np.asarray(outputs['logits']), kept['intermediates']
+
+    return apply
 
 
 @pytest.mark.slow
 def test_channels_are_apart_and_know_which_they_are(apply):
-    whole = apply(GREY, COARSE, CHANNELS)['logits']
+    whole, _ = apply(GREY, COARSE, CHANNELS)
     assert whole.shape == (2, 3, 4, 3, 256)
-    chosen = jnp.array([[2], [0]])
-    slices = jnp.take_along_axis(COARSE, chosen[:, None, None], axis=-1)
-    found = apply(GREY, slices, chosen)['logits'][..., 0, :]
+    chosen = np.array([[2], [0]])
+    slices = np.take_along_axis(np.asarray(COARSE), chosen[:, None, None], axis=-1)
+    found = apply(GREY, slices, chosen)[0][..., 0, :]
     np.testing.assert_allclose(found[0], whole[0, ..., 2, :], atol=1e-5)
     np.testing.assert_allclose(found[1], whole[1, ..., 0, :], atol=1e-5)
-    same = jnp.broadcast_to(COARSE[..., :1], COARSE.shape)
-    alike = apply(GREY, same, CHANNELS)['logits']
+    same = np.broadcast_to(np.asarray(COARSE)[..., :1], COARSE.shape)
+    alike, _ = apply(GREY, same, CHANNELS)
     assert np.abs(alike[..., 0, :] - alike[..., 1, :]).max() > 0.01
 
 
 def test_only_levels_of_the_coarse_image_are_seen(apply):
-    levels = COARSE // 32 * 32 + 7
-    same, other = (apply(GREY, x, CHANNELS)['logits'] for x in (COARSE, levels))
+    coarse = np.asarray(COARSE)
+    levels = coarse // 32 * 32 + 7
+    same, other = (apply(GREY, x, CHANNELS)[0] for x in (coarse, levels))
     np.testing.assert_array_equal(same, other)
-    assert np.abs(apply(GREY, COARSE + 32, CHANNELS)['logits'] - same).max() > 0.01
+    assert np.abs(apply(GREY, coarse + 32, CHANNELS)[0] - same).max() > 0.01
 
 
 def test_attention_maps_are_those_of_the_first_channel(apply):
-    _, kept = apply(GREY, COARSE, CHANNELS, mutable=['intermediates'])
-    maps = Model(**TINY).attention_maps(kept['intermediates'], GREY, COARSE, CHANNELS)
+    _, kept = apply(GREY, COARSE, CHANNELS)
+    maps = Model(**TINY).attention_maps(kept, GREY, COARSE, CHANNELS)
     assert [m.name for m in maps] == ['encoder/row_0', 'encoder/column_0']
-    _, alone = apply(GREY, COARSE[..., :1], CHANNELS[:, :1], mutable=['intermediates'])
-    expected = Model(**TINY).attention_maps(
-        alone['intermediates'], GREY, COARSE[..., :1], CHANNELS[:, :1]
-    )
+    first = COARSE[..., :1], CHANNELS[:, :1]
+    _, alone = apply(GREY, *first)
+    expected = Model(**TINY).attention_maps(alone, GREY, *first)
     for found, one in zip(maps, expected, strict=True):
         np.testing.assert_allclose(np.asarray(found.weights), np.asarray(one.weights), atol=1e-6)
 
@@ -74,9 +88,8 @@ def test_parameter_counts_are_exact(levels, depth, side):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
 
 
-def test_what_is_learnt_of_places_is_resized_with_the_image():
+def test_what_is_learnt_of_places_is_resized_with_the_image(params):
     model = Model(**TINY)
-    params = jax.jit(model.init)(jax.random.key(0), GREY, COARSE, CHANNELS)['params']
     resized, notes = model.resize_params(params, (3, 4), (6, 5))
     assert notes == ['columns, relative_bias, rows: resized to 6 x 5 places (bilinear)']
     inputs = (jnp.zeros((1, 6, 5), jnp.uint8), jnp.zeros((1, 6, 5, 3), jnp.uint8), CHANNELS[:1])

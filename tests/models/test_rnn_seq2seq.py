@@ -81,13 +81,14 @@ def reference(model, p, source, target_in):
 def test_model_is_its_equations(attention):
     model = Model(**TINY, attention=attention)
     params = perturbed(model)
-    outputs, kept = forward(model, params, mutable='intermediates')
+    outputs, kept = jax.device_get(forward(model, params, mutable='intermediates'))
     (weights,) = kept['intermediates']['decoder']['attention']
     assert weights.shape == (3, 1, 5, 6)
     assert outputs['memory'].shape == (3, 6, 2 * 6)
-    for row, (source, target_in) in enumerate(zip(SOURCE, TARGET_IN, strict=True)):
-        real = np.asarray(source[source != 0])
-        logits, attention = reference(model, params, real, np.asarray(target_in))
+    sentences = zip(np.asarray(SOURCE), np.asarray(TARGET_IN), strict=True)
+    for row, (source, target_in) in enumerate(sentences):
+        real = source[source != 0]
+        logits, attention = reference(model, params, real, target_in)
         np.testing.assert_allclose(outputs['logits'][row], logits, atol=1e-5)
         np.testing.assert_allclose(weights[row, 0, :, : len(real)], attention, atol=1e-5)
         assert not weights[row, 0, :, len(real) :].any()

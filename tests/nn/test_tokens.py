@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.pictures import drawn
 
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
@@ -77,11 +78,12 @@ def test_sincos_refuses_widths_that_have_no_four_quarters(dim):
 def test_attention_pooling_ignores_the_order_of_the_tokens():
     x = random(2, 7, 16)
     head = MapHead(num_heads=2, mlp_dim=32)
-    variables = head.init(jax.random.key(0), x)
-    pooled = head.apply(variables, x)
+    params, apply = drawn(head, x), jax.jit(head.apply)
+    others = np.asarray(x)[:, ::-1], x + random(2, 7, 16, seed=1)
+    pooled, backwards, moved = (np.asarray(apply({'params': params}, y)) for y in (x, *others))
     assert pooled.shape == (2, 16)
-    np.testing.assert_allclose(head.apply(variables, x[:, ::-1]), pooled, atol=1e-5)
-    assert np.abs(head.apply(variables, x + random(2, 7, 16, seed=1)) - pooled).max() > 1e-2
+    np.testing.assert_allclose(backwards, pooled, atol=1e-5)
+    assert np.abs(moved - pooled).max() > 1e-2
 
 
 def test_sincos1d_is_the_paper_s_equation():

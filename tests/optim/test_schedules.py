@@ -1,5 +1,4 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,7 +8,7 @@ from vit_jax.optim import schedules
 
 def values(name, steps, **options):
     schedule = schedules.make(2.0, 100, name=name, **options)
-    return np.asarray(jax.vmap(schedule)(jnp.asarray(steps)))
+    return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps)))
 
 
 @pytest.mark.parametrize('name', ['constant', 'linear', 'cosine', 'rsqrt'])
@@ -57,7 +56,7 @@ def test_the_rate_of_the_transformer_counts_its_first_update_as_one():
     d, warmup = 512, 40
     peak = (d * warmup) ** -0.5
     options = dict(name='rsqrt', warmup=warmup - 1, timescale=warmup, init=peak / warmup)
-    schedule = schedules.make(peak, 200, **options)
+    schedule = jax.jit(schedules.make(peak, 200, **options))
     for update in np.linspace(0, 199, 20, dtype=int):
         t = update + 1
         paper = d**-0.5 * min(t**-0.5, t * warmup**-1.5)
@@ -67,7 +66,8 @@ def test_the_rate_of_the_transformer_counts_its_first_update_as_one():
 def test_rsqrt_with_timescale_of_the_warmup_is_that_of_the_transformer():
     d, warmup = 512, 40
     peak = d**-0.5 * warmup**-0.5
-    schedule = schedules.make(peak, 100, name='rsqrt', warmup=warmup, timescale=warmup)
+    options = dict(name='rsqrt', warmup=warmup, timescale=warmup)
+    schedule = jax.jit(schedules.make(peak, 100, **options))
     for t in (1, 20, 40, 60, 100):
         paper = d**-0.5 * min(t**-0.5, t * warmup**-1.5)
         assert float(schedule(t)) == pytest.approx(paper, rel=1e-6)
@@ -95,12 +95,13 @@ def zhai(step, lr=8e-4, total=20_000, warmup=10_000, timescale=10_000, cooldown=
 
 def test_rsqrt_with_cooldown_as_a_product_is_that_of_zhai():
     options = dict(name='rsqrt', warmup=10_000, timescale=10_000, cooldown=10_000)
-    product = schedules.make(8e-4, 20_000, cooldown_form='product', **options)
+    product = jax.jit(schedules.make(8e-4, 20_000, cooldown_form='product', **options))
     steps = np.linspace(0, 20_000, 20, dtype=int)
     expected = [zhai(step) for step in steps]
     np.testing.assert_allclose([product(s) for s in steps], expected, rtol=1e-5, atol=1e-12)
     # A line keeps 14 % more of the rate in this cooldown.
-    line = np.asarray(schedules.make(8e-4, 20_000, **options)(np.arange(10_000, 20_001)))
+    by_line = jax.jit(schedules.make(8e-4, 20_000, **options))
+    line = np.asarray(by_line(np.arange(10_000, 20_001)))
     assert line.sum() / sum(map(zhai, range(10_000, 20_001))) == pytest.approx(1.14, abs=0.01)
 
 
