@@ -6,6 +6,7 @@ import os
 import pathlib
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,12 +47,15 @@ def postgres_user():
         return pytest.skip('PostgreSQL does not run as root, and there is no user postgres')
 
 
-@pytest.fixture
-def postgres(free_port):
-    """The URL of an empty database."""
+@pytest.fixture(scope='module')
+def server():
+    """The URL of a server, without the name of a database."""
     pytest.importorskip('psycopg')
     programs, user = postgres_programs(), postgres_user()
     folder = tempfile.mkdtemp(prefix='postgres')
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
     if user:
         shutil.chown(folder, user)
 
@@ -65,15 +69,24 @@ def postgres(free_port):
             timeout=120,
         )
 
-    options = f'-p {free_port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off'
+    options = f'-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off'
     try:
         run('initdb', '-U', 'someone', '--auth=trust', '-E', 'UTF8')
         run('pg_ctl', '-w', '-l', f'{folder}/log', '-o', options, 'start')
-        yield f'postgresql+psycopg://someone@127.0.0.1:{free_port}/postgres'
+        yield f'postgresql+psycopg://someone@127.0.0.1:{port}'
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             run('pg_ctl', '-m', 'immediate', 'stop')
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres(server, request):
+    """The URL of an empty database."""
+    psycopg, name = pytest.importorskip('psycopg'), request.node.name
+    with psycopg.connect(f'{server}/postgres'.replace('+psycopg', ''), autocommit=True) as db:
+        db.execute(f'CREATE DATABASE {name}')
+    return f'{server}/{name}'
 
 
 # Kills itself in the trial that the third argument names, after it has reported once.
@@ -150,7 +163,7 @@ def answer(url, process, seconds=60):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+@pytest.mark.parametrize('storage', ['journal', pytest.param('sqlite', marks=pytest.mark.long)])
 def test_the_dashboard_shows_a_study(tmp_path, free_port, storage):
     pytest.importorskip('optuna_dashboard')
     url = {'journal': '', 'sqlite': f'sqlite:///{tmp_path}/sweep.db'}[storage]

@@ -12,6 +12,7 @@ from helpers import forked
 from helpers.runs import undrawn  # noqa: F401
 from optuna.trial import TrialState
 
+from vit_jax.__main__ import main
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep
@@ -53,7 +54,7 @@ def work_together(repo, folder, port):
             process.wait()
 
 
-def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port, run_cli):
+def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port, one_device):
     """Of three points one cannot be split between two devices, and one is pruned after step 2."""
     monkeypatch.chdir(repo)
     common = {'batch_size': 16, 'seed': 0}
@@ -89,7 +90,6 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port,
     alone = study.create(
         Sweep(sweep.config, METRIC, points=points[:1], overrides=SMALL), 'one', folder=tmp_path
     )
-    done = run_cli('sweep', 'work', 'one', '--workdir', tmp_path, '--allow', 'helpers')
-    assert done.returncode == 0, done.stderr
+    assert main(['sweep', 'work', 'one', '--workdir', str(tmp_path), '--allow', 'helpers']) == 0
     (trial,) = alone.trials()
     assert trial.value == pytest.approx(first.value, rel=1e-4)
