@@ -26,6 +26,7 @@ from vit_jax.tree_paths import param_paths
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scontrol')
+TESTS = str(pathlib.Path(__file__).parents[1])  # where the helpers are
 SBIN = '/usr/sbin:/sbin'
 # The processes look for the first of them on the node of this name, so it is the machine's own.
 HOST = socket.gethostname().split('.')[0]
@@ -141,6 +142,7 @@ def cluster():
         **os.environ,
         'PATH': path,
         'SLURM_CONF': f'{folder}/slurm.conf',
+        'PYTHONPATH': os.pathsep.join([*filter(None, [os.environ.get('PYTHONPATH')]), TESTS]),
         'XLA_FLAGS': xla_flags(devices=1),
     }
     slurm, daemons = Slurm(folder, environ), []
@@ -199,14 +201,14 @@ def idle(slurm: Slurm) -> bool:
 
 
 TRAINING = """
-from experiments.vit import digits
+from helpers import linear
 
 def get_config(arg=None):
-    config = digits.get_config('smoke')
+    config = linear.get_config()
     config.optim = dict(name='sgd', lr=0.5, momentum=0.9, schedule=dict(name='cosine'))
     config.total = arg
     config.every = dict(log='4', eval='20', checkpoint='8')
-    config.model.dropout = config.task.mixup = config.step.ema_decay = 0.0
+    config.model.dropout = config.step.ema_decay = 0.0
     return config
 """
 
@@ -277,7 +279,11 @@ def test_a_trial_of_a_killed_worker_of_an_array_is_continued(
     sweep = Sweep(config, 'test/accuracy', points=grid({'optim.lr': [0.1, 0.2]}))
     made = study.create(sweep, 'array', folder=tmp_path / 'study')
     job = cluster.launch(
-        repo, '--array', 2, '--', 'sweep', 'work', 'array', '--workdir', made.folder
+        repo,
+        '--array',
+        2,
+        '--',
+        *('sweep', 'work', 'array', '--workdir', made.folder, '--allow', 'helpers'),
     )
     cluster.wait(job, lambda: bool(run_folder.steps(made.run_folder(0))))
     owner = json.loads((made.folder / 'claims' / '0' / 'lock').read_text())
