@@ -152,6 +152,7 @@ def test_all_worker_processes_count_together(flowers):
     ]
     source.note(dict.fromkeys(range(100, 107), 'found by others'))  # ten are tolerated
     (flowers / 'rose' / '00.png').write_bytes(b'')
+    options['workers'] = 1
     with pytest.raises(UserError, match='11 of 40 records broken'):
         list(itertools.islice(loading.train_batches(source, parse_transforms(''), **options), 9))
 

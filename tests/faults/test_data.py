@@ -1,18 +1,23 @@
 """Data that are damaged, malicious, wrong, or that never come."""
 
 import io
+import os
 import pathlib
 import resource
 import struct
+import subprocess
 import zlib
 
 import numpy as np
 import pytest
+from helpers import forked
+from helpers.runs import undrawn  # noqa: F401
+from helpers.xla import xla_flags
 from PIL import Image
 
 from vit_jax.__main__ import main
 
-DIGITS = 'experiments/vit/digits.py:smoke'
+CONFIG = 'tests/helpers/linear.py'
 # Digits, some of which are as the path of the source says.
 ODD = """
 import threading
@@ -61,13 +66,13 @@ def cut(file: pathlib.Path) -> None:
 def train_words(folder: pathlib.Path, source: str, **others: object) -> list[str]:
     values = {'data.source': source, 'data.transforms': '', 'data.cache': False, **others}
     flags = [f'--config.{key}={value}' for key, value in values.items()]
-    return ['train', '--config', DIGITS, *flags, '--workdir', str(folder)]
+    return ['train', '--config', CONFIG, *flags, '--workdir', str(folder)]
 
 
 def on_photos(folder: pathlib.Path, photos: pathlib.Path) -> list[str]:
     source = f'folder:{photos}'
     evaluation = {'evals.test.source': source, 'evals.test.split': 'train', 'every.eval': '5'}
-    few = {'total': '5 steps', 'batch_size': 16, 'model.patch_size': 8}
+    few = {'total': '5 steps', 'batch_size': 16}
     return train_words(folder, source, **evaluation, **few)
 
 
@@ -136,11 +141,23 @@ def test_a_bomb_is_refused_before_it_is_decoded(smoke_run, tmp_path, capsys, sid
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
 
 
+# The folder of modules comes before the command.
+WITH_LAB = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from vit_jax.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.process
 @pytest.mark.fault(36)
-def test_data_that_never_come_end_the_run_with_all_stacks(lab, tmp_path, run_cli):
+def test_data_that_never_come_end_the_run_with_all_stacks(lab, tmp_path):
     words = train_words(tmp_path / 'run', 'odd_lab.digits:', **{'data.stall_seconds': 1})
-    done = run_cli(*words, env={'PYTHONPATH': str(lab)}, timeout=120)
-    assert done.returncode == 1, done.stderr
-    assert 'no batch in 1 s; every thread:' in done.stderr
-    assert 'odd_lab/digits.py' in done.stderr
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    env = {**os.environ, 'XLA_FLAGS': xla_flags(devices=1)}
+    with forked.start([lab, *words], env, code=WITH_LAB, **pipes) as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    assert 'no batch in 1 s; every thread:' in errors
+    assert 'odd_lab/digits.py' in errors

@@ -4,6 +4,7 @@ import pathlib
 import shutil
 
 import pytest
+from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
@@ -14,17 +15,27 @@ pytestmark = pytest.mark.usefixtures('one_device')
 MARKS = ('commit_success.txt', 'manifest.json')
 
 
+@pytest.fixture(scope='module')
+def finished(repo, tmp_path_factory) -> pathlib.Path:
+    """A finished run; do not write to it."""
+    folder = tmp_path_factory.mktemp('finished') / 'run'
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert train(repo, folder) == 0
+    return folder
+
+
 @pytest.fixture
-def run(smoke_run, tmp_path) -> pathlib.Path:
+def run(finished, tmp_path) -> pathlib.Path:
     """A copy of the finished run, as if it had been killed just before its end."""
-    folder = shutil.copytree(smoke_run, tmp_path / 'run')
+    folder = shutil.copytree(finished, tmp_path / 'run')
     (folder / 'result.json').unlink()
     assert run_folder.steps(folder) == [10, 20]
     return folder
 
 
 def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
-    config = f'{repo}/experiments/vit/digits.py:smoke'
+    config = f'{repo}/tests/helpers/linear.py'
     return main(['train', '--config', config, '--workdir', str(folder), *flags])
 
 
@@ -57,9 +68,9 @@ def test_steps_that_were_set_aside_are_named(repo, run, capsys):
 @pytest.mark.slow
 @pytest.mark.fault(41)
 def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
-    repo, smoke_run, tmp_path, capsys
+    repo, finished, tmp_path, capsys
 ):
-    folder = shutil.copytree(smoke_run, tmp_path / 'run')
+    folder = shutil.copytree(finished, tmp_path / 'run')
     for path in folder.glob('checkpoints/*/manifest.json'):
         path.unlink()
     before = saved(folder)
