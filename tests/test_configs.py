@@ -128,25 +128,6 @@ def test_every_config_builds(spec):
     assert {leaf.dtype for leaf in params} == {jnp.dtype('float32')}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('path', PATHS)
-def test_smoke_is_small_and_needs_no_download(path):
-    config = load(f'{path}:smoke')
-    training = build(config)
-    assert training.timetable.total <= 50
-    assert (
-        sum(leaf.size for leaf in jax.tree.leaves(training.program.abstract_state.params))
-        < 2_000_000
-    )
-    used = {s.source for s in (config.data, *config.evals.values())}
-    assert {name.partition(':')[0] for name in used} <= {
-        'digits',
-        'scenes',
-        'scenes_panoptic',
-        'synthetic',
-    }
-
-
 @pytest.mark.parametrize('path', PATHS)
 def test_docstring_gives_the_command_and_what_to_expect(path):
     docstring = (ROOT / path).read_text().split('"""')[1]

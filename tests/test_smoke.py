@@ -14,6 +14,7 @@ import pytest
 from helpers.experiments import PATHS, ROOT, one_of_each_kind
 
 from vit_jax import __main__
+from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load
 from vit_jax.trainer import build
 
@@ -27,10 +28,24 @@ def read_metrics(folder):
     return [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
 
 
+def params_of(folder):
+    return checkpointer.load_variables(folder / 'checkpoints', None)[1]['params']
+
+
+def check_small(config, steps, parameters):
+    """Few steps of a small model, on data that need no download."""
+    assert steps <= 50
+    assert parameters < 2_000_000
+    sections = (config['data'], *config['evals'].values())
+    sources = {section['source'].partition(':')[0] for section in sections}
+    assert sources <= {'digits', 'scenes', 'scenes_panoptic', 'synthetic'}
+
+
 def check_run_folder(folder):
     """Config, metrics, a loss that is finite, a final evaluation, a checkpoint."""
     config = json.loads((folder / 'config.json').read_text())
     total = int(config['total'].split()[0])
+    check_small(config, total, sum(leaf.size for leaf in jax.tree.leaves(params_of(folder))))
     rows = read_metrics(folder)
     assert [row['step'] for row in rows] == sorted(row['step'] for row in rows)
     assert rows[-1]['step'] == total
@@ -51,6 +66,8 @@ def test_steps_take_batches_of_the_data(path):
     training = build.build(load.load(f'{ROOT / path}:smoke'), jax.devices()[:1])
     program, data = training.program, training.data
     state, batch = program.abstract_state, next(data.train_batches())
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    check_small(training.config, training.timetable.total, parameters)
     after, metrics = jax.eval_shape(program.train_step, state, batch)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert metrics['loss'].shape == ()
