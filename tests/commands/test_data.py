@@ -31,12 +31,13 @@ def folder(tmp_path):
 def test_counts_and_rates_of_images(repo, capsys, tmp_path):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     out = tmp_path / 'batch.png'
-    found = json.loads(run(capsys, '--config', config, '--batches', 3, '--json', '--out', out))
+    words = ['--config', config, '--config.batch_size=16', '--batches', 2, '--out', out]
+    found = json.loads(run(capsys, *words, '--json'))
     labels = sources.open_source('digits', 'train').labels()
     assert list(found['classes'].values()) == np.bincount(labels).tolist()
     assert found['images_per_sec'] > 0 and found['broken'] == []
     width, height = Image.open(out).size
-    assert width > height  # 32 examples in rows of eight
+    assert width > height  # 16 examples in rows of eight
 
 
 def test_broken_files_are_named(repo, folder, capsys):
