@@ -30,7 +30,7 @@ def test_cost_is_that_of_the_plain_model(vits):
 
 @pytest.mark.slow
 def test_text_is_measured_too():
-    base = {v.name: v for v in variants.variants(['seq2seq'])}['base']
+    base = next(v for v in variants.variants(['seq2seq']) if v.name == 'base')
     # Vaswani et al., 2017, table 3: 65 million with 37,000 ids, of width 512
     assert base.parameters + 5_000 * 512 == pytest.approx(65e6, rel=0.05)
 
