@@ -179,7 +179,7 @@ def test_configs_beside_checkpoints_of_others(foreign, tmp_path, cases):
     assert main(['convert', foreign, str(folder)]) == 0
     for file in sorted(folder.glob('*.json')):
         content = file.read_text()
-        for seed in range(8 * TIMES):
+        for seed in range(4 * TIMES):
             file.write_text(mutate_json(content, seed))
             cases.command(seed, 'inspect', '--checkpoint', folder)
         file.write_text(content)
@@ -211,7 +211,7 @@ def test_storages_of_sweeps(tmp_path, cases, storage, name):
     file = tmp_path / name
     content = file.read_bytes()
     flags = ['--storage', f'sqlite:///{file}'] if storage == 'sqlite' else []
-    for seed in range(12 * TIMES):
+    for seed in range(8 * TIMES):
         file.write_bytes(mutate_bytes(content, seed))
         cases.command(seed, 'sweep', 'status', 'name', '--workdir', tmp_path, *flags)
     cases.check()
@@ -221,7 +221,7 @@ def test_storages_of_sweeps(tmp_path, cases, storage, name):
 def test_definitions_that_are_no_longer_python(tmp_path, cases):
     """What still compiles is another program, and not run."""
     content = pathlib.Path('experiments/sweeps/digits.py').read_bytes()
-    for seed in range(60 * TIMES):
+    for seed in range(40 * TIMES):
         file = tmp_path / f'sweep_{seed}.py'
         file.write_bytes(mutate_bytes(content, seed))
         try:
@@ -229,7 +229,7 @@ def test_definitions_that_are_no_longer_python(tmp_path, cases):
         except (SyntaxError, ValueError):
             words = ['create', file, '--study', 'a', '--workdir', tmp_path / 'study']
             cases.command(seed, 'sweep', *words, codes=(2,))
-    assert cases.count > 20
+    assert cases.count > 12
     cases.check()
 
 
