@@ -36,9 +36,17 @@ def finished(smoke_run: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(smoke_run, tmp_path / 'finished'))
 
 
-def train(repo: pathlib.Path, workdir: object, *flags: str) -> int:
-    config = f'{repo}/experiments/vit/digits.py:smoke'
-    return main(['train', '--config', config, '--workdir', str(workdir), *flags])
+# Where a run gets as far as to compile its model.
+LINEAR = 'tests/helpers/linear.py'
+
+
+def train(
+    repo: pathlib.Path,
+    workdir: object,
+    *flags: str,
+    config: str = 'experiments/vit/digits.py:smoke',
+) -> int:
+    return main(['train', '--config', f'{repo}/{config}', '--workdir', str(workdir), *flags])
 
 
 def of_images(folder: pathlib.Path) -> list[str]:
@@ -55,7 +63,7 @@ def test_a_start_that_fails_late_leaves_no_trace(repo, images, tmp_path, capsys,
     run = tmp_path / 'run'
     if existed:
         run.mkdir()
-    assert train(repo, run, *of_images(images)) == 2
+    assert train(repo, run, *of_images(images), config=LINEAR) == 2
     printed = capsys.readouterr()
     assert 'starts in' in printed.out
     assert 'bring all to one size' in printed.err
@@ -68,21 +76,21 @@ def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
     run = tmp_path / 'run'
     run.mkdir()
     (run / 'vocab.model').write_text('of the user')
-    assert train(repo, run, *of_images(images)) == 2
+    assert train(repo, run, *of_images(images), config=LINEAR) == 2
     assert (run / 'vocab.model').read_text() == 'of the user'
 
 
 @pytest.mark.slow
 @pytest.mark.fault(40)
 def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
-    config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', ['seed=5'])
+    config = config_lib.load(f'{repo}/{LINEAR}', ['seed=5'])
     (tmp_path / 'config.json').write_text(config_lib.to_json(config))
-    assert train(repo, tmp_path, '--stop-at=1') == EXIT_PREEMPTED
+    assert train(repo, tmp_path, '--stop-at=1', config=LINEAR) == EXIT_PREEMPTED
     lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith('replaces ')]
     assert len(lines) == 1
     assert 'config.seed' in lines[0]
     assert json.loads((tmp_path / 'config.json').read_text())['seed'] == 0
-    assert train(repo, tmp_path, '--config.seed=5') == 2
+    assert train(repo, tmp_path, '--config.seed=5', config=LINEAR) == 2
     assert 'config.seed differs' in capsys.readouterr().err
 
 
