@@ -220,11 +220,12 @@ def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
 
     place = ['--workdir', str(folder), '--storage', f'sqlite:///{tmp_path}/s.db']
     assert main(['sweep', 'create', str(file), '--study', 's', *place]) == 0
+    work = ['sweep', 'work', 's', '--allow', 'helpers']
     with lock.lock(folder / 'claims' / '0'):  # as another worker does
-        assert main(['sweep', 'work', 's', *place]) == 0
+        assert main([*work, *place]) == 0
         assert paths.read_text(folder / '0000' / 'config.json') is None
         assert paths.read_text(folder / '0001' / 'result.json')
-    assert main(['sweep', 'work', 's', '--workdir', str(folder)]) == 0  # the folder says where
+    assert main([*work, '--workdir', str(folder)]) == 0  # the folder says where
     assert paths.read_text(folder / '0000' / 'result.json')
     assert not [name for name in paths.files(folder) if name.endswith('lock')]
 
