@@ -45,7 +45,13 @@ def test_every_variant_has_a_listed_count():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'stride'),
-    [('R+Ti/16', 32), ('R26+S/32', 32), ('R26+B/32', 32), ('R50+B/16', 16), ('R50+L/32', 32)],
+    [
+        ('R+Ti/16', 32),
+        ('R26+S/32', 32),
+        ('R50+B/16', 16),
+        pytest.param('R26+B/32', 32, marks=pytest.mark.long),
+        pytest.param('R50+L/32', 32, marks=pytest.mark.long),
+    ],
 )
 def test_tokens_at_two_sizes(name, stride):
     model = Model(num_classes=1000, scan=True, **variant(name))

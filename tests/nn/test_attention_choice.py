@@ -81,7 +81,7 @@ def trained(model, layout_name, **options):
     [
         ('one', {'scan': True, 'depth': 2}, {}, ROWS),
         ('fsdp', {'remat': True}, {'accum_steps': 2}, 1),
-        ('pmap', {}, {}, 2),
+        pytest.param('pmap', {}, {}, 2, marks=pytest.mark.long),
     ],
 )
 def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, options, rows):
