@@ -35,7 +35,7 @@ def test_seeds_and_epochs_are_unrelated():
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [5, 10])
 def test_every_place_is_equally_likely(size):
-    epochs = 300
+    epochs = 600
     places = np.stack(
         [order.shuffled(np.arange(size), size=size, seed=0, epoch=e) for e in range(epochs)]
     )
