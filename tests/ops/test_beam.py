@@ -151,7 +151,7 @@ def test_scores_are_the_log_probabilities_of_the_tokens(dtype):
 
 
 def test_nothing_follows_eos_and_the_best_come_first():
-    decoded = search(table(64), beams=4)
+    decoded = search(table(16), beams=4, alpha=0.6)
     ended = (decoded.tokens == EOS).any(axis=-1)
     assert ended.any() and (decoded.lengths < LEN).any()
     for tokens, length in zip(
