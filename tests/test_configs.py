@@ -116,8 +116,20 @@ def specs():
 SPECS = specs()
 
 
+def kinds():
+    """Specs of full size; `make test` builds the first of a file, model, task and optimizer."""
+    seen, found = set(), []
+    for spec in SPECS:
+        if not spec.endswith(':smoke'):
+            config = load(spec)  # which checks every one's keys and ranges
+            kind = (spec.partition(':')[0], config.model.name, config.task.name, config.optim.name)
+            found.append(pytest.param(spec, marks=[pytest.mark.long] * (kind in seen)))
+            seen.add(kind)
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('spec', [spec for spec in SPECS if not spec.endswith(':smoke')])
+@pytest.mark.parametrize('spec', kinds())
 def test_every_config_builds(spec):
     training = build(load(spec))
     for section in (training.config.data, *training.config.evals.values()):

@@ -27,8 +27,10 @@ def systems():
 
 
 def optimizers():
-    """A small config for every optimizer."""
-    return [f'experiments/vit/digits.py:{name}' for name in ('adafactor', 'adamw', 'lion', 'sgd')]
+    """A small config for every optimizer; `make test` lowers the one with most operations."""
+    marks = {'adafactor': (), **dict.fromkeys(('adamw', 'lion', 'sgd'), pytest.mark.long)}
+    path = 'experiments/vit/digits.py'
+    return [pytest.param(f'{path}:{name}', marks=mark) for name, mark in marks.items()]
 
 
 def lower(step, *args):

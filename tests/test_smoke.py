@@ -18,9 +18,8 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load
 from vit_jax.trainer import build
 
-# The others train on one: what a layout needs of a system is the same for every config.
-ON_EIGHT_DEVICES = 'experiments/vit/digits.py'
-TRAINED = one_of_each_kind(first=ON_EIGHT_DEVICES)
+DIGITS = 'experiments/vit/digits.py'
+TRAINED = one_of_each_kind(first=DIGITS)
 OTHERS = [path for path in PATHS if path not in TRAINED]
 
 
@@ -72,24 +71,20 @@ def test_steps_take_batches_of_the_data(path):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert metrics['loss'].shape == ()
     for one in training.evaluations.values():
-        step = program.eval_steps.predict if one.evaluator else program.eval_steps.evaluate
-        batch = next(one.data.eval_batches())
-        assert jax.tree.leaves(jax.eval_shape(step, state.variables, batch))
+        assert batch.keys() <= next(one.data.eval_batches()).keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'path', [*TRAINED, *(pytest.param(path, marks=pytest.mark.long) for path in OTHERS)]
 )
-def test_smoke_size_trains(path, request, tmp_path, monkeypatch, capsys):
-    if path != ON_EIGHT_DEVICES:
-        request.getfixturevalue('one_device')
+def test_smoke_size_trains(path, one_device, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     folder = tmp_path / 'run'
     arguments = ['train', '--config', f'{path}:smoke', '--workdir', str(folder)]
     assert __main__.main(arguments) == 0
     check_run_folder(folder)
-    if path == ON_EIGHT_DEVICES:
+    if path == DIGITS:
         # The run is complete: the same command says so, and trains no further.
         rows = read_metrics(folder)
         capsys.readouterr()

@@ -99,7 +99,9 @@ def assert_trees_close(a, b, atol):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('accum_steps', 'fields'), [(2, {}), (4, {'scan': True, 'depth': 2})], ids=['blocks', 'scan']
+    ('accum_steps', 'fields'),
+    [(2, {}), pytest.param(4, {'scan': True, 'depth': 2}, marks=pytest.mark.long)],
+    ids=['blocks', 'scan'],
 )
 def test_accumulation_is_the_large_batch(accum_steps, fields):
     whole, parts = random_training(**fields), random_training(accum_steps, **fields)

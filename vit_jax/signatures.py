@@ -5,6 +5,7 @@ A config gives durations as text, such as '5%' or '3 epochs', where a constructo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -23,6 +24,11 @@ def parameters(constructor: Callable) -> Parameters:
 
     An annotation that only a type checker can evaluate becomes `Any`.
     """
+    return dict(_parameters(constructor))
+
+
+@functools.cache  # a config asks for them many times, and a sweep has many configs
+def _parameters(constructor: Callable) -> Parameters:
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     scope = getattr(inspect.unwrap(function), '__globals__', {})
     found = inspect.signature(constructor).parameters

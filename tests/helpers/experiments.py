@@ -16,14 +16,14 @@ PATHS = sorted(
 
 
 def one_of_each_kind(first: str) -> list[str]:
-    """So many configs that every model, optimizer and evaluator of the smoke sizes is in one.
+    """So many configs that every model and evaluator of the smoke sizes is in one.
 
-    A model counts once for each task that it has.
+    Both count once for each task.
 
     Args:
       first: that is always one; of the others, those with the most evaluators come first.
     """
-    kinds = {path: _kinds(path) for path in PATHS}
+    kinds = {path: _kinds(f'{path}:smoke') for path in PATHS}
     found, seen = [], set()
     for path in [first, *sorted(PATHS, key=lambda path: -len(kinds[path]))]:
         if not kinds[path] <= seen:
@@ -32,8 +32,8 @@ def one_of_each_kind(first: str) -> list[str]:
     return found
 
 
-def _kinds(path: str) -> set[tuple[str, ...]]:
-    config = load.load(f'{ROOT / path}:smoke')
+def _kinds(spec: str) -> set[tuple[str, ...]]:
+    config = load.load(str(ROOT / spec))
     model, task = config.model.name, config.task.name
     evaluators = (entry.get('evaluator', '') for entry in config.evals.values())
-    return {(model, task), (model, config.optim.name), *((task, name) for name in evaluators)}
+    return {(model, task), *((task, name) for name in evaluators)}
