@@ -93,7 +93,6 @@ def test_smoke_size_trains(path, one_device, tmp_path, monkeypatch, capsys):
         assert read_metrics(folder) == rows
 
 
-@pytest.mark.parity
 @pytest.mark.process
 def test_train_and_evaluate_in_processes_of_their_own(tmp_path, run_cli):
     words = ['train', '--config', 'experiments/vit/digits.py:smoke', '--workdir', tmp_path]

@@ -49,8 +49,11 @@ def expected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('accum_steps', [1, 4])
-@pytest.mark.parametrize('name', LAYOUTS)
+@pytest.mark.parametrize(
+    ('name', 'accum_steps'),
+    [(name, 4) for name in LAYOUTS]
+    + [pytest.param(name, 1, marks=pytest.mark.long) for name in LAYOUTS],
+)
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
     layout = make_layout(name)
     options = {'accum_steps': accum_steps, 'axis_name': layout.axis_name}

@@ -25,7 +25,11 @@ MODELS = {
     'dot_product': dataclasses.replace(LSTM, attention='dot_product', depth=1),
     'scaled_dot_product': dataclasses.replace(LSTM, attention='scaled_dot_product', depth=1),
 }
-every_model = pytest.mark.parametrize('model', MODELS.values(), ids=MODELS)
+# The equations of its scores are tested in test_rnn_seq2seq.py.
+ALIKE = {'scaled_dot_product': pytest.mark.long}
+every_model = pytest.mark.parametrize(
+    'model', [pytest.param(m, id=name, marks=ALIKE.get(name, ())) for name, m in MODELS.items()]
+)
 one_of_each = pytest.mark.parametrize('model', [TRANSFORMER, LSTM], ids=['transformer', 'lstm'])
 
 
