@@ -4,9 +4,10 @@
     python tests/bench/tpu_block.py pallas 128 v6e:1x1
     python tests/bench/tpu_block.py pallas 128 v5e:1x1 float32
     python tests/bench/tpu_block.py pallas 128 v5e:1x1 bfloat16 decoder
+    python tests/bench/tpu_block.py pallas 4 v5e:1x1 bfloat16 detr 0.1
 
 The block is one of BLOCKS, that of ViT-B/16 by default. `float32` is the residual stream, what the
-block gets and gives.
+block gets and gives. The last number is the rate at which weights are dropped, 0 by default.
 
 Prints the block's roofline, its traffic, its temporaries and the compiler's estimate of cycles, and
 then the cycles of the kernel, which that estimate leaves out: instructions of its machine code,
@@ -15,6 +16,7 @@ each as often as its loops run it, without waiting for memory. Takes minutes; no
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -50,7 +52,9 @@ FLAGS = (
 INSTRUCTION = re.compile(r'^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]+)?: (>*)', re.M)
 
 
-def block(name: str, attention: str, batch: int, slice_: topology.Topology, residual: str) -> None:
+def block(
+    name: str, attention: str, batch: int, slice_: topology.Topology, residual: str, rate: float
+) -> None:
     import jax
     import jax.numpy as jnp
 
@@ -59,18 +63,21 @@ def block(name: str, attention: str, batch: int, slice_: topology.Topology, resi
 
     device = topology.devices(slice_)[0]
     tokens, width, *_ = BLOCKS[name]
-    apply, init = functions(name, attention)
+    apply, init = functions(name, attention, rate)
     x = jax.ShapeDtypeStruct((batch, tokens, width), jnp.dtype(residual))
     mask = jax.ShapeDtypeStruct((batch, 1, 1, tokens), jnp.bool_)
     inputs = (x, x) if name == 'decoder' else (x,)
 
-    def train_step(params, inputs, mask, positions, grad):
+    def train_step(params, inputs, mask, positions, seed, grad):
+        key = jax.random.wrap_key_data(seed)
         with runs_on(Devices(device.device_kind)):
-            out, pull = jax.vjp(lambda *args: apply(*args, mask, positions), params, inputs)
+            function = functools.partial(apply, mask=mask, positions=positions, key=key)
+            out, pull = jax.vjp(function, params, inputs)
         return out, pull(grad)
 
     params = jax.eval_shape(init, jax.random.key(0), inputs, mask, x)
-    compiled = compile_for(device, train_step, params, inputs, mask, x, x)
+    seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    compiled = compile_for(device, train_step, params, inputs, mask, x, seed, x)
     found = roofline.operations(scheduled_hlo.parse(compiled.as_text()))
     temporaries = compiled.memory_analysis().temp_size_in_bytes
     print(
@@ -81,8 +88,8 @@ def block(name: str, attention: str, batch: int, slice_: topology.Topology, resi
     )
 
 
-def functions(name: str, attention: str):
-    """(params, inputs, mask, positions) -> the block's result, and what makes its parameters."""
+def functions(name: str, attention: str, rate: float):
+    """A block of its inputs, mask, positions and key, and what makes its parameters."""
     import jax.numpy as jnp
 
     from vit_jax.nn.blocks import Block
@@ -92,7 +99,12 @@ def functions(name: str, attention: str):
     fields = {'causal': True} if name == 'decoder' else {}
     *_, heads, hidden = BLOCKS[name]
     model = classes.get(name, EncoderBlock)(
-        heads, hidden, dtype=jnp.bfloat16, attention_by=attention, **fields
+        heads,
+        hidden,
+        attention_dropout=rate,
+        dtype=jnp.bfloat16,
+        attention_by=attention,
+        **fields,
     )
 
     def arguments(inputs, mask, positions):
@@ -102,8 +114,8 @@ def functions(name: str, attention: str):
             return inputs[0], Memory(inputs[1], mask), True
         return *inputs, mask, True, positions if name == 'detr' else None
 
-    def apply(params, *args):
-        return model.apply(params, *arguments(*args))
+    def apply(params, inputs, mask, positions, key):
+        return model.apply(params, *arguments(inputs, mask, positions), rngs={'dropout': key})
 
     def init(key, *args):
         return model.init(key, *arguments(*args))
@@ -138,9 +150,10 @@ def main(
     name: str = 'v5e:1x1',
     residual: str = 'bfloat16',
     of: str = 'vit',
+    rate: str = '0',
 ) -> None:
     slice_ = topology.parse(name)
-    block(of, attention, int(batch), slice_, residual)
+    block(of, attention, int(batch), slice_, residual, float(rate))
     if attention == 'pallas':
         kernel(of, int(batch))
 

@@ -37,16 +37,17 @@ def calls(monkeypatch):
     found = []
     real = functools.partial(attention_kernel.fused_attention, interpret=True)
 
-    def called(projected, num_heads, mask, causal):
-        found.append(call(*(x.shape for x in projected), masked=mask is not None, causal=causal))
-        return real(projected, num_heads, mask, causal)
+    def called(projected, num_heads, mask, causal, kept, rate):
+        options = {'masked': mask is not None, 'causal': causal, 'drops': kept is not None}
+        found.append(call(*(x.shape for x in projected), **options))
+        return real(projected, num_heads, mask, causal, kept, rate)
 
     monkeypatch.setattr(attention_kernel, 'fused_attention', called)
     return found
 
 
-def call(*shapes, masked=False, causal=False):
-    return *shapes, masked, causal
+def call(*shapes, masked=False, causal=False, drops=False):
+    return *shapes, masked, causal, drops
 
 
 def batch():
@@ -85,13 +86,13 @@ def trained(model, layout_name, **options):
     ],
 )
 def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, options, rows):
-    fields = {'num_classes': 3, **SIZE, **fields}
+    fields = {'num_classes': 3, 'attention_dropout': 0.3, **SIZE, **fields}
     plain = {k: v for k, v in fields.items() if k != 'remat'}
     expected = trained(vit.Model(**plain, attention='xla'), 'one')
     assert not calls
     monkeypatch.setattr(sharding, '_kind', lambda mesh: TPU.kind)
     found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
-    assert set(calls) == {call((rows, 5, 48))}
+    assert set(calls) == {call((rows, 5, 48), drops=True)}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
@@ -178,26 +179,26 @@ def test_the_transformer_takes_it_for_all_its_attention(calls):
     ]
 
 
-def test_detr_takes_it_where_no_weights_are_dropped(calls):
+def test_detr_takes_it_whether_or_not_weights_are_dropped(calls):
     size = {'layers': (1,), 'backbone_width': 4, 'num_queries': 5, 'width': 16, 'num_heads': 2}
     model = detr.Model(3, **size, depth=1, decoder_depth=1, mlp_dim=16)
     images = jnp.zeros((2, 8, 12, 3))
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
 
-    def see(train):
+    def seen(train):
+        calls.clear()
         rngs = {'dropout': jax.random.key(0)}
         apply = functools.partial(model.apply, train=train, rngs=rngs)
-        jax.eval_shape(apply, variables, images)
+        with runs_on(TPU):
+            jax.eval_shape(apply, variables, images)
+        return calls
 
-    with runs_on(TPU):
-        see(train=True)
-        assert not calls
-        see(train=False)
-    assert calls == [
-        call((2, 6, 32), (2, 6, 16), masked=True),
-        call((2, 5, 32), (2, 5, 16)),
-        call((2, 5, 16), (2, 6, 16), (2, 6, 16), masked=True),
-    ]
+    for train in (True, False):
+        assert seen(train) == [
+            call((2, 6, 32), (2, 6, 16), masked=True, drops=train),
+            call((2, 5, 32), (2, 5, 16), drops=train),
+            call((2, 5, 16), (2, 6, 16), (2, 6, 16), masked=True, drops=train),
+        ]
 
 
 @pytest.mark.slow
@@ -265,7 +266,6 @@ def attend(layer, *inputs, devices=TPU, **options):
     [
         ({}, {'mask': causal_mask(5)}, 'knows masks of keys'),
         ({}, {'bias': jnp.zeros((1, 2, 5, 5))}, 'knows no biases'),
-        ({'dropout': 0.1}, {'train': True}, 'attention_dropout is 0.1'),
         ({}, {'devices': Devices('cpu')}, 'this is cpu'),
         ({}, {'devices': TPU._replace(whole=False)}, 'config.parallel.tensor'),
         ({}, {'devices': TPU._replace(shards=4)}, 'a multiple of 4'),
@@ -311,6 +311,9 @@ def test_a_sequence_has_to_fit_the_chip():
         # The compiler of TPUs makes no product of one row.
         assert not takes_kernel('auto', (2, 1, 768), 577, 12, 2)
         assert not takes_kernel('auto', (2, 577, 768), 1, 12, 2)
+        longest = (1, 928, 256)
+        assert takes_kernel('auto', longest, 928, 8, 2)
+        assert not takes_kernel('auto', longest, 928, 8, 2, drops=True)
     with runs_on(Devices('TPU v4')):
         assert takes_kernel('auto', (1, 197, 768), 197, 12, 2)
         assert not takes_kernel('auto', shape, 577, 12, 2)

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.attention import causal_mask, scaled_dot_product
+from vit_jax.nn.attention import attend, attention_weights, causal_mask
 from vit_jax.nn.attention_kernel import fused_attention, vmem_bytes
 
 kernel = functools.partial(fused_attention, interpret=True)
 LAYOUTS = ('qk v', 'q kv', 'q k v')
 
 
-def plain(projected, num_heads, mask=None, causal=False):
+def plain(projected, num_heads, mask=None, causal=False, kept=None, rate=0.0):
     width = sum(x.shape[-1] for x in projected) // 3
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
     heads = [x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2) for x in parts]
@@ -22,7 +22,11 @@ def plain(projected, num_heads, mask=None, causal=False):
     if causal:
         before = causal_mask(parts[0].shape[1])
         seen = before if seen is None else seen & before
-    out = scaled_dot_product(*heads, seen)[0].swapaxes(1, 2)
+    query, key, value = heads
+    weights = attention_weights(query, key, seen)
+    if kept is not None:
+        weights = jnp.where(kept, weights / (1 - rate), 0.0)
+    out = attend(weights, value).swapaxes(1, 2)
     return out.reshape(*out.shape[:2], width)
 
 
@@ -100,6 +104,28 @@ def test_masks_and_other_keys(tokens, keys, num_heads, size, layout, masked, cau
     assert all(x.shape == y.shape for x, y in zip(found[1:], projected, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('tokens', 'keys', 'num_heads', 'size', 'layout', 'options'),
+    [
+        (50, 50, 4, 64, 'qkv', {}),
+        (7, 9, 2, 80, 'q kv', {}),
+        (50, 50, 8, 32, 'qk v', {'mask': jnp.arange(50)[None] < jnp.array([[40], [50]])}),
+        (9, 9, 1, 16, 'qkv', {'causal': True}),
+    ],
+)
+def test_weights_are_dropped(tokens, keys, num_heads, size, layout, options):
+    projected = random(2, tokens, num_heads, size, layout=layout, keys=keys)
+    kept = np.random.default_rng(2).random((2, num_heads, tokens, keys)) < 0.7
+    kept[0, 0, 0] = False
+    options = {'kept': jnp.asarray(kept), 'rate': 0.3, **options}
+    found = value_and_gradient(kernel, projected, num_heads, **options)
+    expected = value_and_gradient(plain, projected, num_heads, **options)
+    assert_equal(found, expected)
+    assert not found[0][0, 0, :size].any()
+    assert min(np.abs(x).max() for x in expected) > 0.1
+
+
 def test_it_does_not_matter_which_projections_come_together():
     whole, width = random(2, 7, 2, 16), 32
     expected = value_and_gradient(kernel, whole, 2, causal=True)
@@ -155,6 +181,7 @@ def test_examples_do_not_see_each_other():
         (50, 50, 4, 80, 'qkv', {'causal': True}),
         (100, 850, 8, 32, 'q k v', {'mask': jnp.ones((2, 850), bool)}),
         (64, 64, 8, 64, 'qk v', {'mask': jnp.ones((2, 64), bool), 'causal': True}),
+        (100, 850, 8, 32, 'q k v', {'kept': jnp.ones((2, 8, 100, 850), bool), 'rate': 0.1}),
     ],
 )
 def test_it_can_be_lowered_for_tpus(tokens, keys, num_heads, size, layout, options):
@@ -177,3 +204,5 @@ def test_memory_grows_with_tokens_and_width():
     ]
     assert sizes == sorted(set(sizes))
     assert vmem_bytes(577, 577, 768, 12, 2) < vmem_bytes(577, 577, 1024, 16, 2)
+    kept = vmem_bytes(577, 577, 768, 12, 2, drops=True) - vmem_bytes(577, 577, 768, 12, 2)
+    assert kept > 2 * 12 * 577 * 577

@@ -72,6 +72,7 @@ def takes_kernel(
     keys: int,
     num_heads: int,
     itemsize: int,
+    drops: bool = False,
     obstacle: str = '',
 ) -> bool:
     """Whether `fused_attention` computes it.
@@ -82,6 +83,7 @@ def takes_kernel(
       keys: M.
       num_heads: H.
       itemsize: bytes of an element.
+      drops: whether weights are dropped.
       obstacle: what the layer wants that the kernel cannot do.
 
     Raises:
@@ -90,7 +92,7 @@ def takes_kernel(
     devices = _devices.get()
     if attention == 'xla' or devices is None:
         return False
-    why = obstacle or _obstacle(devices, shape, keys, num_heads, itemsize)
+    why = obstacle or _obstacle(devices, shape, keys, num_heads, itemsize, drops)
     if why and attention == 'pallas':
         raise UserError(f"attention='pallas' {why}; choose 'auto'")
     return not why
@@ -103,7 +105,12 @@ def on_every_device(function: Callable[..., Rows]) -> Callable[..., Rows]:
 
 
 def _obstacle(
-    devices: Devices, shape: tuple[int, ...], keys: int, num_heads: int, itemsize: int
+    devices: Devices,
+    shape: tuple[int, ...],
+    keys: int,
+    num_heads: int,
+    itemsize: int,
+    drops: bool,
 ) -> str:
     """Why these devices cannot run the kernel on these tokens; empty if they can."""
     if not devices.kind.startswith('TPU'):
@@ -117,7 +124,7 @@ def _obstacle(
     _, queries, width = shape
     if min(queries, keys) < 2:
         return f'needs two queries and keys at least, not {queries} and {keys}'
-    needed = vmem_bytes(queries, keys, width, num_heads, itemsize)
+    needed = vmem_bytes(queries, keys, width, num_heads, itemsize, drops)
     there = VMEM.get(devices.kind, SMALLEST)
     if needed > SHARE * there:
         tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'

@@ -35,7 +35,9 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 Projected = tuple[Float[Array, 'B _ _'], ...]
 
 
-def vmem_bytes(queries: int, keys: int, width: int, num_heads: int, itemsize: int) -> int:
+def vmem_bytes(
+    queries: int, keys: int, width: int, num_heads: int, itemsize: int, drops: bool = False
+) -> int:
     """What the backward pass takes of VMEM, generously.
 
     Args:
@@ -44,13 +46,15 @@ def vmem_bytes(queries: int, keys: int, width: int, num_heads: int, itemsize: in
       width: D.
       num_heads: H.
       itemsize: bytes of an element of queries, keys and values.
+      drops: whether weights are dropped.
     """
     # Queries, their gradient and that of the result; keys, values and their gradients. Each twice,
     # for the example before or after.
     rows = 2 * (3 * _round_up(queries, SUBLANES) + 4 * _round_up(keys, SUBLANES))
     heads = _group(width, num_heads) * num_heads // width
     scores = SCORES * heads * _score_bytes(queries, keys)
-    return rows * _round_up(width, LANES) * itemsize + UNROLLED + scores
+    kept = 2 * num_heads * _round_up(queries, 2 * SUBLANES) * _round_up(keys, LANES) * drops
+    return rows * _round_up(width, LANES) * itemsize + UNROLLED + scores + kept
 
 
 class _Options(NamedTuple):
@@ -58,6 +62,7 @@ class _Options(NamedTuple):
 
     num_heads: int
     causal: bool
+    rate: float
     interpret: bool
 
 
@@ -66,6 +71,8 @@ def fused_attention(
     num_heads: int,
     mask: Bool[Array, 'B M'] | None = None,
     causal: bool = False,
+    kept: Bool[Array, 'B H N M'] | None = None,
+    rate: float = 0.0,
     interpret: bool = False,
 ) -> Float[Array, 'B N D']:
     """softmax(Q K^T / sqrt(K)) V of every head, with the softmax in float32.
@@ -79,30 +86,38 @@ def fused_attention(
       num_heads: H; divides D.
       mask: true where a key may be looked at.
       causal: whether a query looks at no keys after its own place.
+      kept: the weights that dropout does not set to zero; None where nothing is dropped.
+      rate: the share that it does.
       interpret: run it as plain JAX, on any device.
     """
     row = None if mask is None else mask[:, None].astype(jnp.float32)
-    return _attend(projected, row, _Options(num_heads, causal, interpret))
+    # The compiler of TPUs takes no matrices of bits.
+    units = None if kept is None else kept.astype(jnp.int8)
+    return _attend(projected, row, units, _Options(num_heads, causal, rate, interpret))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attend(projected: Projected, mask: Array | None, options: _Options) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(
+    projected: Projected, mask: Array | None, kept: Array | None, options: _Options
+) -> Array:
     first = projected[0]
     out = jax.ShapeDtypeStruct((*first.shape[:2], _width(projected)), first.dtype)
-    return _call(_forward_kernel, 2, options, out, projected, mask)
+    return _call(_forward_kernel, 2, options, out, projected, mask, kept)
 
 
-def _keep(projected: Projected, mask: Array | None, options: _Options) -> tuple[Array, Any]:
-    return _attend(projected, mask, options), (projected, mask)
+def _with_inputs(
+    projected: Projected, mask: Array | None, kept: Array | None, options: _Options
+) -> tuple[Array, Any]:
+    return _attend(projected, mask, kept, options), (projected, mask, kept)
 
 
-def _backward(options: _Options, kept: Any, grad: Array) -> tuple[Projected, None]:
-    projected, mask = kept
+def _backward(options: _Options, inputs: Any, grad: Array) -> tuple[Projected, None, None]:
+    projected, mask, kept = inputs
     out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in projected)
-    return _call(_backward_kernel, 5, options, out, projected, mask, grad), None
+    return _call(_backward_kernel, 5, options, out, projected, mask, kept, grad), None, None
 
 
-_attend.defvjp(_keep, _backward)
+_attend.defvjp(_with_inputs, _backward)
 
 
 def _call(
@@ -112,12 +127,13 @@ def _call(
     out: Any,
     projected: Projected,
     mask: Array | None,
+    kept: Array | None,
     *inputs: Array,
 ) -> Any:
     """Runs a kernel on each example; `products` is of each head, with its scores or their like."""
     (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
     width, itemsize = _width(projected), projected[0].dtype.itemsize
-    arguments = (projected, mask, *inputs)
+    arguments = (projected, mask, kept, *inputs)
     arrays = jax.tree.leaves((arguments, out))
     scores = batch * options.num_heads * queries * keys
     return pl.pallas_call(
@@ -128,7 +144,9 @@ def _call(
         out_shape=out,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel',),
-            vmem_limit_bytes=vmem_bytes(queries, keys, width, options.num_heads, itemsize),
+            vmem_limit_bytes=vmem_bytes(
+                queries, keys, width, options.num_heads, itemsize, kept is not None
+            ),
         ),
         cost_estimate=pl.CostEstimate(
             flops=products * 2 * scores * (width // options.num_heads),
@@ -141,7 +159,7 @@ def _call(
 
 
 def _example(x: Any) -> pl.BlockSpec:
-    return pl.BlockSpec((None, *x.shape[1:]), lambda i: (i, 0, 0))
+    return pl.BlockSpec((None, *x.shape[1:]), lambda i: (i, *[0] * (x.ndim - 1)))
 
 
 def _width(projected: tuple[Any, ...]) -> int:
@@ -201,7 +219,9 @@ def _for_each_head(
         pl.loop(0, width, step=group)(lambda start: of_group(pl.multiple_of(start, LANES)))
 
 
-def _forward_kernel(refs: Any, mask_ref: Any, out_ref: Any, *, options: _Options) -> None:
+def _forward_kernel(
+    refs: Any, mask_ref: Any, kept_ref: Any, out_ref: Any, *, options: _Options
+) -> None:
     width = out_ref.shape[-1]
     scale = 1 / math.sqrt(width // options.num_heads)
     mask = None if mask_ref is None else mask_ref[...] > 0
@@ -212,7 +232,10 @@ def _forward_kernel(refs: Any, mask_ref: Any, out_ref: Any, *, options: _Options
         scores = _dot(jnp.where(own, q, 0), k, (1, 1)) * scale
         scores = _where_seen(scores, mask, options.causal, 1, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-        out = _dot(exps.astype(v.dtype), v, (1, 0)) / exps.sum(axis=1, keepdims=True)
+        total = exps.sum(axis=1, keepdims=True)
+        if kept_ref is not None:
+            exps = exps * _factors(kept_ref, start, head, options)
+        out = _dot(exps.astype(v.dtype), v, (1, 0)) / total
         _write(out_ref, start, head, own, out)
 
     keys = refs[-1].shape[0]
@@ -221,7 +244,7 @@ def _forward_kernel(refs: Any, mask_ref: Any, out_ref: Any, *, options: _Options
 
 
 def _backward_kernel(
-    refs: Any, mask_ref: Any, grad_ref: Any, *out_refs: Any, options: _Options
+    refs: Any, mask_ref: Any, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: _Options
 ) -> None:
     width = grad_ref.shape[-1]
     scale = 1 / math.sqrt(width // options.num_heads)
@@ -238,18 +261,28 @@ def _backward_kernel(
         exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
         weights = exps * (1 / exps.sum(axis=0, keepdims=True))
         of_weights = _dot(v, grad, (1, 1))
+        left = weights
+        if kept_ref is not None:
+            factors = _factors(kept_ref, start, head, options).T
+            left, of_weights = weights * factors, of_weights * factors
         mean = (weights * of_weights).sum(axis=0, keepdims=True)
         of_scores = weights * (of_weights - mean) * scale
         if mask is not None:
             # Of a query that may look nowhere the weights are not zero, and no score matters.
             of_scores = _where_seen(of_scores, mask, options.causal, 0, 0.0)
         of_scores = of_scores.astype(k.dtype)
-        of_values = _dot(weights.astype(v.dtype), grad, (1, 0))
+        of_values = _dot(left.astype(v.dtype), grad, (1, 0))
         gradients = _dot(of_scores, k, (0, 0)), _dot(of_scores, q, (1, 0)), of_values
         for (ref, first), gradient in zip(_places(out_refs), gradients, strict=True):
             _write(ref, first + start, head, own, gradient)
 
     _for_each_head(width, options.num_heads, _group(width, options.num_heads), of_head)
+
+
+def _factors(kept_ref: Any, start: Any, head: _Head, options: _Options) -> Array:
+    """[N M], by which dropout multiplies the weights of a head of the group that begins there."""
+    kept = kept_ref[jax.lax.div(start + head.first, head.last - head.first)]
+    return kept.astype(jnp.float32) * (1 / (1 - options.rate))
 
 
 def _where_seen(x: Array, mask: Array | None, causal: bool, keys: int, other: float) -> Array:

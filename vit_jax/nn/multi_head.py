@@ -122,7 +122,8 @@ class MultiHeadAttention(nn.Module):
       dropout: on the weights.
       dtype: of the computation; the softmax stays float32.
       attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, which knows masks of keys
-        and causal ones, but no bias and no dropout; or 'auto': the kernel where it can be used.
+        and causal ones, but no bias; or 'auto': the kernel where it can be used. Both drop the
+        same weights.
 
     Raises:
       UserError: if 'pallas' is asked for what the kernel cannot do.
@@ -165,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         if self._takes_kernel(query, key, mask, bias, train):
-            return self._attend_in_kernel(query, key, value, mask, causal)
+            return self._attend_in_kernel(query, key, value, mask, causal, train)
         if causal:
             before = causal_mask(query.shape[-2])
             mask = before if mask is None else mask & before
@@ -216,19 +217,24 @@ class MultiHeadAttention(nn.Module):
             obstacle = 'knows no biases of scores'
         elif mask is not None and mask.shape[1:-1] != (1, 1):
             obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
-        elif train and self.dropout:
-            obstacle = f'drops no weights, and attention_dropout is {self.dropout}'
         itemsize = jnp.dtype(self.dtype).itemsize
         shape, keys = query.shape, key.shape[-2]
-        return takes_kernel(self.attention, shape, keys, self.num_heads, itemsize, obstacle)
+        drops = train and self.dropout > 0
+        return takes_kernel(self.attention, shape, keys, self.num_heads, itemsize, drops, obstacle)
 
     def _attend_in_kernel(
-        self, query: Array, key: Array, value: Array, mask: Array | None, causal: bool
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Array | None,
+        causal: bool,
+        train: bool,
     ) -> Array:
         from vit_jax.nn.attention_kernel import fused_attention
 
-        def attend(projected: tuple[Array, ...], seen: Array | None) -> Array:
-            return fused_attention(projected, self.num_heads, seen, causal)
+        def attend(projected: tuple[Array, ...], seen: Array | None, kept: Array | None) -> Array:
+            return fused_attention(projected, self.num_heads, seen, causal, kept, self.dropout)
 
         tokens = dict(zip('qkv', (query, key, value), strict=True))
         projected = tuple(
@@ -238,7 +244,11 @@ class MultiHeadAttention(nn.Module):
         )
         if mask is not None:
             mask = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2])
-        y = on_every_device(attend)(projected, mask)
+        kept = None
+        if train and self.dropout:
+            weights = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+            kept = self._weight_dropout().draw(weights)
+        y = on_every_device(attend)(projected, mask, kept)
         heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
         return self.out(heads)
 
@@ -253,10 +263,13 @@ class MultiHeadAttention(nn.Module):
         return heads
 
     @nn.compact
+    def _weight_dropout(self) -> Dropout:
+        return Dropout(self.dropout)
+
     def _attend(
         self, query: Array, memory: KeyValue, mask: Array | None, bias: Array | None, train: bool
     ) -> Array:
         weights = attention_weights(query, memory.key, mask, bias)
         keep(self, weights)
-        weights = Dropout(self.dropout)(weights, train)
+        weights = self._weight_dropout()(weights, train)
         return self.out(attend(weights, memory.value))

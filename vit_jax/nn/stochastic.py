@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.errors import UserError
 
@@ -59,10 +59,12 @@ class Dropout(nn.Module):
         check_rate('dropout', self.rate)
         if not train or self.rate == 0.0:
             return x
-        keep = 1.0 - self.rate
-        keys = example_keys(self.make_rng('dropout'), x.shape[0])
-        mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
-        return jnp.where(mask, x / keep, jnp.zeros_like(x))
+        return jnp.where(self.draw(x.shape), x / (1.0 - self.rate), jnp.zeros_like(x))
+
+    def draw(self, shape: tuple[int, ...]) -> Bool[Array, 'B ...']:
+        """Which units of an array of this shape stay; for those who set the others to zero."""
+        keys = example_keys(self.make_rng('dropout'), shape[0])
+        return jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape[1:]))(keys)
 
 
 class DropPath(nn.Module):
