@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import pathlib
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from absl import flags
-from helpers import forked
+from helpers import finished, forked
 from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
 from helpers.xla import use_one_device, xla_flags
 from jaxtyping import install_import_hook
@@ -193,22 +192,4 @@ def _run_cli(
 @pytest.fixture(scope='session')
 def smoke_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The finished run folder of the digits experiment at its smoke size; do not write to it."""
-    base = tmp_path_factory.getbasetemp()
-    if 'PYTEST_XDIST_WORKER' in os.environ:
-        base = base.parent  # common to all workers
-    folder = base / 'smoke_run'
-    with (base / 'smoke_run.lock').open('w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the worker that comes first trains
-        if not (folder / 'result.json').exists():
-            _train_smoke_size(folder)
-    return folder
-
-
-def _train_smoke_size(folder: pathlib.Path) -> None:
-    import jax
-
-    from vit_jax.config import load
-    from vit_jax.trainer import train
-
-    config = load.load(str(REPO / 'experiments' / 'vit' / 'digits.py:smoke'))
-    train.train(config, folder, devices=jax.devices()[:1])
+    return finished.smoke_run_of(tmp_path_factory, 'experiments/vit/digits.py')

@@ -117,12 +117,12 @@ SPECS = specs()
 
 
 def kinds():
-    """Specs of full size; `make test` builds the first of a file, model, task and optimizer."""
+    """Specs of full size; `make test` builds the first of a model, task and optimizer."""
     seen, found = set(), []
     for spec in SPECS:
         if not spec.endswith(':smoke'):
             config = load(spec)  # which checks every one's keys and ranges
-            kind = (spec.partition(':')[0], config.model.name, config.task.name, config.optim.name)
+            kind = (config.model.name, config.task.name, config.optim.name)
             found.append(pytest.param(spec, marks=[pytest.mark.long] * (kind in seen)))
             seen.add(kind)
     return found

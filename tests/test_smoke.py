@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import jax
 import pytest
 from helpers.experiments import PATHS, ROOT, one_of_each_kind
+from helpers.finished import smoke_run_of
 
 from vit_jax import __main__
 from vit_jax.checkpoints import checkpointer
@@ -78,19 +80,18 @@ def test_steps_take_batches_of_the_data(path):
 @pytest.mark.parametrize(
     'path', [*TRAINED, *(pytest.param(path, marks=pytest.mark.long) for path in OTHERS)]
 )
-def test_smoke_size_trains(path, one_device, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    folder = tmp_path / 'run'
-    arguments = ['train', '--config', f'{path}:smoke', '--workdir', str(folder)]
-    assert __main__.main(arguments) == 0
-    check_run_folder(folder)
-    if path == DIGITS:
-        # The run is complete: the same command says so, and trains no further.
-        rows = read_metrics(folder)
-        capsys.readouterr()
-        assert __main__.main(arguments) == 0
-        assert 'complete' in capsys.readouterr().out
-        assert read_metrics(folder) == rows
+def test_smoke_size_trains(path, tmp_path_factory):
+    check_run_folder(smoke_run_of(tmp_path_factory, path))
+
+
+@pytest.mark.slow
+def test_a_complete_run_says_so_and_trains_no_further(smoke_run, one_device, tmp_path, capsys):
+    folder = shutil.copytree(smoke_run, tmp_path / 'run')
+    words = ['train', '--config', f'{ROOT / DIGITS}:smoke', '--workdir', str(folder)]
+    capsys.readouterr()
+    assert __main__.main(words) == 0
+    assert 'complete' in capsys.readouterr().out
+    assert read_metrics(folder) == read_metrics(smoke_run)
 
 
 @pytest.mark.process

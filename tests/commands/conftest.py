@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import pathlib
-from collections.abc import Callable
 
 import jax
 import pytest
+from helpers.finished import made_once
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -26,22 +24,6 @@ PAIRS = [
     ('Three girls are swimming.', 'Drei Mädchen schwimmen.'),
     ('A man with a hat.', 'Ein Mann mit einem Hut.'),
 ]
-
-
-def made_once(
-    factory: pytest.TempPathFactory, name: str, make: Callable[[pathlib.Path], None]
-) -> pathlib.Path:
-    """The folder of a finished run, made by whichever worker needs it first."""
-    base = factory.getbasetemp()
-    if 'PYTEST_XDIST_WORKER' in os.environ:
-        base = base.parent  # common to all workers
-    folder = base / name
-    with (base / f'{name}.lock').open('w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / 'run' / 'result.json').exists():
-            folder.mkdir(exist_ok=True)
-            make(folder)
-    return folder / 'run'
 
 
 @pytest.fixture(scope='session')

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.xla import use_one_device
+from helpers.finished import smoke_run_of
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -16,14 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, repo):
-    """A run of the smoke size, whose programs the smoke test of the experiment compiles too."""
-    folder = tmp_path_factory.mktemp('detection') / 'run'
-    config = f'{repo}/experiments/detr/scenes.py:smoke'
-    with pytest.MonkeyPatch.context() as patch:
-        use_one_device(patch)
-        assert cli.main(['train', '--config', config, '--workdir', str(folder)]) == 0
-    return folder
+def run(tmp_path_factory):
+    return smoke_run_of(tmp_path_factory, 'experiments/detr/scenes.py')
 
 
 @pytest.fixture(scope='module')

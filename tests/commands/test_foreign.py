@@ -203,6 +203,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     changes = ['total=1 steps', 'model.posemb=learn', 'model.pool=cls', 'model.depth=1']

@@ -190,6 +190,7 @@ def test_how_it_is_read_does_not_show():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_worker_processes_do_not_show():
     source = SequenceSource(open_source('synthetic:copy', 'train[:200]'), PLAIN, (8, 16))
     assert_equal(take(source, 3, workers=1, threads=1, start_step=2), take(source, 5)[2:])

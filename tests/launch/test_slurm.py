@@ -244,10 +244,11 @@ def test_two_nodes_train_like_one_process(cluster, repo, training, tmp_path, run
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=1e-5, err_msg=path)
 
 
-def test_a_job_told_to_stop_is_queued_again_and_continues(cluster, repo, training, tmp_path):
+@pytest.mark.parametrize('nodes', [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_job_told_to_stop_is_queued_again_and_continues(cluster, repo, training, tmp_path, nodes):
     folder = tmp_path / 'run'
     job = cluster.launch(
-        repo, '--nodes', 2, '--time', 10, '--restarts', 0, '--', *training(10**6, folder)
+        repo, '--nodes', nodes, '--time', 10, '--restarts', 0, '--', *training(10**6, folder)
     )
     cluster.wait(job, lambda: len(steps(folder)) >= 3)
     cluster.run('scancel', '--signal=TERM', job)  # as Slurm does before a time limit
@@ -255,7 +256,7 @@ def test_a_job_told_to_stop_is_queued_again_and_continues(cluster, repo, trainin
     stopped = int(re.search(r'stopped after step (\d+)/', cluster.output(job))[1])
     cluster.wait(job, lambda: max(steps(folder)) > stopped + 3)
     assert f'resumes after step {stopped}' in cluster.output(job)
-    assert cluster.output(job).count('32 images on 2 x cpu') == 2
+    assert cluster.output(job).count(f'32 images on {nodes} x cpu') == 2
     assert 'Restarts=1' in cluster.run('scontrol', 'show', 'job', job)
 
     cluster.run('scancel', job)

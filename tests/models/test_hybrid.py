@@ -208,6 +208,7 @@ def test_fixed_positions_and_other_pools_follow_the_stride():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     full = Model(num_classes=5, **TINY | {'layers': (1,)})
     half = dataclasses.replace(full, dtype='bfloat16')

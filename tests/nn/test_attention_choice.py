@@ -80,8 +80,8 @@ def trained(model, layout_name, **options):
 @pytest.mark.parametrize(
     ('layout', 'fields', 'options', 'rows'),
     [
-        ('one', {'scan': True, 'depth': 2}, {}, ROWS),
-        ('fsdp', {'remat': True}, {'accum_steps': 2}, 1),
+        ('fsdp', {'scan': True, 'remat': True, 'depth': 2}, {'accum_steps': 2}, 1),
+        pytest.param('one', {}, {}, ROWS, marks=pytest.mark.long),
         pytest.param('pmap', {}, {}, 2, marks=pytest.mark.long),
     ],
 )

@@ -139,6 +139,7 @@ SIZES = ['--image-size', '32', '--batch-size', '8', '--steps', '2']
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_script_for_accelerators_needs_no_data_stack(gpu, tmp_path, monkeypatch):
     (tmp_path / 'sitecustomize.py').write_text(BLOCKER.format(blocked=BLOCKED))
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))

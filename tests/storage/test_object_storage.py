@@ -167,7 +167,6 @@ def test_commands_read_it_as_one_on_the_disk(bucket, smoke_run, tmp_path, capsys
     Image.fromarray((load_digits().images[3] * 15).astype(np.uint8)).save(picture)
     for words in (
         ['predict', str(picture), '--workdir'],
-        ['evaluate', '--workdir'],
         ['inspect', '--workdir'],
         ['inspect', '--checkpoint'],
         ['scaling', 'collect'],
@@ -179,6 +178,7 @@ def test_commands_read_it_as_one_on_the_disk(bucket, smoke_run, tmp_path, capsys
         assert said[0] == said[1]
 
 
+@pytest.mark.long
 def test_a_damaged_step_is_passed_over(copied, local, caplog):
     (copied / 'result.json').unlink()
     arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/6/v'))

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers.finished import smoke_run_of
 from helpers.xla import use_one_device
 from PIL import Image
 
@@ -21,16 +22,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory, repo):
-    """Two steps of the smoke size on digits, whose programs the smoke test compiles too."""
-    config = config_lib.load(str(repo / f'{FILE}:smoke'))
-    config.evals = {}
-    folder = tmp_path_factory.mktemp('masked')
-    with pytest.MonkeyPatch.context() as patch:
-        use_one_device(patch)
-        with pytest.raises(train.Preempted):
-            train.train(config, folder, stop_at=2)
-    return folder
+def folder(tmp_path_factory):
+    return smoke_run_of(tmp_path_factory, FILE)
 
 
 @pytest.fixture(scope='module')

@@ -328,13 +328,20 @@ def test_a_model_with_too_few_ids_is_refused(text) -> None:
         build.build(config)
 
 
+SHORTER = ['total=400 steps', 'data.split=train[:30000]']
+
+
 @pytest.mark.parity
 @pytest.mark.slow
-def test_digits_are_learnt_to_the_last_sequence(tmp_path: pathlib.Path, repo: pathlib.Path) -> None:
-    """By half the recipe: one layer, one bucket, two thirds of the steps."""
-    rarely = ['every.eval=1000', 'every.checkpoint=1000']
-    half = ['total=700 steps', 'model.depth=1', 'optim.lr=5e-3', 'data.split=train[:30000]']
-    bucket = ['data.buckets=(13,)', 'evals.test.buckets=(13,)']
+@pytest.mark.parametrize(
+    ('changes', 'right'),
+    [
+        (['model.depth=1', 'data.buckets=(13,)', 'optim.lr=5e-3', *SHORTER], 0.95),
+        pytest.param([], 1.0, marks=pytest.mark.long),
+    ],
+)
+def test_digits_are_learnt(tmp_path, repo, changes: list[str], right: float) -> None:
+    rarely = ['every.eval=1000', 'every.checkpoint=1000', 'evals.test.buckets=(13,)']
     path = str(repo / 'experiments/translate/synthetic.py:reverse')
-    result = one_run(config_lib.load(path, [*rarely, *half, *bucket]), tmp_path)
-    assert result['test/sequence_accuracy'] == 1.0
+    result = one_run(config_lib.load(path, [*rarely, *changes]), tmp_path)
+    assert result['test/sequence_accuracy'] >= right
