@@ -49,6 +49,7 @@ def test_the_first_loss_of_sigmoid_pre_training(spec, classes, bias, expected):
     assert loss == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.slow
 def test_heads_start_at_their_bias():
     image = jnp.zeros((1, 32, 32, 3))
     model = bit_resnet.Model(5, layers=(1,), head_bias=-10.0)

@@ -110,6 +110,7 @@ def test_accumulation_is_the_large_batch(accum_steps, fields):
     assert_trees_close(whole.states[-1], parts.states[-1], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_randomness_depends_on_the_step_and_the_seed_alone():
     training = random_training()
     state = training.states[0]

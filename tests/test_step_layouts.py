@@ -121,6 +121,7 @@ def test_what_is_drawn_in_evaluation_depends_on_the_seed_and_the_example_alone(n
     assert (dropped != dropped[:1]).any(axis=(1, 2))[1:].all()
 
 
+@pytest.mark.slow
 def test_another_seed_draws_anew():
     masked, _, _ = draws('one', np.arange(toys.ROWS), toys.ROWS, seed=1)
     assert ((masked == 0) != (in_order()[0] == 0)).mean() > 0.3

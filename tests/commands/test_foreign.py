@@ -93,6 +93,7 @@ def test_evaluate(folder, capsys):
     assert capsys.readouterr().out.startswith('test[:50]/')
 
 
+@pytest.mark.slow
 def test_inspect(folder, capsys):
     assert call('inspect', '--checkpoint', folder / 'vit.npz', '--json') == 0
     small = json.loads(capsys.readouterr().out)

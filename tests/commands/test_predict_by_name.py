@@ -115,6 +115,7 @@ def test_its_flags_choose_its_rows(run, photos, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_depends_on_the_seed_and_the_file(run, photos, capsys):
     drawn = []
     for seed, files in ((0, photos), (0, photos[::-1]), (1, photos)):

@@ -195,6 +195,7 @@ def cifar10(repo):
     pytest.skip('cifar10 is neither in $TFDS_DATA_DIR nor in ../shared/data/tensorflow_datasets')
 
 
+@pytest.mark.slow
 def test_cifar10(cifar10, monkeypatch):
     monkeypatch.setenv('TFDS_DATA_DIR', cifar10)
     train, test = open_source('tfds:cifar10', 'train'), open_source('tfds:cifar10', 'test')

@@ -136,6 +136,7 @@ def coco(tmp_path_factory, shared_data):
     return open_source(f'panoptic:{root}', 'val')
 
 
+@pytest.mark.slow
 def test_true_segments_of_coco_against_themselves(coco):
     truth = [coco.annotations(i) for i in range(len(coco))]
     predictions = {

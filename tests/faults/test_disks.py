@@ -50,6 +50,7 @@ def test_a_read_only_folder_is_refused_at_once(repo, tmp_path, capsys, name):
     assert 'is read-only' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.fault(19)
 def test_what_only_reads_a_run_works_on_a_read_only_disk(smoke_run, tmp_path, capsys):
     folder = shutil.copytree(smoke_run, tmp_path / 'run')

@@ -118,6 +118,7 @@ def test_other_shapes(refused_branch):
     assert 'params/encoder/block_0/attention/out/bias has shape (32,) instead of (64,)' in line
 
 
+@pytest.mark.slow
 @pytest.mark.fault(16)
 def test_missing_and_extra_parameters(refused_branch):
     assert 'params/encoder/block_1/attention/out/bias (32,) is missing' in refused_branch(

@@ -148,6 +148,7 @@ def test_every_place_that_a_name_can_stand_in(key, value, tampered, mark, capsys
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_what_is_allowed_is_imported_and_said_once(tampered, mark, capsys):
     (mark.parent / 'code/stranger/vit.py').write_text('from vit_jax.models.vit import Model\n')
     words = ['--workdir', str(tampered('model.name', 'stranger.vit')), '--allow', 'stranger']

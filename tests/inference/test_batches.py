@@ -19,6 +19,7 @@ def test_normalisation_is_taken_back(task):
     assert np.array_equal(batches.images(task, {'image': IMAGES}), IMAGES)
 
 
+@pytest.mark.slow
 def test_mixed_images_are_shown_mixed():
     task = classify.Task(mixup=1.0)
     batch = batches.augmented(task, {'image': IMAGES, 'label': LABELS})

@@ -41,6 +41,7 @@ def measure(samples, **options):
     return found.result()
 
 
+@pytest.mark.slow
 def test_true_colours_and_none():
     true = measure(IMAGES)
     assert true['psnr'] > 45

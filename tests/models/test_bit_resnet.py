@@ -158,6 +158,7 @@ def test_parity_with_transformers(fields, batch, size):
     np.testing.assert_allclose(outputs['logits'], expected.logits, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_shapes_of_the_outputs():
     model = Model(num_classes=1000, layers=(1, 1, 1, 1))
     for size, grid in {(384, 480): (12, 15), (33, 1): (2, 1)}.items():
@@ -171,6 +172,7 @@ def test_shapes_of_the_outputs():
     assert 'head' not in variables['params']
 
 
+@pytest.mark.slow
 def test_a_pixel_of_features_per_stride_and_the_mean_before_the_head():
     model = Model(num_classes=5, **TINY)
     apply = jax.jit(model.apply)
@@ -247,6 +249,7 @@ def test_gradients_are_finite_and_reach_every_parameter():
         assert np.abs(g).max() > 0, path
 
 
+@pytest.mark.slow
 def test_the_head_starts_at_zero():
     model = Model(num_classes=5, layers=(1,))
     images = images_like(2, 16, 16, 3)
@@ -254,6 +257,7 @@ def test_the_head_starts_at_zero():
     np.testing.assert_array_equal(outputs['logits'], np.zeros((2, 5)))
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_convolutions_and_the_head():
     def macs(layers, side, num_classes):
         side //= 2

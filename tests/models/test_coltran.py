@@ -105,6 +105,7 @@ def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variable
     np.testing.assert_array_equal(drawn, logits.argmax(-1))
 
 
+@pytest.mark.slow
 def test_attention_is_laid_back_onto_the_image(model, apply):
     _, kept = apply(BINS_DRAWN)
     maps = model.attention_maps(kept['intermediates'], GREY, BINS_DRAWN)

@@ -86,6 +86,7 @@ def test_heads_share_one_softmax_and_nobody_looks_at_padding():
     assert not maps[1, :, 3:].any() and (maps[1, :, :3] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('stride', 'grid'), [(2, (17, 24)), (4, (9, 12))])
 def test_masks_are_as_fine_as_their_stride_says(stride, grid):
     model = dataclasses.replace(helper.PANOPTIC, layers=(1, 1), mask_stride=stride)

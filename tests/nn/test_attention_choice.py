@@ -138,6 +138,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_on_other_devices_auto_is_the_very_program_of_xla(calls):
     images = jnp.zeros((2, 16, 16, 3))
 
@@ -179,6 +180,7 @@ def test_the_transformer_takes_it_for_all_its_attention(calls):
     ]
 
 
+@pytest.mark.slow
 def test_detr_takes_it_whether_or_not_weights_are_dropped(calls):
     size = {'layers': (1,), 'backbone_width': 4, 'num_queries': 5, 'width': 16, 'num_heads': 2}
     model = detr.Model(3, **size, depth=1, decoder_depth=1, mlp_dim=16)

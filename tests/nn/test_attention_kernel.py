@@ -126,6 +126,7 @@ def test_weights_are_dropped(tokens, keys, num_heads, size, layout, options):
     assert min(np.abs(x).max() for x in expected) > 0.1
 
 
+@pytest.mark.slow
 def test_it_does_not_matter_which_projections_come_together():
     whole, width = random(2, 7, 2, 16), 32
     expected = value_and_gradient(kernel, whole, 2, causal=True)
@@ -137,6 +138,7 @@ def test_it_does_not_matter_which_projections_come_together():
         np.testing.assert_array_equal(np.concatenate(gradients, axis=-1), expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'options', [{}, {'mask': jnp.arange(197)[None] < jnp.array([[90], [197]])}]
 )

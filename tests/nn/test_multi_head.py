@@ -74,6 +74,7 @@ def test_queries_keys_and_values_may_come_from_three_places(layer):
     np.testing.assert_allclose(layer.apply(variables, query, key, value), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_layout
 def test_positions_may_be_added_to_queries_and_keys_alone(layer):
     x, positions = random(BATCH, TOKENS, WIDTH), random(TOKENS, WIDTH, seed=1)
@@ -207,6 +208,7 @@ def test_only_what_is_given_is_projected():
     np.testing.assert_allclose(value, heads[2], atol=1e-6)
 
 
+@pytest.mark.slow
 @every_layout
 def test_steps_of_self_attention_equal_the_whole_under_a_causal_mask(layer):
     x = random(BATCH, TOKENS, WIDTH)

@@ -64,6 +64,7 @@ def test_overlaps_are_symmetric_and_know_neither_place_nor_scale(overlap):
     np.testing.assert_allclose(np.diagonal(pairs), found, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_giou_is_at_most_iou_and_tells_near_from_far():
     iou, giou = (f(A[:, None], B[None]) for f in (boxes.iou, boxes.giou))
     assert (giou <= iou + 1e-6).all()

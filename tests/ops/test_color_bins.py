@@ -18,6 +18,7 @@ def test_there_are_as_many_as_in_the_paper():
     assert not bins.flags.writeable
 
 
+@pytest.mark.slow
 def test_what_the_docstring_says_of_the_gamut():
     """229 bins are colours of sRGB at some lightness, and colours fall into 261."""
     lightness = np.arange(0, 100, 0.25, np.float32)[:, None, None]

@@ -133,6 +133,7 @@ def test_a_cold_sample_is_greedy():
         jax.tree.map(np.testing.assert_array_equal, decoded, best)
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_its_own_row_only():
     cache, all_keys, limits = jax.device_get(table(6)), keys(6), np.array([6, 0, 3, 6, 1, 6])
     whole = decode(decoding.sample, cache, all_keys, max_len=LEN, max_lens=limits)

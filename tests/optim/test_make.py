@@ -219,6 +219,7 @@ def test_decay_mask_and_multipliers():
         np.testing.assert_allclose(taken[path], 1 + strength.get(path, 0.0) * value, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_decay_multipliers_of_one_change_nothing():
     params = vit_params()
     plain, _ = make(params, name='adamw', lr=0.01, weight_decay=0.3)

@@ -92,6 +92,7 @@ def test_a_sweep_is_priced_without_its_data(capsys, repo, monkeypatch, tmp_path)
     )
 
 
+@pytest.mark.slow
 def test_a_search_costs_at_most_its_dearest_point(capsys, tmp_path):
     """Of depth 1..3 and two widths, the largest of both."""
     config = tmp_path / 'config.py'

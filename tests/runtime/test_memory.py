@@ -37,6 +37,7 @@ def run(keep: str, **environment: str) -> tuple[int, bool, str]:
     return int(faults), int(pid) == process.pid, arguments
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again_without_page_faults():
     kept, same_process, arguments = run(KEEP)
     assert same_process
@@ -45,5 +46,6 @@ def test_freed_memory_is_used_again_without_page_faults():
     assert kept < run('')[0] / 10
 
 
+@pytest.mark.slow
 def test_tunables_of_the_user_stand():
     assert run(KEEP, GLIBC_TUNABLES='')[0] > 10 * run(KEEP)[0]

@@ -32,6 +32,7 @@ def test_the_pruner_ends_runs_that_are_behind(tmp_path, pruner, fake_training):
     assert status.best(made).params == {'seed': 0}
 
 
+@pytest.mark.slow
 def test_a_search_takes_the_number_of_trials_and_its_seed(tmp_path, fake_training):
     fake_training(lambda config, step: -abs(math.log10(config.optim.lr) + 2))
     found = []

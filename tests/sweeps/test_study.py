@@ -51,6 +51,7 @@ def test_a_creation_that_was_cut_off_is_made_again(tmp_path, monkeypatch):
     assert len(make(tmp_path, points=[{'seed': 0}]).trials()) == 1
 
 
+@pytest.mark.slow
 def test_workers_need_the_folder_of_the_study(tmp_path):
     url = f'sqlite:///{tmp_path}/a.db'
     sweep = Sweep(config='experiments/vit/digits.py', metric=METRIC, points=[{'seed': 0}])

@@ -76,6 +76,7 @@ def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, 
     assert frozen.intermediate_values == {1: 0.25, 2: 0.5, 3: 0.75}
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, capsys):
     made = make(tmp_path, points=grid({'seed': [0, 1]}), retries=2)
 

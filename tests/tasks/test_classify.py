@@ -92,6 +92,7 @@ def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
     task, batch = Task(mixup=0.4), make_batch()
     image = np.asarray(task.inputs(batch)[0])
@@ -109,6 +110,7 @@ def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
     assert len(set(weights)) == 20
 
 
+@pytest.mark.slow
 def test_cutmix_pastes_one_box_whose_area_is_one_minus_the_weight():
     augment, areas = jax.jit(Task(cutmix=1.0).augment), []
     image = jnp.zeros((2, 12, 16, 1)).at[1].set(1.0)
@@ -131,6 +133,7 @@ def is_interval(mask):
     return np.abs(np.diff(np.concatenate([[0], mask, [0]]))).sum() <= 2
 
 
+@pytest.mark.slow
 def test_cutmix_weight_is_uniform_when_alpha_is_one():
     """Boxes that the border does not clip have sides sqrt(1 - lambda), lambda ~ Beta(1, 1)."""
     task = Task(cutmix=1.0)

@@ -57,6 +57,7 @@ def prior(tmp_path):
     return str(tmp_path / 'colors.json'), color_bins.class_weights(counts, 0.3)
 
 
+@pytest.mark.slow
 def test_the_loss_is_a_weighted_cross_entropy_of_soft_labels(prior):
     path, weights = prior
     for task, by in ((Task(), np.ones(313)), (Task(prior=path, rebalance=0.3), weights)):
@@ -114,6 +115,7 @@ def test_what_is_measured_of_images():
     assert sums['psnr'][0] == pytest.approx(float(sums['psnr_of_grey'][0]), abs=0.05)
 
 
+@pytest.mark.slow
 def test_mistakes(tmp_path):
     with pytest.raises(UserError, match=r'rebalance=0: must be in \(0, 1\]'):
         Task(rebalance=0)

@@ -21,6 +21,7 @@ def outputs(logits):
     return {'logits': logits, 'parallel_logits': jnp.zeros_like(logits)}
 
 
+@pytest.mark.slow
 def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
     knows = 50 * jax.nn.one_hot(coarse_colors.to_bins(IMAGE), coarse_colors.BINS)
     sums = Task().evaluate(lambda grey, bins: outputs(knows), BATCH)

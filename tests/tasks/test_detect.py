@@ -125,12 +125,14 @@ def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     assert float(sum(map(terms.total, found, shares))) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_counts_are_a_function_of_the_batch_alone(outputs, batch):
     other = outputs_of(np.random.default_rng(7))
     counts = [jax.tree.map(float, counted(each, batch)[1]) for each in (outputs, other)]
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_loss_of_one(outputs, batch):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ('data',))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
@@ -187,6 +189,7 @@ def test_images_without_objects_teach_classes_alone(outputs, batch):
     assert np.isfinite(np.asarray(grads['logits'])).all()
 
 
+@pytest.mark.slow
 def test_degenerate_boxes_never_give_nan(outputs, batch):
     points = {**batch, 'boxes': batch['boxes'].at[..., 2:].set(batch['boxes'][..., :2])}
     flat = {**outputs, 'boxes': outputs['boxes'].at[..., 2:].set(0.0)}
@@ -196,6 +199,7 @@ def test_degenerate_boxes_never_give_nan(outputs, batch):
         assert all(np.isfinite(np.asarray(g)).all() for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_objects_beyond_the_queries_are_counted(batch):
     few = outputs_of(np.random.default_rng(0), queries=2)
     loss, means = total(few, batch)

@@ -136,6 +136,7 @@ def expected(variables):
     return run(ENTRIES, make_layout('one'), variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', ['jit', 'pmap'])
 def test_results_do_not_depend_on_the_layout(layout, variables, expected):
     results = run(ENTRIES, make_layout(layout), variables)

@@ -68,6 +68,7 @@ def test_the_config_of_an_old_run_is_read(digits, reverse):
     assert read_config(reverse).data.buckets == (8, 13)
 
 
+@pytest.mark.slow
 def test_an_old_run_is_evaluated(digits, capsys):
     result = evaluated(digits, capsys)
     assert result['step'] == 10

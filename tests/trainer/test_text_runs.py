@@ -309,6 +309,7 @@ def test_text_is_needed_for_bleu() -> None:
         build.build(config)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, text) -> None:
     with pytest.raises(train.Preempted):
         one_run(text_config(text), tmp_path / 'run', stop_at=1)

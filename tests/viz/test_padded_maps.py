@@ -51,6 +51,7 @@ def test_all_queries_or_none(names):
     assert len(drawn) == 2 + (5 if names is None else 0)
 
 
+@pytest.mark.slow
 def test_small_pictures_of_a_large_image_have_no_pixels_that_nobody_sees():
     image = np.zeros((1400, 2100, 3), np.uint8)
     drawn = pictures(attention.draw_queries(image, weights(1, 2, 5, 6), (2, 3), seen=(700, 1050)))

@@ -139,6 +139,7 @@ def panoptic_of_authors(flat):
     return {**named, **renamed(own, *MASKS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', [dict, panoptic_of_authors])
 def test_every_naming_of_masks_is_read(form):
     pytest.importorskip('torch')
@@ -157,6 +158,7 @@ def test_every_naming_of_masks_is_read(form):
         detr.read(without, {})
 
 
+@pytest.mark.slow
 def test_what_transformers_saves(model, expected, tmp_path):
     """A folder with config.json, whose classes have names."""
     model.config.id2label = {i: f'thing {i}' for i in range(helper.CLASSES)}

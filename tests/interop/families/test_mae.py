@@ -122,6 +122,7 @@ def test_names_of_the_authors(tmp_path, images):
     assert 'taken for one of normalised patches' in ' '.join(imported.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_what_is_written_is_read_by_transformers(model, tmp_path, images):
     model.save_pretrained(tmp_path / 'old')

@@ -281,6 +281,7 @@ def test_images_that_are_not_square(size, pool, tmp_path, images, perturbed):
     assert imported.image_size is None
 
 
+@pytest.mark.slow
 def test_grey_images(tmp_path, images, perturbed):
     reference, batch = Reference(), images(2, 8, 8, 1)
     params = perturbed(reference, batch)
@@ -289,6 +290,7 @@ def test_grey_images(tmp_path, images, perturbed):
     np.testing.assert_allclose(result, expected_logits(reference, params, batch), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed, capsys):
     params = flat_params(perturbed(Reference(top=True, pool='gap'), images(1, 8, 8, 3)))
     del params['pos_embedding']
@@ -327,6 +329,7 @@ def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturb
     assert imported.source == 'vision_transformer npz'
 
 
+@pytest.mark.slow
 def test_a_hybrid_says_its_layers(tmp_path, images, perturbed):
     params = perturbed(Reference(layers=(1, 2), patch=1), images(1, 16, 16, 3))
     np.savez(tmp_path / 'a.npz', **flat_params(params))
