@@ -95,6 +95,7 @@ def test_a_complete_run_says_so_and_trains_no_further(smoke_run, one_device, tmp
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_train_and_evaluate_in_processes_of_their_own(tmp_path, run_cli):
     words = ['train', '--config', 'experiments/vit/digits.py:smoke', '--workdir', tmp_path]
     done = run_cli(*words)

@@ -1,0 +1,116 @@
+"""Compile a training step of BiT-R50x1 for a TPU, and say what its convolutions cost.
+
+    python tests/bench/tpu_convolutions.py 256
+    python tests/bench/tpu_convolutions.py 256 v6e:1x1
+
+So many images of 224 pixels a chip, in bfloat16: value and gradients of the model. Prints which
+dimensions of what convolutions read and write lie along the 128 lanes and along the sublanes of a
+register, and the least time and the traffic of convolutions, of copies that do nothing but change a
+layout, and of all else. Takes a minute or two; no TPU is needed.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from vit_jax.profiling import roofline, scheduled_hlo, topology
+
+CHILD = 'VIT_JAX_BENCH_CHILD'
+# Letters of `dim_labels`.
+NAMES = {'b': 'batch', 'f': 'channels', 'i': 'channels', 'o': 'output channels'}
+LAYOUT = re.compile(r'%([\w.\-]+) = \w+\[[\d,]*\]\{([\d,]*)')
+CONVOLUTION = re.compile(
+    r'%([\w.\-]+) = .* convolution\(%([\w.\-]+), %([\w.\-]+)\).*dim_labels=(\w+)_(\w+)->(\w+)'
+)
+# Of a fusion that computes nothing.
+MOVES = {'copy', 'transpose', 'reshape', *roofline.FREE}
+
+
+def main(batch: str, name: str = 'v5e:1x1') -> None:
+    slice_ = topology.parse(name)
+    text = compiled_text(int(batch), slice_)
+    for direction, layouts in layouts_of(text).items():
+        print(f'{direction}, input -> output: {dict(layouts.most_common())}')
+    module = scheduled_hlo.parse(text)
+    found = collections.defaultdict(list)
+    for instruction in module.entry:
+        if instruction.opcode not in roofline.FREE and not instruction.opcode.endswith('-done'):
+            op = roofline._operation(module, module.entry, instruction, 1, False)
+            found[kind(module, instruction)].append(op)
+    for what, operations in sorted(found.items()):
+        seconds = sum(op.seconds(slice_.chip) for op in operations)
+        moved = sum(op.bytes for op in operations) / 1e9
+        flops = sum(op.flops for op in operations) / 1e12
+        print(
+            f'{what}: {len(operations)} operations, {1e3 * seconds:.1f} ms at least, '
+            f'{moved:.2f} GB, {flops:.2f} TFLOP'
+        )
+
+
+def compiled_text(batch: int, slice_: topology.Topology) -> str:
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax.models import bit_resnet
+
+    model = bit_resnet.Model(num_classes=1000, dtype='bfloat16', **bit_resnet.variant('R50x1'))
+    images = jax.ShapeDtypeStruct((batch, 224, 224, 3), jnp.float32)
+    grad = jax.ShapeDtypeStruct((batch, 1000), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
+
+    def train_step(params, images, grad):
+        out, pull = jax.vjp(lambda params: model.apply(params, images)['logits'], params)
+        return out, pull(grad.astype(out.dtype))
+
+    placed = jax.sharding.SingleDeviceSharding(topology.devices(slice_)[0])
+    args = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=placed), (params, images, grad)
+    )
+    return jax.jit(train_step).lower(*args).compile().as_text()
+
+
+def layouts_of(text: str) -> dict[str, collections.Counter[str]]:
+    """How often which dimensions lie along lanes and sublanes, by direction."""
+    order = {name: list(map(int, dims.split(','))) for name, dims in LAYOUT.findall(text) if dims}
+    found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for line in text.splitlines():
+        if match := CONVOLUTION.search(line):
+            result, read, _, inputs, _, outputs = match.groups()
+            ends = (registers(order[read], inputs), registers(order[result], outputs))
+            found['backward' if 'transpose(' in line else 'forward'][' -> '.join(ends)] += 1
+    return found
+
+
+def registers(minor_to_major: list[int], labels: str) -> str:
+    """What lies along the lanes, and what along the sublanes."""
+    lanes, sublanes = (NAMES.get(labels[i], 'pixels') for i in minor_to_major[:2])
+    return f'{lanes} by {sublanes}'
+
+
+def kind(module: scheduled_hlo.Module, instruction: scheduled_hlo.Instruction) -> str:
+    opcodes = set(_opcodes(module, instruction))
+    if 'convolution' in opcodes:
+        return 'convolutions'
+    if instruction.opcode.startswith('copy') or not opcodes - MOVES - {'fusion'}:
+        return 'copies'
+    return 'all else'
+
+
+def _opcodes(module: scheduled_hlo.Module, instruction: scheduled_hlo.Instruction) -> Iterator[str]:
+    yield instruction.opcode
+    for name in instruction.called:
+        for inside in module.computations[name]:
+            yield from _opcodes(module, inside)
+
+
+if __name__ == '__main__':
+    if CHILD in os.environ:
+        main(*sys.argv[1:])
+    else:
+        variables = topology.environment() | {CHILD: '1'}
+        code = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], variables)
+        sys.exit(code)
