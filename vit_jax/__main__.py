@@ -18,17 +18,23 @@ from vit_jax.runtime import interrupts, memory
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
 
-def commands() -> dict[str, str]:
+def commands() -> list[str]:
+    """Every command."""
+    return sorted(p.stem for p in COMMANDS.glob('*.py') if not p.stem.startswith('_'))
+
+
+def described() -> dict[str, str]:
     """Every command and its line, read off the files without importing them."""
-    files = sorted(p for p in COMMANDS.glob('*.py') if not p.stem.startswith('_'))
+    texts = {name: (COMMANDS / f'{name}.py').read_text() for name in commands()}
     return {
-        p.stem: (ast.get_docstring(ast.parse(p.read_text())) or '').split('\n')[0] for p in files
+        name: (ast.get_docstring(ast.parse(text)) or '').split('\n')[0]
+        for name, text in texts.items()
     }
 
 
 def usage() -> str:
     """The list of commands."""
-    lines = [f'  {name:<12}{line}' for name, line in commands().items()]
+    lines = [f'  {name:<12}{line}' for name, line in described().items()]
     shells = '--version, and --completion bash|zsh, which prints a script for the shell to read'
     return '\n'.join(
         ['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines, '', f'also {shells}']
@@ -52,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == '--completion':
             from vit_jax.commands import _completion
 
-            print(_completion.script(' '.join(rest), commands()), end='')
+            print(_completion.script(' '.join(rest), described()), end='')
             return 0
         if argv is None:
             interrupts.watch()

@@ -25,7 +25,7 @@ def script(tmp_path_factory):
     from vit_jax.commands import _completion
 
     path = tmp_path_factory.mktemp('completion') / 'complete.sh'
-    path.write_text(_completion.script('bash', cli.commands()))
+    path.write_text(_completion.script('bash', cli.described()))
     return path
 
 

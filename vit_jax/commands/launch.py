@@ -119,7 +119,7 @@ def check(command: Sequence[str]) -> None:
     if not command:
         raise UserError('launch: what is to run? -- train --config FILE --workdir FOLDER')
     if command[0] == 'launch' or command[0] not in commands():
-        raise UserError('launch: ' + nearest('command', command[0], commands().keys() - {'launch'}))
+        raise UserError('launch: ' + nearest('command', command[0], set(commands()) - {'launch'}))
     words = command[1:]
     if command[0] == 'train':
         train.parse(words)
