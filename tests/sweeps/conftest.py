@@ -2,6 +2,7 @@
 
 import socket
 
+import jax
 import pytest
 from helpers.studies import METRIC
 
@@ -20,6 +21,12 @@ def free_port():
 def at_the_root(repo, monkeypatch):
     """Configs are named from there."""
     monkeypatch.chdir(repo)
+
+
+@pytest.fixture(autouse=True)
+def programs_stay(monkeypatch):
+    """Workers free what they compiled after each trial, which would be that of other tests, too."""
+    monkeypatch.setattr(jax, 'clear_caches', lambda: None)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ Examples are counted in the order in which the source stores them.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import logging
@@ -53,14 +54,14 @@ class Subset:
         self.broken: dict[int, str] = {}
         self._news: dict[int, str] = {}
         self._parts = parts
-        self._ends = np.cumsum([len(indices) for _, indices in parts])
+        self._ends = list(itertools.accumulate(len(indices) for _, indices in parts))
 
     @property
     def info(self) -> SourceInfo:
         return self._parts[0][0].info
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def __getitem__(self, index: int, /) -> Record:
         source, original = self._locate(index)
@@ -129,7 +130,7 @@ class Subset:
         return Cached(self)
 
     def _locate(self, index: int) -> tuple[Source, int]:
-        part = int(np.searchsorted(self._ends, index, side='right'))
+        part = bisect.bisect_right(self._ends, index)
         source, indices = self._parts[part]
         return source, int(indices[index - self._ends[part]])
 

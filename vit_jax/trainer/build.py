@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -177,7 +177,7 @@ def make_program(
             multiple=getattr(task, 'multiple', 1),
             reason=getattr(task, 'multiple_reason', ''),
         )
-    example = {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
+    example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
     # Compiled by itself, so that it is traced once, for the shapes here and in `init`.
     run_once = jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))

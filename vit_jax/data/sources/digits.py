@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo
@@ -45,6 +47,7 @@ class Source:
         return f'digits {self._split} record {index} (scikit-learn: {self._original[index]})'
 
 
+@functools.cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn import datasets

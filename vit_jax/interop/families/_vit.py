@@ -177,9 +177,14 @@ def _expected(flat: Flat, module: Any) -> Flat:
     patches = max(tokens - ('cls_token' in flat), 1)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, module.stride, module.stride * patches, first.shape[2])
-    images = jax.ShapeDtypeStruct(size, np.float32)
-    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    leaves = flatten_dict(params, sep='/').items()
+    leaves = flatten_dict(_shapes(module, size), sep='/').items()
     # Views of a single number: shapes are split and unrolled by what does it to arrays.
     arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
     return names.split(names.unroll(arrays))
+
+
+@functools.lru_cache(maxsize=4)
+def _shapes(module: Any, size: tuple[int, ...]) -> Any:
+    """The module's parameters, as shapes, for images of this size."""
+    images = jax.ShapeDtypeStruct(size, np.float32)
+    return jax.eval_shape(module.init, jax.random.key(0), images)['params']
