@@ -20,8 +20,8 @@ SIZE: dict[str, Any] = {
     'backbone_width': 4,
     'num_queries': QUERIES,
     'width': WIDTH,
-    'depth': 2,
-    'decoder_depth': 3,
+    'depth': 1,
+    'decoder_depth': 2,
     'mlp_dim': 24,
     'dropout': 0.0,
 }
@@ -111,8 +111,8 @@ def _config(heads: int, stages: list[str]) -> Any:
         num_queries=QUERIES,
         num_labels=CLASSES,
         d_model=WIDTH,
-        encoder_layers=2,
-        decoder_layers=3,
+        encoder_layers=MODEL.depth,
+        decoder_layers=MODEL.decoder_depth,
         encoder_attention_heads=heads,
         decoder_attention_heads=heads,
         encoder_ffn_dim=24,
@@ -229,11 +229,14 @@ def our_params(model: Any) -> dict[str, Any]:
         }
         for i, depth in enumerate(MODEL.layers)
     }
-    decoder = {f'block_{i}': block(f'model.decoder.layers.{i}') for i in range(3)}
+    encoder, decoder = (
+        {f'block_{i}': block(f'model.{part}.layers.{i}') for i in range(depth)}
+        for part, depth in (('encoder', MODEL.depth), ('decoder', MODEL.decoder_depth))
+    )
     params = {
         'backbone': {'root': {'conv': conv(root), 'norm': frozen(root)}, **stages},
         'input_proj': dense('model.input_projection'),
-        'encoder': {f'block_{i}': block(f'model.encoder.layers.{i}') for i in range(2)},
+        'encoder': encoder,
         'decoder': {**decoder, 'norm': norm('model.decoder.layernorm')},
         'query_embed': state['model.query_position_embeddings.weight'],
         'class_embed': dense('class_labels_classifier'),

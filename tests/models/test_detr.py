@@ -80,7 +80,7 @@ def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours):
         np.testing.assert_allclose(outputs['aux_boxes'][:, i], other, atol=1e-5)
     maps = helper.MODEL.attention_maps(kept['intermediates'], batch['image'], batch['pixel_mask'])
     expected = (*found.encoder_attentions, *found.decoder_attentions, *found.cross_attentions)
-    assert len(maps) == len(expected) == 2 + 3 + 3
+    assert len(maps) == len(expected) == 1 + 2 + 2
     for mine, other in zip(maps, expected, strict=True):
         np.testing.assert_allclose(mine.weights, other, atol=1e-5)
 
@@ -90,8 +90,8 @@ def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours):
 def test_attention_maps_say_where_cells_are_and_leave_padding_out(ours):
     batch = helper.batch()
     maps = helper.MODEL.attention_maps(ours[1]['intermediates'], batch['image'])
-    assert [m.name for m in maps[1:3]] == ['encoder/block_1', 'decoder/block_0']
-    assert maps[-1].name == 'decoder/block_2/cross'
+    assert [m.name for m in maps[:2]] == ['encoder/block_0', 'decoder/block_0']
+    assert maps[-1].name == 'decoder/block_1/cross'
     assert (maps[0].query_grid, maps[0].key_grid) == ((4, 5), (4, 5))
     assert (maps[-1].query_grid, maps[-1].key_grid) == ((7,), (4, 5))
     # The second image has 75 of 100 rows of pixels: the last row of cells begins at 75.

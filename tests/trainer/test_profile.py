@@ -37,7 +37,7 @@ def test_a_trace_of_the_steps_and_a_table_of_their_time(repo, tmp_path, capsys):
     (file,) = tmp_path.glob('profile/**/*.xplane.pb')
     devices = trace.read(file)
     assert devices.busy > 0
-    assert sum(devices.ops.values()) >= devices.busy
+    assert sum(devices.ops.values()) >= devices.busy * (1 - 1e-6)  # sums of floats
     assert any(name in said for name in list(devices.ops)[:3])
     assert main([*words, '5:7']) == 2
     assert 'the run takes the steps 6 to 6, not 5 to 7' in capsys.readouterr().err
