@@ -101,7 +101,7 @@ gallery: .venv/.core  ## Make the pictures of docs/gallery.md, by the commands o
 
 preflight: .venv/.core  ## Compile the published recipes for TPUs: docs/tpu.md
 	.venv/bin/python -m pip install -q -c constraints.txt -e '.[preflight]'
-	JAX_PLATFORMS=cpu .venv/bin/python tests/bench/tpu.py
+	JAX_PLATFORMS=cpu .venv/bin/python tests/bench/tpu_recipes.py
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py

@@ -1,30 +1,22 @@
-"""Compile a training step of a Transformer block for a TPU, by XLA's attention and by the kernel.
+"""Training steps of one Transformer block, compiled for a TPU.
 
-    python tests/bench/tpu_block.py xla 128
-    python tests/bench/tpu_block.py pallas 128 v6e:1x1
-    python tests/bench/tpu_block.py pallas 128 v5e:1x1 float32
-    python tests/bench/tpu_block.py pallas 128 v5e:1x1 bfloat16 decoder
-    python tests/bench/tpu_block.py pallas 4 v5e:1x1 bfloat16 detr 0.1
-
-The block is one of BLOCKS, that of ViT-B/16 by default. `float32` is the residual stream, what the
-block gets and gives. The last number is the rate at which weights are dropped, 0 by default.
-
-Prints the block's roofline, its traffic, its temporaries and the compiler's estimate of cycles, and
-then the cycles of the kernel, which that estimate leaves out: instructions of its machine code,
-each as often as its loops run it, without waiting for memory. Takes minutes; no TPU is needed.
+Each is value and gradients of a block in bfloat16 with float32 parameters. `tests/bench/tpu.py`
+makes the table of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pathlib
 import re
-import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vit_jax.profiling import topology
+import compiler
+
+from vit_jax.profiling import memory_report, roofline, scheduled_hlo, topology
 
 
 class Sizes(NamedTuple):
@@ -44,29 +36,94 @@ BLOCKS = {
     'decoder': Sizes(64, 512, 8, 2048),
     'detr': Sizes(850, 256, 8, 2048),
 }
-DUMP = 'VIT_JAX_BENCH_DUMP'
-FLAGS = (
+# The block of ViT put together from the layers of flax, as big_vision's is.
+FLAX = 'flax'
+KERNELS = (
     '--xla_jf_dump_to={} --xla_jf_dump_llo_text=true '
     '--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*'
 )
 INSTRUCTION = re.compile(r'^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]+)?: (>*)', re.M)
 
 
-def block(
-    name: str, attention: str, batch: int, slice_: topology.Topology, residual: str, rate: float
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What is compiled.
+
+    Attributes:
+      block: of BLOCKS.
+      attention: `xla`, `pallas` or FLAX.
+      batch: examples on the chip.
+      chip: the generation, as `v5e`.
+      residual: type of what the block gets and gives.
+      rate: at which weights of attention are dropped.
+    """
+
+    block: str
+    attention: str
+    batch: int
+    chip: str = 'v5e'
+    residual: str = 'bfloat16'
+    rate: float = 0.0
+
+    @property
+    def slice(self) -> topology.Topology:
+        chip = topology.CHIPS[self.chip]
+        return topology.Topology(chip, (1,) * chip.dims)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What the compiler says of it.
+
+    Attributes:
+      seconds: at least.
+      moved: bytes from and to HBM.
+      temporaries: bytes.
+      cycles: the compiler's estimate, of all but kernels, where it was waited for.
+      kernel_cycles: instructions of the kernels' machine code, each as often as its loops run it,
+        without waiting for memory; likewise.
+    """
+
+    seconds: float
+    moved: int
+    temporaries: int
+    cycles: int | None = None
+    kernel_cycles: int | None = None
+
+
+def cost(step: Step, cycles: bool = False) -> Cost:
+    """Compiles it; `cycles` waits for machine code, minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        dump = folder if cycles and step.attention == 'pallas' else ''
+        compiled = compiler.compiled(cycles, dump=dump, **dataclasses.asdict(step))
+        in_kernels = _kernel_cycles(step, pathlib.Path(folder)) if dump else None
+    module = scheduled_hlo.parse(compiled.module)
+    found = roofline.operations(module)
+    return Cost(
+        roofline.bound(found, step.slice.chip),
+        sum(op.count * op.bytes for op in found),
+        memory_report.memory(compiled.buffers, module).get(memory_report.TEMPORARIES, 0),
+        sum(op.count * op.cycles for op in found if op.cycles) if cycles else None,
+        in_kernels,
+    )
+
+
+def lower(dump: str, **fields: Any):
+    """The lowered step; `dump` is a folder for the machine code of kernels, or empty."""
+    if dump:
+        os.environ['LIBTPU_INIT_ARGS'] = KERNELS.format(dump)
     import jax
     import jax.numpy as jnp
 
     from vit_jax.nn.attention_choice import Devices, runs_on
-    from vit_jax.profiling import roofline, scheduled_hlo
 
-    device = topology.devices(slice_)[0]
-    tokens, width, *_ = BLOCKS[name]
-    apply, init = functions(name, attention, rate)
-    x = jax.ShapeDtypeStruct((batch, tokens, width), jnp.dtype(residual))
-    mask = jax.ShapeDtypeStruct((batch, 1, 1, tokens), jnp.bool_)
-    inputs = (x, x) if name == 'decoder' else (x,)
+    step = Step(**fields)
+    device = topology.devices(step.slice)[0]
+    tokens, width, *_ = BLOCKS[step.block]
+    apply, init = _functions(step)
+    x = jax.ShapeDtypeStruct((step.batch, tokens, width), jnp.dtype(step.residual))
+    mask = jax.ShapeDtypeStruct((step.batch, 1, 1, tokens), jnp.bool_)
+    inputs = (x, x) if step.block == 'decoder' else (x,)
 
     def train_step(params, inputs, mask, positions, seed, grad):
         key = jax.random.wrap_key_data(seed)
@@ -77,42 +134,24 @@ def block(
 
     params = jax.eval_shape(init, jax.random.key(0), inputs, mask, x)
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    compiled = compile_for(device, train_step, params, inputs, mask, x, seed, x)
-    found = roofline.operations(scheduled_hlo.parse(compiled.as_text()))
-    temporaries = compiled.memory_analysis().temp_size_in_bytes
-    print(
-        f'{1e3 * roofline.bound(found, slice_.chip):.2f} ms at least, '
-        f'{sum(op.count * op.bytes for op in found) / 1e9:.2f} GB moved, '
-        f'{temporaries / 1e9:.2f} GB of temporaries, '
-        f'{sum(op.count * op.cycles for op in found if op.cycles) / 1e6:.2f} Mcycles estimated'
-    )
+    shapes = (params, inputs, mask, x, seed, x)
+    return jax.jit(train_step).lower(*compiler.placed(step.slice, shapes))
 
 
-def functions(name: str, attention: str, rate: float):
-    """A block of its inputs, mask, positions and key, and what makes its parameters."""
-    import jax.numpy as jnp
-
-    from vit_jax.nn.blocks import Block
-    from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock, Memory
-
-    classes = {'vit': Block, 'decoder': DecoderBlock}
-    fields = {'causal': True} if name == 'decoder' else {}
-    *_, heads, hidden = BLOCKS[name]
-    model = classes.get(name, EncoderBlock)(
-        heads,
-        hidden,
-        attention_dropout=rate,
-        dtype=jnp.bfloat16,
-        attention_by=attention,
-        **fields,
-    )
+def _functions(step: Step):
+    """The block of its inputs, mask, positions and key, and what makes its parameters."""
+    model = _flax_block(step) if step.attention == FLAX else _block(step)
 
     def arguments(inputs, mask, positions):
-        if name == 'vit':
+        from vit_jax.nn.encoder_decoder import Memory
+
+        if step.attention == FLAX:
+            return inputs
+        if step.block == 'vit':
             return *inputs, True
-        if name == 'decoder':
+        if step.block == 'decoder':
             return inputs[0], Memory(inputs[1], mask), True
-        return *inputs, mask, True, positions if name == 'detr' else None
+        return *inputs, mask, True, positions if step.block == 'detr' else None
 
     def apply(params, inputs, mask, positions, key):
         return model.apply(params, *arguments(inputs, mask, positions), rngs={'dropout': key})
@@ -123,48 +162,54 @@ def functions(name: str, attention: str, rate: float):
     return apply, init
 
 
-def kernel(name: str, batch: int) -> None:
+def _block(step: Step):
+    import jax.numpy as jnp
+
+    from vit_jax.nn.blocks import Block
+    from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock
+
+    classes = {'vit': Block, 'decoder': DecoderBlock}
+    fields = {'causal': True} if step.block == 'decoder' else {}
+    *_, heads, hidden = BLOCKS[step.block]
+    return classes.get(step.block, EncoderBlock)(
+        heads,
+        hidden,
+        attention_dropout=step.rate,
+        dtype=jnp.bfloat16,
+        attention_by=step.attention,
+        **fields,
+    )
+
+
+def _flax_block(step: Step):
+    """Pre-norm: flax's attention, with a product each for queries, keys and values, and an MLP."""
+    import flax.linen as nn
+    import jax.numpy as jnp
+
+    _, width, heads, hidden = BLOCKS[step.block]
+
+    class FlaxBlock(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            attention = nn.MultiHeadDotProductAttention(
+                heads, dtype=jnp.bfloat16, deterministic=True
+            )
+            x = x + attention(nn.LayerNorm()(x))
+            y = nn.Dense(hidden, dtype=jnp.bfloat16)(nn.LayerNorm()(x))
+            return x + nn.Dense(width, dtype=jnp.bfloat16)(nn.gelu(y))
+
+    return FlaxBlock()
+
+
+def _kernel_cycles(step: Step, folder: pathlib.Path) -> int:
     from vit_jax.nn import attention_kernel
 
-    tokens, width, heads, _ = BLOCKS[name]
+    tokens, width, heads, _ = BLOCKS[step.block]
     unrolled = attention_kernel.UNROLLED // attention_kernel._score_bytes(tokens, tokens)
+    each = 0
     for way, most in (('forward', unrolled), ('backward', 0)):
-        group, each = attention_kernel._group(width, heads, most), 0
-        for path in pathlib.Path(os.environ[DUMP]).glob(f'*{way}_kernel*[0-9]-final_bundles.txt'):
+        group = attention_kernel._group(width, heads, most)
+        for path in folder.glob(f'*{way}_kernel*[0-9]-final_bundles.txt'):
             depths = [len(depth) for depth in INSTRUCTION.findall(path.read_text())]
             each += depths.count(1) + width // group * sum(depth > 1 for depth in depths)
-        print(f'{way}: {each} cycles of kernels an example, {batch * each / 1e6:.2f} Mcycles')
-
-
-def compile_for(device, function, *shapes):
-    import jax
-
-    placed = jax.sharding.SingleDeviceSharding(device)
-    args = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=placed), shapes)
-    return jax.jit(function).lower(*args).compile()
-
-
-def main(
-    attention: str,
-    batch: str,
-    name: str = 'v5e:1x1',
-    residual: str = 'bfloat16',
-    of: str = 'vit',
-    rate: str = '0',
-) -> None:
-    slice_ = topology.parse(name)
-    block(of, attention, int(batch), slice_, residual, float(rate))
-    if attention == 'pallas':
-        kernel(of, int(batch))
-
-
-if __name__ == '__main__':
-    if DUMP in os.environ:
-        main(*sys.argv[1:])
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            variables = topology.environment() | {DUMP: folder}
-            if sys.argv[1] == 'pallas':
-                variables['LIBTPU_INIT_ARGS'] = FLAGS.format(folder)
-            code = os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv], variables)
-        sys.exit(code)
+    return each * step.batch

@@ -1,7 +1,7 @@
 """Compile published recipes for slices of TPUs, and write what they need into docs/tpu.md.
 
     make preflight
-    python tests/bench/tpu.py detr vit_compute    # those rows alone whose names contain a word
+    python tests/bench/tpu_recipes.py detr vit_compute    # rows whose names contain a word
 
 Takes a minute or more of CPU a recipe; nothing is trained, and no data are needed but those of
 text, whose lengths decide the batches: Multi30k in `$MULTI30K_DIR` takes the place of WMT 2014.
@@ -10,12 +10,10 @@ text, whose lengths decide the batches: Multi30k in `$MULTI30K_DIR` takes the pl
 from __future__ import annotations
 
 import os
-import pathlib
-import platform
 import sys
 import tempfile
-from importlib import metadata
 
+import pages
 from ml_collections import ConfigDict
 
 from vit_jax.commands import vocab
@@ -24,9 +22,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / 'docs' / 'tpu.md'
-BEGIN, END = '<!-- made by tests/bench/tpu.py -->\n', '<!-- end -->\n'
+PAGE = pages.ROOT / 'docs' / 'tpu.md'
+TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'
 WMT14 = 'translate/wmt14.py'
 # `as` names a ViT that is put in the place of the recipe's.
 RECIPES = (
@@ -59,7 +56,7 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
       UserError: if its data are not here.
     """
     name, _, size = recipe.partition(' as ')
-    config = config_lib.load(str(ROOT / 'experiments' / name))
+    config = config_lib.load(str(pages.ROOT / 'experiments' / name))
     if size:
         config.model.update(vit.variant(size))
     return as_multi30k(config, folder) if name == WMT14 else config
@@ -67,7 +64,7 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
 
 def as_multi30k(config: ConfigDict, folder: str) -> ConfigDict:
     """A config of WMT 2014 with other sentences, and as many pieces as if they were its own."""
-    there = os.environ.get('MULTI30K_DIR', str(ROOT / 'data' / 'multi30k'))
+    there = os.environ.get('MULTI30K_DIR', str(pages.ROOT / 'data' / 'multi30k'))
     source, made = f'text:{there}/train.en,train.de', f'{folder}/wmt14.model'
     vocab.main([source, '--size', '8000', '--kind', 'bpe', '--output', made])
     config.data.update(source=source, split='train', vocab=made, transforms='tokenize')
@@ -88,35 +85,19 @@ def row(recipe: str, slice_: str) -> list[str]:
     return [*cells, *times, f'{1e3 * report.link:.1f}', f'{run.steps:,}', f'{run.chip_hours:,.0f}']
 
 
-def line(cells: list[str] | tuple[str, ...]) -> str:
-    return f'| {" | ".join(cells)} |\n'
-
-
-def write(recipe: str, made: str) -> None:
-    """Put a row into the page in place of the one that is there, in the order of RECIPES."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    table, after = rest.split(END)
-    rows = {part.split('`')[1]: part for part in table.splitlines(True) if part.startswith('| `')}
-    rows[recipe] = made
-    kept = ''.join(rows[name] for name, _ in RECIPES if name in rows)
-    versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
-    here = f'{platform.machine()}, {os.cpu_count()} cores'
-    made_by = f'Row by row by `make preflight`, the latest on {here}: {versions}.'
-    table = f'{line(HEADINGS)}{line(["---"] * len(HEADINGS))}{kept}\n{made_by}\n'
-    PAGE.write_text(f'{before}{BEGIN}{table}{END}{after}')
-
-
 def main(words: list[str]) -> None:
     for recipe, slice_ in RECIPES:
         if words and not any(word in recipe for word in words):
             continue
         try:
-            made = line(row(recipe, slice_))
+            made = row(recipe, slice_)
         except UserError as e:
             print(f'{recipe}: its row stays as it is: {e}', file=sys.stderr)
             continue
-        print(made, end='', flush=True)
-        write(recipe, made)
+        print(' | '.join(made), flush=True)
+        rows = {cells[0]: cells for cells in pages.read(*TABLE)} | {made[0]: made}
+        kept = [rows[f'`{name}`'] for name, _ in RECIPES if f'`{name}`' in rows]
+        pages.write(*TABLE, HEADINGS, kept)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import UserError
@@ -30,6 +30,7 @@ OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
 # What is far too large is refused before the state is added to it.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
+AHEAD = ('-m', 'vit_jax.trainer.ahead')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +52,16 @@ class Compiled:
     overflow: tuple[float, float] | None = None
 
 
-def compile_step(request: Mapping[str, Any], *, cycles: bool = False) -> Compiled:
+def compile_step(
+    request: Mapping[str, Any], *, cycles: bool = False, program: Sequence[str] = AHEAD
+) -> Compiled:
     """Compile a step in a process of its own.
 
     Args:
-      request: of `trainer.ahead.main`.
+      request: of the program; `trainer.ahead.main` says what it reads.
       cycles: wait for machine code, with which the compiler's estimates of cycles come.
+      program: arguments of Python; what they start is given the folder of the request, in which it
+        may leave facts or an error, and compiles a function `train_step` or `eval_step`.
 
     Raises:
       UserError: without libtpu, or for a mistake in the request.
@@ -69,7 +74,7 @@ def compile_step(request: Mapping[str, Any], *, cycles: bool = False) -> Compile
         environment = topology.environment() | {'XLA_FLAGS': FLAGS.format(folder)}
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
-                [sys.executable, '-m', 'vit_jax.trainer.ahead', name],
+                [sys.executable, *program, name],
                 stdin=subprocess.PIPE,  # by whose end it notices ours
                 stdout=stderr,
                 stderr=stderr,
