@@ -229,7 +229,7 @@ def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, nee
 @with_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('slice_', 'override'), [('v5e:2x2', 'batch_size=64'), ('v4:2x2x1', 'parallel.fsdp=4')]
+    ('slice_', 'override'), [('v5e:2x2', 'batch_size=64'), ('v4:2x2x4', 'parallel.fsdp=16')]
 )
 def test_a_step_is_compiled_for_tpus(slice_, override):
     config = config_lib.load(DIGITS, [override, 'parallel.min_split_size=64'])
