@@ -106,8 +106,9 @@ def main(*words: str) -> None:
         for name, (make, what) in rows.items():
             if chosen and not any(word in name.replace('`', '') for word in chosen):
                 continue
+            new = make(what, cycles)
             made = {cells[0]: cells for cells in pages.read(PAGE, SCRIPT, table)}
-            made[name] = with_cycles_kept(make(what, cycles), made.get(name), last)
+            made[name] = with_cycles_kept(new, made.get(name), last)
             print(' | '.join(made[name]), flush=True)
             kept = [made[key] for key in rows if key in made]
             pages.write(PAGE, SCRIPT, table, headings, kept)
