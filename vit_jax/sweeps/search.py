@@ -1,4 +1,4 @@
-"""Optuna's searches and pruners by name."""
+"""Searches and pruners by name. None of them unpickles, for a study may come from anybody."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 
 def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name.
+    """The sampler of that name.
 
     Raises:
       UserError: if a package that it needs is missing.
@@ -22,7 +22,9 @@ def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if importlib.util.find_spec('cmaes') is None:
         raise UserError("the search 'cmaes' needs a package: pip install 'vit_jax[sweep]'")
-    return optuna.samplers.CmaEsSampler(seed=seed)
+    from vit_jax.sweeps import cma_es
+
+    return cma_es.Sampler(seed)
 
 
 def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:

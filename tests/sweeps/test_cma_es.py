@@ -1,0 +1,112 @@
+"""CMA-ES: as Optuna's own, but for its state, which no storage can forge."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip('optuna')
+pytest.importorskip('cmaes')
+
+import optuna
+from helpers.studies import make
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from vit_jax.__main__ import main
+from vit_jax.sweeps import cma_es, space
+from vit_jax.sweeps.space import log_uniform
+
+RANGES = {  # in the order of the alphabet, as Optuna has them
+    'depth': IntDistribution(1, 20),
+    'lr': FloatDistribution(1e-6, 1.0, log=True),
+    'momentum': FloatDistribution(-0.5, 0.5),
+    'width': IntDistribution(1, 1000, log=True),
+}
+
+
+def height(trial):
+    """Highest at lr = 0.001, momentum = 0.1, depth = 7, width = 100."""
+    lr = np.log10(trial.suggest_float('lr', 1e-6, 1.0, log=True)) + 3
+    momentum = trial.suggest_float('momentum', -0.5, 0.5) - 0.1
+    depth = trial.suggest_int('depth', 1, 20) / 10 - 0.7
+    width = np.log10(trial.suggest_int('width', 1, 1000, log=True)) - 2
+    return -float(lr**2 + momentum**2 + depth**2 + width**2)
+
+
+@pytest.mark.parametrize('direction', ['minimize', 'maximize'])
+def test_the_state_is_that_of_optunas_sampler(direction):
+    theirs = optuna.samplers.CmaEsSampler(seed=0)
+    study = optuna.create_study(sampler=theirs, direction=direction)
+    study.optimize(height, n_trials=1 + 3 * 8 + 1)  # a random one, three generations, and one more
+    expected = theirs._restore_optimizer(study.trials)
+    found = cma_es.replay(study, RANGES, seed=0)
+    assert found.generation == expected.generation == 3
+    np.testing.assert_array_equal(found.mean, expected.mean)
+    assert found._sigma == expected._sigma
+    np.testing.assert_allclose(found._C, expected._C, rtol=1e-12, atol=1e-14)
+
+
+def test_every_value_of_a_range_comes_back():
+    for distribution, values in {
+        RANGES['lr']: [1e-6, 0.003, 1.0],
+        RANGES['momentum']: [-0.5, 0.1, 0.5],
+        RANGES['depth']: range(1, 21),
+        RANGES['width']: range(1, 1001),
+    }.items():
+        back = [cma_es.from_unit(distribution, cma_es.to_unit(distribution, v)) for v in values]
+        assert back == pytest.approx(list(values), rel=1e-12)
+        for unit in (0.0, 1.0):
+            assert distribution.low <= cma_es.from_unit(distribution, unit) <= distribution.high
+
+
+def test_samples_of_one_generation_differ_and_are_the_same_again():
+    found = []
+    for _ in range(2):
+        study = optuna.create_study(sampler=cma_es.Sampler(seed=3), direction='maximize')
+        study.optimize(height, n_trials=7)
+        found.append([trial.params for trial in study.trials])
+    assert found[0] == found[1]
+    assert len({params['lr'] for params in found[0]}) == 7
+    assert [t.system_attrs.get(cma_es.GENERATION) for t in study.trials] == [None, *[0] * 6]
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return open, (self.file, 'w')
+
+
+@pytest.mark.fault(61)
+@pytest.mark.parametrize('search', ['cmaes', 'tpe'])
+@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, search):
+    dimensions = {'optim.lr': log_uniform(1e-6, 1.0), 'optim.weight_decay': log_uniform(1e-8, 1e-2)}
+    study = make(tmp_path, storage, space=dimensions, trials=3, search=search)
+    mark = tmp_path / 'unpickled'
+    poison = pickle.dumps(Payload(mark)).hex()
+    first = study.trials()[0]
+    study.storage.set_trial_system_attr(first._trial_id, 'cma:optimizer:0', poison)
+    stored = space.to_json(study.sweep) | {'search': 'cmaes'}
+    study.storage.set_study_user_attr(1 if storage == 'sqlite' else 0, 'sweep', stored)
+    fake_training(lambda config, step: config.optim.lr)
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    assert [trial.state for trial in study.trials()] == [TrialState.COMPLETE] * 3
+    assert [t.system_attrs.get(cma_es.GENERATION) for t in study.trials()] == [None, 0, 0]
+    assert not mark.exists()
+    pickle.load(io.BytesIO(bytes.fromhex(poison)))  # it would have
+    assert mark.exists()
+
+
+@pytest.mark.fault(61)
+@pytest.mark.parametrize('url', ['redis://127.0.0.1:1/0', 'journal+redis://127.0.0.1:1/0'])
+def test_storages_that_keep_pickles_are_not_opened(tmp_path, capsys, url):
+    words = ['sweep', 'work', 'name', '--storage', url, '--workdir', str(tmp_path)]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'cannot be opened' in line

@@ -1,0 +1,120 @@
+"""CMA-ES (Hansen, 2016, arXiv:1604.00772), its state computed anew from the trials.
+
+Optuna's `CmaEsSampler` keeps its state in the storage as a pickle, and so runs code of whoever
+wrote that. Here a trial keeps the number of its generation alone, as those of Optuna do.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import cmaes
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.search_space import intersection_search_space
+from optuna.trial import FrozenTrial, TrialState
+
+GENERATION = 'cma:generation'
+Ranges = Mapping[str, FloatDistribution | IntDistribution]
+
+
+class Sampler(optuna.samplers.BaseSampler):
+    """Optuna's interface to CMA-ES over the ranges that all complete trials share.
+
+    Other dimensions, and the first trial, are drawn at random. A sample is a function of the
+    seed, the number of its trial, and the trials that are complete.
+    """
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._random = optuna.samplers.RandomSampler(seed=seed)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        shared = intersection_search_space(study.get_trials(deepcopy=False))
+        ranges: dict[str, BaseDistribution] = {
+            name: distribution
+            for name, distribution in shared.items()
+            if isinstance(distribution, FloatDistribution | IntDistribution)
+            and not distribution.single()
+        }
+        return ranges if len(ranges) > 1 else {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]
+    ) -> dict[str, Any]:
+        if not search_space:
+            return {}
+        optimizer = replay(study, search_space, self._seed + trial.number)
+        study._storage.set_trial_system_attr(trial._trial_id, GENERATION, optimizer.generation)
+        units = optimizer.ask()
+        return {
+            name: from_unit(distribution, unit)
+            for (name, distribution), unit in zip(search_space.items(), units, strict=True)
+        }
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
+def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
+    """CMA-ES in the unit cube after all generations that are complete.
+
+    Args:
+      study: its trials are told in the order of their numbers.
+      ranges: the dimensions.
+      seed: of what is sampled next.
+    """
+    size = len(ranges)
+    optimizer = cmaes.CMA(
+        mean=np.full(size, 0.5),
+        sigma=1 / 6,
+        bounds=np.tile([0.0, 1.0], (size, 1)),
+        seed=seed,
+        n_max_resampling=10 * size,
+    )
+    sign = 1 if study.direction == optuna.study.StudyDirection.MINIMIZE else -1
+    generations = collections.defaultdict(list)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if isinstance(generation := trial.system_attrs.get(GENERATION), int):
+            units = np.array([to_unit(d, trial.params[name]) for name, d in ranges.items()])
+            generations[generation].append((units, sign * trial.values[0]))
+    count = optimizer.population_size
+    while len(told := generations[optimizer.generation]) >= count:
+        optimizer.tell(told[:count])
+    return optimizer
+
+
+def to_unit(distribution: FloatDistribution | IntDistribution, value: float) -> float:
+    """Map a value of the range to [0, 1]."""
+    low, high = _edges(distribution)
+    inside = min(max(value, distribution.low), distribution.high)
+    return ((math.log(inside) if distribution.log else inside) - low) / (high - low)
+
+
+def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) -> float:
+    """The value of the range that [0, 1] maps to; an integer of a range of integers."""
+    low, high = _edges(distribution)
+    position = low + float(unit) * (high - low)
+    value = math.exp(position) if distribution.log else position
+    if isinstance(distribution, IntDistribution):
+        value = round(value)
+    return min(max(value, distribution.low), distribution.high)
+
+
+def _edges(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
+    """The ends of the range; those of integers half a step further out, so that all are equal."""
+    margin = 0.5 if isinstance(distribution, IntDistribution) else 0.0
+    low, high = distribution.low - margin, distribution.high + margin
+    return (math.log(low), math.log(high)) if distribution.log else (low, high)
