@@ -47,6 +47,18 @@ def test_a_damaged_step_and_one_without_its_mark_are_told(run, capsys):
     assert run_folder.steps(run) == [10]  # nothing was moved
 
 
+@pytest.mark.fault(62)
+def test_arrays_that_were_never_listed_are_told(run, capsys):
+    step = run / 'checkpoints' / '20'
+    content = json.loads((step / 'manifest.json').read_text())
+    del content['files']['variables/manifest.ocdbt']
+    (step / 'manifest.json').write_text(json.dumps(content))
+    (step / 'variables' / 'manifest.ocdbt').unlink()
+    assert main(['inspect', '--verify', str(run), '--json']) == 1
+    steps = json.loads(capsys.readouterr().out)['steps']
+    assert steps['20'].startswith('damaged: variables/manifest.ocdbt was never written')
+
+
 def test_a_folder_without_steps_is_one_line(tmp_path, capsys):
     assert main(['inspect', '--verify', str(tmp_path)]) == 2
     assert 'holds no saved step' in capsys.readouterr().err

@@ -66,6 +66,7 @@ class Checkpointer:
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
+        self._saved: checkpoint_format.Items = {}
         self._writer = ocp.AsyncCheckpointer(
             checkpoint_format.handler(),
             async_options=ocp.options.AsyncOptions(
@@ -102,13 +103,13 @@ class Checkpointer:
         self.wait()
         if on_process_0(lambda: int(step in self.steps())):
             return
-        self._saving = step
+        self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
             told = best.of_meta(meta, best.KEPT)
             self._best = told.step if told else None
         try:
             args = checkpoint_format.save_args(state, meta)
-            self._writer.save(self._staging.folder / str(step), args=args)
+            self._writer.save(staging.literal(self._staging.folder / str(step)), args=args)
         except Exception as error:
             self._fail(error)
 
@@ -167,15 +168,20 @@ class Checkpointer:
         return None if step < 0 else _read(self.directory, step, target, cast)
 
     def _list_files(self) -> None:
-        """Write the manifest: on process 0, when all processes have written, before the commit."""
+        """Write the manifest: on process 0, when all processes have written, before the commit.
+
+        It certifies only arrays that can be opened: without it the step counts as unfinished.
+        """
         assert self._saving is not None
+        written = manifest.written(self._staging.folder, self._saving)
+        checkpoint_format.require_written(staging.literal(written), self._saved)
         manifest.write(self._staging.folder, self._saving)
         self._staging.put(self._saving)
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
         sys.unraisablehook = partial(_not_of_late_writes, sys.unraisablehook)
-        reason = _disk_trouble(error)
+        reason = str(error) if isinstance(error, UserError) else _disk_trouble(error)
         if reason is None and paths.is_remote(self.directory):
             reason = paths.why(error)
         if step is None or reason is None:

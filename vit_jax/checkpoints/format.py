@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from vit_jax.errors import UserError
+from vit_jax.storage.paths import why
 from vit_jax.storage.step_folder import META, TRAINING, VARIABLES
 from vit_jax.tree_paths import path_name, require_fit
 
@@ -40,10 +46,10 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
 
     Raises:
       UserError: naming the arrays that are missing or unknown, or differ in shape
-        or (unless `cast`) dtype, with both.
+        or (unless `cast`) dtype, with both; or if they cannot be read.
     """
     wanted = _split(target)
-    with ocp.Checkpointer(handler()) as reader:
+    with _reader(directory) as reader:
         require_fit(
             _arrays(_stored(reader, directory)),
             _arrays(wanted),
@@ -56,16 +62,62 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
     return _join(target, {name: restored[name] for name in wanted}), restored[META]
 
 
+def shapes(state: PyTree) -> Items:
+    """Shapes and dtypes of the arrays of a state, by item."""
+    return _split(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
+
+
+def require_written(directory: Path, saved: Items) -> None:
+    """Open every array that Orbax has written, whether or not the step is committed yet.
+
+    Args:
+      directory: of the step.
+      saved: as `shapes` gives them.
+
+    Raises:
+      UserError: if an array cannot be opened, or is another than was saved.
+    """
+    with _reader(directory) as reader:
+        stored = _stored(reader, directory)
+    require_fit(_arrays(stored), _arrays(saved), 'it is not the state that was saved', dtypes=True)
+
+
 def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[str, Any]]:
-    """The parameters (averaged if `ema` and there are such), the collections, and `meta`."""
-    with ocp.Checkpointer(handler()) as reader:
+    """The parameters (averaged if `ema` and there are such), the collections, and `meta`.
+
+    Raises:
+      UserError: if they cannot be read, or are larger than the memory of this machine.
+    """
+    with _reader(directory) as reader:
         stored = _stored(reader, directory)[VARIABLES]
         params = 'ema' if ema and stored.get('ema') is not None else 'params'
         wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
+        _require_memory(directory, wanted)
         arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
         restored = reader.restore(directory, args=_restore_args({VARIABLES: arrays}))
     variables = restored[VARIABLES]
     return {'params': variables[params], **variables.get('collections', {})}, restored[META]
+
+
+@contextlib.contextmanager
+def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
+    """Orbax's reader of a step's items, whose errors are told in one line."""
+    with ocp.Checkpointer(handler()) as reader:
+        try:
+            yield reader
+        except (OSError, ValueError, KeyError, MemoryError) as error:  # TensorStore's: ValueError
+            reason = why(error).partition(' [tensorstore_spec')[0]
+            raise UserError(f'the arrays of {directory} cannot be read: {reason}') from error
+
+
+def _require_memory(directory: Path, arrays: PyTree) -> None:
+    leaves = jax.tree.leaves(arrays)
+    announced = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    if announced > (memory := os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')):
+        raise UserError(
+            f'{directory} announces arrays of {announced / 2**30:,.0f} GiB, and this machine has '
+            f'{memory / 2**30:,.0f} GiB of memory: is it the checkpoint that was meant?'
+        )
 
 
 def _split(state: PyTree) -> Items:

@@ -23,6 +23,9 @@ _RESTART = 'restart-'  # the folder in there of all that a run left that was sta
 _UNFINISHED = '.orbax-checkpoint-tmp'
 _TEMPORARY = re.compile(rf'\d+{re.escape(_UNFINISHED)}(-(\d+|deleted))?')
 
+# Each process writes arrays of an item to a folder of its own; then Orbax lists all of them here.
+_PROCESS, _MERGED = 'ocdbt.process_', 'manifest.ocdbt'
+
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +75,12 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
       Unfinished: if there is no manifest or no mark of Orbax's commit.
       Damaged: at the first file that is missing or differs.
     """
-    for name, entry in step_folder.read_manifest(directory).items():
+    files = step_folder.read_manifest(directory)
+    for name in files:
+        item, _, rest = name.partition('/')
+        if rest.startswith(_PROCESS) and (merged := f'{item}/{_MERGED}') not in files:
+            raise Damaged(f'{merged} was never written: its arrays cannot be found')
+    for name, entry in files.items():
         if not items or name.split('/')[0] in items:
             _verify_file(directory / name, name, entry)
 

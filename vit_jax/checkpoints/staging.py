@@ -1,4 +1,4 @@
-"""Local copies of steps, on their way to or from a place that Orbax does not reach.
+"""Steps as Orbax gets them: their paths, and local copies of those in a place that it cannot reach.
 
 Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
 a folder of this machine and put from it, and brought here to be restored.
@@ -7,16 +7,38 @@ a folder of this machine and put from it, and brought here to be restored.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from etils.epath import gpath
 
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
+
+
+class LiteralPath(gpath.PosixGPath):
+    """Path for Orbax whose `glob` reads the pattern alone as one, not `[*?` in the folder's name.
+
+    Orbax globs for the arrays that it has written, and where it finds none it commits without them.
+    """
+
+    def glob(self, pattern: str) -> Iterator[LiteralPath]:
+        found = [self]
+        for part in pattern.split('/'):
+            inside = (path for folder in found if folder.is_dir() for path in folder.iterdir())
+            found = [path for path in inside if fnmatch.fnmatchcase(path.name, part)]
+        return iter(found)
+
+
+def literal(directory: Path) -> LiteralPath:
+    """The directory, local or remote, as Orbax is to be given it."""
+    return LiteralPath(os.fspath(directory))
 
 
 class Staging:
@@ -57,11 +79,11 @@ class Staging:
 
 
 @contextlib.contextmanager
-def here(directory: Path) -> Iterator[Path]:
+def here(directory: Path) -> Iterator[LiteralPath]:
     """The step's directory, or a local copy of it where Orbax cannot read it."""
     if paths.orbax_writes(directory):
-        yield directory
+        yield literal(directory)
         return
     with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
         paths.copy(directory, copy := Path(local) / directory.name)
-        yield copy
+        yield literal(copy)

@@ -77,12 +77,18 @@ class Lease:
                 raise refused(owner)
 
     def renew(self) -> bool:
-        """Show that the owner is alive; return False if the object is no longer its own."""
+        """Show that the owner is alive; return False if the object is no longer its own.
+
+        One that was deleted is made again, unless another comes first.
+        """
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
         # A write that was repeated because its answer got lost is refused, but was done.
         found = self._store.read(self._name).result()
+        if found.state == 'missing':
+            self._generation = found.stamp.generation
+            return self._write(json.dumps(self._record).encode())
         if _owner(found).get('token') != self._record['token']:
             return False
         self._generation = found.stamp.generation

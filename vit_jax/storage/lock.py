@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import logging
 import os
 import socket
+import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +32,41 @@ class InUse(UserError):
     """A folder is held by another run."""
 
 
+class Taken(UserError):
+    """A folder was taken over by another run while this one was at work in it."""
+
+
+Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
+
+
 @contextlib.contextmanager
-def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[Check]:
     """Make the folder if absent and keep other runs out of it; process 0 holds the lock.
 
     The lock is an advisory one of the kernel's on `path/lock`, so it ends with its
     process however that dies. The file also names the owner, and its time stamp is
     renewed every few seconds: where a network file system does not carry locks
     between hosts, an owner on another host counts as dead once its time stamp has
-    not moved for `silent_seconds`. No clocks are compared. In object storage the lock
-    is a `lease`, for which every owner counts as one on another host.
+    not moved for `silent_seconds`. No clocks are compared. A file that is deleted is made
+    again. In object storage the lock is a `lease`, for which every owner counts as one on
+    another host.
+
+    Yields:
+      A check for process 0 to make before it writes there.
 
     Raises:
       InUse: if another run holds the folder.
       UserError: if it cannot be written.
     """
     with contextlib.ExitStack() as held:
-        on_process_0(lambda: _hold(held, paths.path(path), silent_seconds))
-        yield
+        checks: list[Check] = []
+
+        def take() -> int:
+            checks.append(_hold(held, paths.path(path), silent_seconds))
+            return 0
+
+        on_process_0(take)
+        yield checks[0] if checks else lambda: None
 
 
 @contextlib.contextmanager
@@ -82,36 +101,113 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
+def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
     """Take the lock until `held` is closed."""
     if paths.is_remote(path):
         return _hold_lease(held, path, silent_seconds)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        held.callback(os.close, file)
-        _take(file, path, silent_seconds)
-        if not os.path.samestat(os.fstat(file), os.stat(path / LOCK)):
-            raise InUse(f'the workdir {path} was in use until now: start again')
+        kernels = _KernelLock(path, silent_seconds)
     except OSError as error:
         raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
-    held.callback(os.ftruncate, file, 0)
+    held.callback(kernels.release)
     stop = threading.Event()
-    beat = threading.Thread(target=_heartbeat, args=(file, stop), daemon=True)
+    beat = threading.Thread(target=_heartbeat, args=(kernels, stop), daemon=True)
     beat.start()
     held.callback(beat.join)
     held.callback(stop.set)
-    return 0
+    return kernels.check
 
 
-def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> int:
+class _KernelLock:
+    """The lock file of a local folder, held by this process until `release`.
+
+    Raises:
+      InUse: if another run holds it.
+      UserError: if it is a link.
+      OSError: if it cannot be written.
+    """
+
+    def __init__(self, path: Path, silent_seconds: float):
+        self._path, self._silent_seconds = path, silent_seconds
+        self._checking = threading.Lock()
+        self._file = self._open(os.O_CREAT)
+
+    def check(self) -> None:
+        """Check that the folder is still held; a lock file that was deleted is made again.
+
+        Raises:
+          Taken: if another run has come in between.
+          OSError: if the file cannot be made.
+        """
+        with self._checking:
+            try:
+                found = os.lstat(self._path / LOCK)
+            except FileNotFoundError:
+                self._make_again()
+            else:
+                if not os.path.samestat(os.fstat(self._file), found):
+                    raise self._taken()
+
+    def renew(self) -> None:
+        """Show that the owner is alive, and raise as `check` does."""
+        self.check()
+        os.utime(self._file)
+
+    def release(self) -> None:
+        os.ftruncate(self._file, 0)
+        os.close(self._file)
+
+    def _open(self, flags: int) -> int:
+        name = self._path / LOCK
+        with contextlib.ExitStack() as opened:
+            file = _open_no_link(name, flags)
+            opened.callback(os.close, file)
+            _take(file, self._path, self._silent_seconds)
+            if not os.path.samestat(os.fstat(file), os.lstat(name)):
+                raise InUse(f'the workdir {self._path} was in use until now: start again')
+            opened.pop_all()
+        return file
+
+    def _make_again(self) -> None:
+        try:
+            file = self._open(os.O_CREAT | os.O_EXCL)
+        except (FileExistsError, InUse) as error:
+            raise self._taken() from error
+        os.close(self._file)
+        self._file = file
+
+    def _taken(self) -> Taken:
+        owner = holder(self._path) or {}
+        return Taken(
+            f'the workdir {self._path} was taken over by another run ({lease.describe(owner)}): '
+            'this one ends, and writes nothing more there'
+        )
+
+
+def _open_no_link(name: Path, flags: int) -> int:
+    """Open a file whose content will be replaced, which therefore must be nothing else's."""
+    try:
+        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    else:
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            return file
+        os.close(file)
+    raise UserError(f'{name} is a link, or no file, and would be overwritten: remove it')
+
+
+def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
     with paths.reaching(path):
         store = lease.open_store(path)
         taken = lease.Lease(
             store, LOCK, _record(), silent_seconds, lambda owner: InUse(_in_use(path, owner))
         )
     lease.keep(held, taken, path, _HEARTBEAT_SECONDS)
-    return 0
+    return lambda: None
 
 
 def _take(file: int, path: Path, silent_seconds: float) -> None:
@@ -166,7 +262,7 @@ def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
             raise InUse(_in_use(path, owner))
 
 
-def _heartbeat(file: int, stop: threading.Event) -> None:
+def _heartbeat(kernels: _KernelLock, stop: threading.Event) -> None:
     while not stop.wait(_HEARTBEAT_SECONDS):
-        with contextlib.suppress(OSError):
-            os.utime(file)
+        with contextlib.suppress(OSError, Taken):  # told where something is to be written
+            kernels.renew()

@@ -18,10 +18,10 @@ import pathlib
 import shutil
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from vit_jax.errors import UserError
-from vit_jax.storage import servers
+from vit_jax.storage import names, servers
 
 # To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 else:
     Path = pathlib.PurePath
 
-_LONGEST = 255  # bytes of a name, on any file system in use
 _PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
 
 
@@ -37,16 +36,15 @@ def path(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file.
 
     Raises:
-      UserError: if the name is empty or too long, or if it is remote and the package is missing
-        that reaches it.
+      UserError: if the name is empty, too long or not in UTF-8, its `~` is nobody's, or if it is
+        remote and the package is missing that reaches it.
     """
     name = os.fspath(text)
     if not name:
         raise UserError("'' names no folder and no file; for the working directory write .")
+    names.require_utf8(name)
     if (scheme := _scheme(name)) is None:
-        if longest := max((p for p in name.split('/') if len(p.encode()) > _LONGEST), default=''):
-            raise UserError(f'{longest[:40]}...: a name of more than {_LONGEST} bytes; shorten it')
-        return pathlib.Path(name).expanduser()
+        return names.local(name)
     if importlib.util.find_spec(package := _PACKAGES[scheme]) is None:
         raise UserError(f'{name}: {scheme}:// needs a package: pip install {package}')
     if not name.removeprefix(f'{scheme}://').strip('/'):
@@ -65,9 +63,17 @@ def path(text: str | os.PathLike[str]) -> Path:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-    """The path of a folder or file; a local one does not depend on the working directory."""
+    """The path of a folder or file; a local one does not depend on the working directory.
+
+    Raises:
+      UserError: as `path`, or if it is one that TensorStore or epath takes for another.
+    """
     found = path(text)
-    return found if is_remote(found) else found.resolve()
+    if is_remote(found):
+        return found
+    found = found.resolve()
+    names.require_storable(str(found))
+    return found
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -175,6 +181,12 @@ def write_text_atomic(file: str | os.PathLike[str], text: str) -> None:
     write_atomic(file, text.encode())
 
 
+def create(file: pathlib.Path) -> IO[bytes]:
+    """Open a new local file for writing, in place of what has its name, were it a link."""
+    file.unlink(missing_ok=True)
+    return file.open('xb')
+
+
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that appears whole or not at all, whatever interrupts the writing.
 
@@ -189,13 +201,17 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
         return
     partial = target.with_name(f'.{target.name}.{os.getpid()}.partial')
     try:
-        with partial.open('wb') as opened:
+        with create(partial) as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _create(file: Path) -> IO[bytes]:
+    return file.open('wb') if is_remote(file) else create(file)
 
 
 def make_folder(folder: Path) -> None:
@@ -215,9 +231,15 @@ def files(folder: Path) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder and all that is in it; other processes may still be writing there."""
+    """Delete a folder and all that is in it, but of a link the link alone.
+
+    Other processes may still be writing there.
+    """
     if not is_remote(folder):
-        shutil.rmtree(folder)
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
         return
     with reaching(folder):
         system, root = _system(folder)
@@ -232,7 +254,7 @@ def copy(source: Path, target: Path) -> None:
         with (
             reaching(target if is_remote(target) else source),
             (source / name).open('rb') as reader,
-            (target / name).open('wb') as writer,
+            _create(target / name) as writer,
         ):
             shutil.copyfileobj(reader, writer, 16 << 20)
 

@@ -17,7 +17,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from vit_jax.storage import run_folder
+from vit_jax.storage import paths, run_folder
 from vit_jax.writers.base import Run, markdown
 
 
@@ -35,7 +35,7 @@ class Writer:
 
     def __init__(self, run: Run):
         who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
-        self._records = RecordWriter((run.local / f'{run_folder.EVENTS}{who}').open('wb'))
+        self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{who}'))
         self._add(0, file_version='brain.Event:2')
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         # What has this step or a later one is dropped.
