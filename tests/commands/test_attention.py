@@ -9,8 +9,8 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.inference.attention import choose_stack, look, stacked
-from vit_jax.inference.attention_pictures import caption
+from vit_jax.inference.attention import look
+from vit_jax.viz.attention_pictures import caption, choose_stack, stacked
 
 
 @pytest.fixture

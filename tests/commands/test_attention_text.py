@@ -12,12 +12,13 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.attention import choose_stack, look, sentence_axes, stacked
+from vit_jax.inference.attention import look
 from vit_jax.inference.load import load_run
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.inference.text import sentence_reader
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.viz import alignment
+from vit_jax.viz.attention_pictures import choose_stack, sentence_axes, stacked
 
 pytestmark = pytest.mark.slow  # as a whole
 

@@ -40,22 +40,31 @@ def draw(model):
 VIZ = """
 from matplotlib.figure import Figure
 
-COLUMNS = ('at', 'brightness')
+from vit_jax.viz import base
 
-def add_flags(parser):
-    parser.add_argument('--threshold', type=float, default=0.5)
+class Viz(base.Viz):
+    columns = ('at', 'brightness')
 
-def rows(prediction, photo, context):
-    brightness = float(prediction['brightness']) / 255
-    if brightness < context.flags.threshold:
-        return []
-    noise = float(prediction['noise'])
-    return [{'brightness': brightness, 'at': photo.original.shape, 'noise': noise}]
+    def add_flags(self, parser):
+        parser.add_argument('--threshold', type=float, default=0.5)
 
-def draw(predictions, photos, context):
-    figure = Figure(figsize=(2, 1))
-    figure.suptitle(f'{len(photos)} images above {context.flags.threshold}')
-    return figure
+    def rows(self, prediction, photo, context):
+        brightness = float(prediction['brightness']) / 255
+        if brightness < context.flags.threshold:
+            return []
+        noise = float(prediction['noise'])
+        return [{'brightness': brightness, 'at': photo.original.shape, 'noise': noise}]
+
+    def draw(self, predictions, photos, context):
+        figure = Figure(figsize=(2, 1))
+        figure.suptitle(f'{len(photos)} images above {context.flags.threshold}')
+        return figure
+"""
+DEFAULTS = """
+from vit_jax.viz import base
+
+class Viz(base.Viz):
+    pass
 """
 
 
@@ -141,6 +150,27 @@ def test_its_picture(run, photos, tmp_path, capsys):
     assert out.read_text().startswith('<?xml')
 
 
+def test_a_picture_of_every_file(run, photos, tmp_path):
+    words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
+    assert cli.main([*words, '--out', str(tmp_path / 'pictures')]) == 0
+    names = {path.name for path in (tmp_path / 'pictures').iterdir()}
+    assert names == {'bright.png', 'dark.png'}
+
+
+def test_defaults_show_any_task(lab, run, photos, tmp_path, capsys):
+    (lab / 'viz' / 'glow.py').write_text(DEFAULTS)
+    words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), '--json', *photos]
+    assert cli.main([*words, '--out', str(tmp_path / 'out.png')]) == 0
+    bright, _ = json.loads(capsys.readouterr().out)['images']
+    rows = {row['array']: row for row in bright['predictions']}
+    assert rows['brightness'] == {
+        **{'array': 'brightness', 'shape': []},
+        **dict.fromkeys(('mean', 'min', 'max'), pytest.approx(204)),
+    }
+    assert rows['tokens']['shape'] == [5, 8]
+    assert (tmp_path / 'out.png').read_bytes().startswith(b'\x89PNG')
+
+
 def test_help_shows_the_flags_of_the_task(run, capsys):
     with pytest.raises(SystemExit):
         cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), '--help'])
@@ -153,8 +183,7 @@ def test_help_shows_the_flags_of_the_task(run, capsys):
     [
         ({}, ['--top', '3'], "unknown flag '--top'"),
         ({}, ['--out', 'a.bmp'], 'must end in .png'),
-        ({'viz/glow.py': 'def rows(*args): ...'}, ['--out', 'a.png'], 'draws no picture'),
-        ({'viz/glow.py': 'x = 1'}, [], "'toy_lab.viz.glow' does not show"),
+        ({'viz/glow.py': 'def rows(*args): ...'}, [], "'toy_lab.viz.glow' has no class Viz: write"),
         ({'viz/glow.py': None}, [], "no module 'toy_lab.viz.glow' to show what task"),
         ({'tasks/glow.py': TASK.replace('predict', 'foresee')}, [], 'has no predictions'),
     ],

@@ -9,9 +9,10 @@ from PIL import Image
 
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.attention import choose_stack, look, parameter_pictures, stacked
+from vit_jax.inference.attention import look, parameter_pictures
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.viz.attention_pictures import choose_stack, stacked
 
 
 def attention_map(name, queries, keys, seed=0):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -94,24 +95,24 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     found, steps = opened({'source': 'digits', 'split': 'test[:61]', 'transforms': ''}, layout)
     drawn = []
     monkeypatch.setattr(
-        'vit_jax.viz.classify.draw', lambda rows, photos, context: drawn.append((rows, photos))
+        'vit_jax.viz.classify.Viz.draw',
+        lambda self, rows, photos, context: drawn.append((rows, photos)) or Figure(),
     )
     looked = []
     monkeypatch.setattr(
-        'vit_jax.inference.attention_pictures.of_photo',
-        lambda photo, outputs, maps, *others: looked.append((photo, outputs, maps)) or (None, ''),
+        'vit_jax.viz.attention_pictures.of_photo',
+        lambda photo, outputs, maps, *_: looked.append((photo, outputs, maps)) or (Figure(), ''),
     )
-    monkeypatch.setattr('vit_jax.viz.figures.pixels', lambda figure: np.zeros((2, 2, 3), np.uint8))
     inputs = jnp.zeros((1, 8, 8, 1))
     variables = jax.jit(MODEL.init, static_argnames='train')(jax.random.key(0), inputs, train=False)
     variables = jax.device_get(variables)
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
     sent = []
-    writer = SimpleNamespace(enabled=True, image=lambda *told: sent.append(told), say=pytest.fail)
+    writer = SimpleNamespace(enabled=True, show=lambda *told: sent.append(told), say=pytest.fail)
     found.show(steps, placed, 7, writer)
     assert [told[:2] for told in sent] == [(7, 'test/examples'), (7, 'test/attention')]
     ((rows, photos),) = drawn
-    source = found.shown.data.examples
+    source = found.sample.data.examples
     shown = {i: source[i] for i in (0, 15, 30, 45)}
     assert [p.path.name for p in photos] == [
         f'{r["label"]} (example {i})' for i, r in shown.items()
@@ -151,13 +152,13 @@ def test_texts_are_rows_of_both_sides_and_the_prediction(tmp_path):
     (shown,) = events(tmp_path).Tensors('test/examples')
     head, _, *lines = shown.tensor_proto.string_val[0].decode().splitlines()
     assert (shown.step, head, len(lines)) == (5, '| source | target | prediction |', 4)
-    data = found.shown.data
-    for line, index in zip(lines, found.shown.read(), strict=True):
+    data, decode = found.sample.data, found.sample.context.vocab.decode
+    for line, index in zip(lines, found.sample.examples, strict=True):
         source, target, prediction = (cell.strip() for cell in line.strip('| ').split(' | '))
-        assert source == prediction == found.shown.vocab.decode(data.source[index]['source'])
-        assert target == found.shown.vocab.decode(data.source[index]['target'])
+        assert source == prediction == decode(data.source[index]['source'])
+        assert target == decode(data.source[index]['target'])
         assert PAD not in data.source[index]['target']
-    pair = data.source[next(iter(found.shown.read()))]
+    pair = data.source[next(iter(found.sample.examples))]
     assert lengths == [(len(pair['target']), len(pair['source']))]
     (picture,) = events(tmp_path).Images('test/attention')
     assert picture.step == 5
@@ -177,10 +178,11 @@ def test_boxes_are_drawn_on_images_with_annotations():
     scenes = load.load('experiments/detr/scenes.py:smoke').evals.ap.to_dict()
     found, steps = opened(scenes | {'evaluator': None}, one_device(), predict, 'detect')
     sent = []
-    writer = SimpleNamespace(enabled=True, image=lambda *told: sent.append(told), say=pytest.fail)
+    writer = SimpleNamespace(enabled=True, show=lambda *told: sent.append(told), say=pytest.fail)
     found.show(steps, {}, 5, writer)
-    ((_, _, picture),) = sent
-    assert picture.shape[2] == 3
+    ((_, _, figure),) = sent
+    assert len(figure.axes) == 4
+    assert all(axes.patches for axes in figure.axes)
 
 
 @pytest.mark.parametrize('what', ['draw', 'predict', 'look'])
@@ -195,7 +197,7 @@ def test_what_fails_is_a_line_and_no_end(what, tmp_path, monkeypatch, capsys):
     steps = fail if what == 'predict' else predict, 'classify', fail if what == 'look' else None
     found, steps = opened(digits, one_device(), *steps)
     if what == 'draw':
-        monkeypatch.setattr('vit_jax.viz.classify.draw', fail)
+        monkeypatch.setattr('vit_jax.viz.classify.Viz.draw', fail)
     writer = Writer(tmp_path, 10, 0, 'images')
     found.show(steps, {}, 5, writer)
     writer.close()

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.viz import classify, figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 PROBS = np.array([0.1, 0.5, 0.4])
 
@@ -23,9 +23,11 @@ def photo(height=8, width=12):
 
 
 def test_classes_without_names():
-    top = classify.rows({'probs': PROBS}, photo(), context('cat'))
+    top = classify.Viz().rows({'probs': PROBS}, photo(), context('cat'))
     assert [(row['label'], row['class']) for row in top] == [(1, 'class 1'), (2, 'class 2')]
-    assert classify.rows({'probs': PROBS}, photo(), context('cat', top=5))[-1]['class'] == 'cat'
+    assert (
+        classify.Viz().rows({'probs': PROBS}, photo(), context('cat', top=5))[-1]['class'] == 'cat'
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,13 @@ def test_classes_without_names():
 )
 def test_no_classes_of_the_whole_image(prediction, message):
     with pytest.raises(UserError, match=message):
-        classify.rows(prediction, photo(), context())
+        classify.Viz().rows(prediction, photo(), context())
 
 
 def test_the_picture_has_every_image_above_its_classes(tmp_path):
     photos = [photo(), photo(12, 8), photo(), photo(), photo()]
     predictions = [{'probs': np.roll(PROBS, i)} for i in range(5)]
-    figure = classify.draw(predictions, photos, context('cat', 'dog', '$snake$'))
+    figure = classify.Viz().draw(predictions, photos, context('cat', 'dog', '$snake$'))
     images, bars = figure.axes[::2], figure.axes[1::2]
     assert len(images) == 5
     for i, (shown, axes) in enumerate(zip(images, bars, strict=True)):

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.ops import colors
 from vit_jax.viz import colorize
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 CONTEXT = Context((), argparse.Namespace())
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def grey_of(image):
 @pytest.mark.parametrize('original', [COLOUR, GREY], ids=['colour', 'grey'])
 def test_the_file_keeps_its_size_and_luminance(original, monkeypatch):
     monkeypatch.setattr(colorize, 'CHUNK', 400)  # 1,500 pixels are three chunks and a part
-    made = colorize.image(MADE, photo(original))
+    made = colorize.colored(MADE['ab'], photo(original))
     assert made.shape == (30, 50, 3) and made.dtype == np.uint8
     assert np.abs(grey_of(made) - grey_of(original)).max() <= 1
     if original is GREY:
@@ -41,25 +41,25 @@ def test_colours_are_enlarged_between_the_centres_of_cells():
     flat = np.full((30, 50, 3), 128, np.uint8)
     ab = np.zeros((2, 2, 2), np.float32)
     ab[:, 1] = 30, 20
-    made = colorize.image({'ab': ab}, photo(flat))
+    made = colorize.colored(ab, photo(flat))
     lab = np.asarray(colors.rgb_to_lab(made / 255))
     np.testing.assert_allclose(lab[:, :12, 1:], 0, atol=1)
     np.testing.assert_allclose(lab[:, 38:, 1:], np.broadcast_to([30, 20], (30, 12, 2)), atol=1)
 
 
 def test_the_original_is_shown_where_it_has_colours():
-    assert [p.shape for p in colorize.panels(MADE, photo(COLOUR))] == [(30, 50, 3)] * 3
-    grey, made = colorize.panels(MADE, photo(GREY))
+    assert [p.shape for p in colorize.panels(MADE['ab'], photo(COLOUR))] == [(30, 50, 3)] * 3
+    grey, made = colorize.panels(MADE['ab'], photo(GREY))
     np.testing.assert_array_equal(grey, GREY)
     assert colorize.has_colors(made) and not colorize.has_colors(grey)
-    (row,) = colorize.rows(MADE, photo(COLOUR), CONTEXT)
+    (row,) = colorize.Viz().rows(MADE, photo(COLOUR), CONTEXT)
     assert row.keys() == {'colorfulness', 'true_colorfulness', 'psnr'}
     error = np.square(SEEN / 255 - MADE['image'] / 255).mean()
     assert row['psnr'] == pytest.approx(-10 * np.log10(error))
-    assert colorize.rows(MADE, photo(GREY), CONTEXT)[0].keys() == {'colorfulness'}
+    assert colorize.Viz().rows(MADE, photo(GREY), CONTEXT)[0].keys() == {'colorfulness'}
 
 
 def test_a_line_of_pictures_an_image():
-    figure = colorize.draw([MADE, MADE], [photo(GREY), photo(COLOUR)], CONTEXT)
+    figure = colorize.Viz().draw([MADE, MADE], [photo(GREY), photo(COLOUR)], CONTEXT)
     assert [axes.get_title() for axes in figure.axes] == [*colorize.TITLES, *[''] * 3]
     assert [len(axes.images) for axes in figure.axes] == [1, 1, 0, 1, 1, 1]

@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 from vit_jax.ops import colors
 from vit_jax.tasks.coltran import Task
 from vit_jax.viz import coltran, coltran_upsampler
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 RNG = np.random.default_rng(0)
 CONTEXT = Context((), argparse.Namespace())
@@ -24,14 +24,16 @@ def photo(image):
 
 def test_samples_are_told_and_drawn_between_grey_and_original():
     seen = photo(SAMPLES[1])
-    rows = coltran.rows(PREDICTION, seen, CONTEXT)
+    rows = coltran.Viz().rows(PREDICTION, seen, CONTEXT)
     assert [(row['sample'], row['bits_per_dim']) for row in rows] == [(0, 2.5), (1, 3.0)]
     assert rows[1]['psnr'] > 100 > rows[0]['psnr'] > 5
     panels = coltran.shown(seen, SAMPLES)
     assert [title for title, _ in panels] == ['grey', 'sample 0', 'sample 1', 'original']
     grey = panels[0][1]
     assert (grey == grey[..., :1]).all()
-    figure = coltran.draw([PREDICTION, PREDICTION], [seen, photo(SAMPLES[0, ..., :1])], CONTEXT)
+    figure = coltran.Viz().draw(
+        [PREDICTION, PREDICTION], [seen, photo(SAMPLES[0, ..., :1])], CONTEXT
+    )
     assert sum(bool(axes.images) for axes in figure.axes) == 4 + 3
 
 
@@ -49,13 +51,13 @@ def test_colours_are_laid_over_the_file_and_its_luminance_stays():
 
 def test_a_grey_photograph_has_no_original_to_compare_with():
     seen = photo(SAMPLES[0, ..., :1])
-    assert [row['psnr'] for row in coltran.rows(PREDICTION, seen, CONTEXT)] == [None, None]
+    assert [row['psnr'] for row in coltran.Viz().rows(PREDICTION, seen, CONTEXT)] == [None, None]
     assert coltran.shown(seen, SAMPLES)[-1][0] == 'sample 1'
 
 
 def test_upsampled_colours():
     prediction, seen = {'coarse': SAMPLES[0], 'image': SAMPLES[1]}, photo(SAMPLES[1])
-    rows = coltran_upsampler.rows(prediction, seen, CONTEXT)
+    rows = coltran_upsampler.Viz().rows(prediction, seen, CONTEXT)
     assert [row['image'] for row in rows] == ['coarse', 'upsampled']
     assert rows[1]['psnr'] > 100 > rows[0]['psnr']
     titles = [title for title, _ in coltran_upsampler.panels(prediction, seen)]
@@ -64,10 +66,10 @@ def test_upsampled_colours():
 
 def test_flags_change_the_task():
     parser = argparse.ArgumentParser()
-    coltran.add_flags(parser)
+    coltran.Viz().add_flags(parser)
     task = Task(samples=5)
-    assert coltran.adapt_task(task, parser.parse_args([])) == task
+    assert coltran.Viz().adapt_task(task, parser.parse_args([])) == task
     flags = parser.parse_args(['--samples', '2', '--temperature', '0.5', '--top-k', '9'])
-    assert coltran.adapt_task(task, flags) == Task(samples=2, temperature=0.5, top_k=9)
+    assert coltran.Viz().adapt_task(task, flags) == Task(samples=2, temperature=0.5, top_k=9)
     with pytest.raises(UserError, match='samples must be at least 1, not 0'):
-        coltran.adapt_task(task, parser.parse_args(['--samples', '0']))
+        coltran.Viz().adapt_task(task, parser.parse_args(['--samples', '0']))

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.viz import detect
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 
 def photo(affine=((0.5, 0, 0), (0, 0.5, 0))):
@@ -33,12 +33,12 @@ PREDICTION = {
 
 
 def test_rows_are_in_pixels_of_the_file_the_surest_first():
-    assert detect.rows(PREDICTION, photo(), context()) == [
+    assert detect.Viz().rows(PREDICTION, photo(), context()) == [
         {'class': 'car', 'category_id': 0, 'score': pytest.approx(0.9), 'bbox': [20, 0, 20, 30]},
         {'class': 'dog', 'category_id': 1, 'score': pytest.approx(0.6), 'bbox': [40, 30, 40, 30]},
     ]
-    assert len(detect.rows(PREDICTION, photo(), context(0.0))) == 3
-    assert detect.rows(PREDICTION, photo(), context(0.95)) == []
+    assert len(detect.Viz().rows(PREDICTION, photo(), context(0.0))) == 3
+    assert detect.Viz().rows(PREDICTION, photo(), context(0.95)) == []
 
 
 def test_a_model_that_sees_a_cut_of_the_file():
@@ -51,19 +51,19 @@ def test_a_model_that_sees_a_cut_of_the_file():
 
 def test_mistakes():
     with pytest.raises(UserError, match=r'--threshold 1\.5: must be in'):
-        detect.rows(PREDICTION, photo(), context(1.5))
+        detect.Viz().rows(PREDICTION, photo(), context(1.5))
     with pytest.raises(UserError, match='where pixels come from'):
-        detect.rows(PREDICTION, photo(affine=None), context())
+        detect.Viz().rows(PREDICTION, photo(affine=None), context())
 
 
 def test_queries_that_have_found_something():
     logits = np.array([[[9.0, 0, 0], [0, 0, 9.0], [0, 1.0, 0], [0, 9.0, 0]], np.zeros((4, 3))])
-    assert detect.queries({'logits': logits}, ('car',)) == {0: 'car', 3: 'class 1'}
-    assert detect.queries({'logits': logits[1:]}, ('car',)) is None
+    assert detect.Viz().queries({'logits': logits}, Context(('car',))) == {0: 'car', 3: 'class 1'}
+    assert detect.Viz().queries({'logits': logits[1:]}, Context(('car',))) is None
 
 
 def test_a_frame_and_a_label_for_every_object():
-    figure = detect.draw([PREDICTION, PREDICTION], [photo(), photo()], context())
+    figure = detect.Viz().draw([PREDICTION, PREDICTION], [photo(), photo()], context())
     assert len(figure.axes) == 2
     for axes in figure.axes:
         assert {text.get_text() for text in axes.texts} == {'car 0.90', 'dog 0.60'}

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.viz import reconstruct
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 CONTEXT = Context((), argparse.Namespace(mask_ratio=None))
 IMAGE = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
@@ -33,15 +33,15 @@ def test_the_four_pictures():
 
 def test_the_error_is_that_of_what_was_hidden():
     guess = np.where(HIDDEN, IMAGE / 255 + 0.1 * np.where(IMAGE > 127, -1, 1), 9.0)
-    (row,) = reconstruct.rows({'reconstruction': guess, 'mask': MASK}, photo(), CONTEXT)
+    (row,) = reconstruct.Viz().rows({'reconstruction': guess, 'mask': MASK}, photo(), CONTEXT)
     assert row == {'patches': 6, 'hidden': 3, 'psnr': pytest.approx(20.0)}
     shown = {'reconstruction': guess, 'mask': 0 * MASK}
-    assert reconstruct.rows(shown, photo(), CONTEXT)[0]['psnr'] is None
+    assert reconstruct.Viz().rows(shown, photo(), CONTEXT)[0]['psnr'] is None
 
 
 def test_a_line_of_pictures_an_image():
     made = {'reconstruction': IMAGE / 255, 'mask': MASK}
-    figure = reconstruct.draw([made, made], [photo(), photo()], CONTEXT)
+    figure = reconstruct.Viz().draw([made, made], [photo(), photo()], CONTEXT)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [*reconstruct.TITLES, *[''] * 4]
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.viz import batch
 from vit_jax.viz import segment_panoptic as viz
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Photo
 
 ROOT2 = ((0.5, 0, 0), (0, 0.5, 0))
 
@@ -43,7 +42,7 @@ def prediction():
 
 
 def test_rows_are_in_pixels_of_the_file_the_largest_first():
-    sky, car = viz.rows(prediction(), photo(), context())
+    sky, car = viz.Viz().rows(prediction(), photo(), context())
     assert (sky['class'], sky['kind'], sky['isthing'], sky['id']) == ('sky', 'stuff', 0, 2)
     assert (car['class'], car['kind'], car['category_id']) == ('car', 'thing', 0)
     assert car['bbox'] == [0, 0, 8, 24]
@@ -52,8 +51,8 @@ def test_rows_are_in_pixels_of_the_file_the_largest_first():
     assert car['segmentation'] == {'size': [24, 32], 'counts': [0, 8 * 24, 24 * 24]}
     assert sky['segmentation'] == {'size': [24, 32], 'counts': [8 * 24, 24 * 24]}
     assert car['score'] == pytest.approx(0.9)
-    assert [row['class'] for row in viz.rows(prediction(), photo(), context(0.92))] == ['sky']
-    assert viz.rows(prediction(), photo(), context(0.99)) == []
+    assert [row['class'] for row in viz.Viz().rows(prediction(), photo(), context(0.92))] == ['sky']
+    assert viz.Viz().rows(prediction(), photo(), context(0.99)) == []
 
 
 def test_runs_are_those_of_coco():
@@ -81,7 +80,7 @@ def test_the_picture_has_a_colour_and_a_name_for_each_segment():
     apart = [np.abs(a.astype(int) - b).max() for a in inner for b in inner if a is not b]
     assert min(apart) > 30
     assert (picture[50, 39:41] == 255).any()
-    figure = viz.draw([prediction()] * 2, [photo()] * 2, context())
+    figure = viz.Viz().draw([prediction()] * 2, [photo()] * 2, context())
     for axes in figure.axes:
         assert {text.get_text() for text in axes.texts} == {'car 0.90', 'sky 0.95'}
 
@@ -91,7 +90,7 @@ def test_examples_of_the_data_are_drawn_with_their_segments():
     labels, real = np.array([1, 0, 0]), np.array([True, True, False])
     example = {'segments': segments, 'labels': labels, 'object_mask': real}
     image = np.full((16, 2, 3), 100, np.uint8)
-    figure = batch.draw(image[None], [example], ('car', 'sky'), viz)
+    figure = viz.Viz().draw_batch([image], [example], context())
     (axes,) = figure.axes
     assert axes.get_title() == '2 objects'
     assert [text.get_text() for text in axes.texts] == ['sky', 'car']
@@ -108,6 +107,6 @@ def test_a_name_is_written_where_its_segment_is_thickest():
 
 def test_mistakes():
     with pytest.raises(UserError, match=r'--threshold 1: must be in \[0, 1\)'):
-        viz.rows(prediction(), photo(), context(1))
+        viz.Viz().rows(prediction(), photo(), context(1))
     with pytest.raises(UserError, match='where pixels come from'):
-        viz.rows(prediction(), photo(affine=None), context())
+        viz.Viz().rows(prediction(), photo(affine=None), context())

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.viz.predictions import Photo
+from vit_jax.viz.photo import Photo
 
 FILE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
 

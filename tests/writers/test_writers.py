@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
@@ -121,13 +122,13 @@ ROWS = [{'source': 'a | b', 'prediction': 'c\nd'}]
 
 def show(folder, *names):
     """Two starts, of which the first is killed after step 4, and resumed after step 2."""
-    picture = np.full((2, 3, 3), 7, np.uint8)
+    picture = Figure(figsize=(0.3, 0.2), facecolor='red')
     for start, steps in ((0, (2, 4)), (2, (4, 6))):
         writer = Writer(folder, 6, start, 'images', CONFIG | {'writers': names})
         for step in steps:
             writer.write(step, {'test/loss': step / 2})
-            writer.image(step, 'test/examples', picture)
-            writer.texts(step, 'test/texts', ROWS)
+            writer.show(step, 'test/examples', picture)
+            writer.show(step, 'test/texts', ROWS)
         assert not writer.trouble
         assert set(writer.writers) == set(names)
         writer.bar.stop()
@@ -141,7 +142,7 @@ def test_wandb_gets_each_picture_and_table_once(tmp_path, fake_wandb):
         for kind in ('examples', 'texts')
     )
     assert [step for step, _ in pictures] == [step for step, _ in tables] == [2, 4, 6]
-    assert pictures[0][1].shape == (2, 3, 3)
+    assert pictures[0][1].shape == (20, 30, 3)
     assert tables[0][1] == (['source', 'prediction'], [['a | b', 'c\nd']])
 
 
@@ -159,17 +160,34 @@ def test_tensorboard_shows_what_the_last_start_has_written(tmp_path):
     shown = [events.Tensors(f'test/{name}') for name in ('loss', 'examples', 'texts')]
     assert [[each.step for each in some] for some in shown] == [[2, 4, 6]] * 3
     *size, png = shown[1][0].tensor_proto.string_val
-    assert size == [b'3', b'2'], 'width and height'
+    assert size == [b'30', b'20'], 'width and height'
     picture = np.asarray(Image.open(io.BytesIO(png)))
-    np.testing.assert_array_equal(picture, np.full((2, 3, 3), 7))
+    np.testing.assert_array_equal(picture, np.full((20, 30, 3), 255))
 
 
 def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
+    told = []
+
+    class Told(base.Writer):
+        def __init__(self, run):
+            self.start = run.start_step
+
+        def scalars(self, step, values):
+            told.append((step, values))
+
     writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
-    writer.writers['wandb'] = SimpleNamespace(scalars=lambda step, values: None)
-    writer.image(1, 'test/examples', np.zeros((2, 2, 3), np.uint8))
-    assert 'wandb' in writer.writers
-    writer.bar.stop()
+    writer.writers['wandb'] = Told(base.begin(tmp_path, tmp_path, 0, {}, []))
+    writer.show(1, 'test/examples', Figure())
+    writer.show(1, 'test/texts', ROWS)
+    writer.write(1, {'a': 1.0})
+    writer.close()
+    assert told == [(1, {'a': 1.0})]
+
+
+def test_what_is_no_writer_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr('vit_jax.writers.wandb.Writer', SimpleNamespace)
+    with pytest.raises(UserError, match=r'its Writer must be derived from vit_jax.writers.base'):
+        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
 
 
 def test_a_run_that_starts_anew_is_another_one_there(tmp_path, fake_wandb):

@@ -117,7 +117,7 @@ def parse_query(text: str | None) -> tuple[int, ...] | None:
 
 def choice_of(args: argparse.Namespace) -> Any:
     """Which maps the flags ask for."""
-    from vit_jax.inference.attention_pictures import Choice
+    from vit_jax.viz.attention_pictures import Choice
 
     stack = 'encoder' if args.of_source else args.map or ''
     return Choice(stack, args.layer, args.head, parse_query(args.query))
@@ -125,17 +125,16 @@ def choice_of(args: argparse.Namespace) -> Any:
 
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of what is looked at in one image, and a line about it."""
-    from vit_jax.inference import attention_pictures
     from vit_jax.inference.attention import look
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one
-    from vit_jax.viz import predictions
+    from vit_jax.viz import attention_pictures, predictions
+    from vit_jax.viz.photo import Context
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = look(run, batch_of_one(photo.fields))
-    viz = predictions.find(run.config.task.name)
-    choice = choice_of(args)
-    return attention_pictures.of_photo(photo, outputs, maps, viz, run.class_names, choice)
+    viz, context = predictions.find(run.config.task.name), Context(run.class_names)
+    return attention_pictures.of_photo(photo, outputs, maps, viz, context, choice_of(args))
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
@@ -156,10 +155,10 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     Raises:
       UserError: if the run does not translate text, or the sentences do not fit it.
     """
-    from vit_jax.inference import attention_pictures
     from vit_jax.inference.attention import look
     from vit_jax.inference.predict import batch_of_one
     from vit_jax.inference.text import own_translation, sentence_reader
+    from vit_jax.viz import attention_pictures
 
     reader = sentence_reader(run)
     source = reader.read_whole(args.inputs[0], 'source')

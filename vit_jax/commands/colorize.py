@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None and not folder:
         figures.check_format(args.out, '--out')
     core = load_run(args.workdir, args.step, None, args.average, args.allow)
-    core = dataclasses.replace(core, task=coltran.adapt_task(core.task, args))
+    core = dataclasses.replace(core, task=coltran.Viz().adapt_task(core.task, args))
     names = image_names(args.image, core.task.samples)
     if folder:
         check_names(names, args.image, args.out, '--out')
@@ -85,7 +85,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         metavar='DIR',
         help='a run of coltran_upsampler; each goes on with what the one before has made',
     )
-    coltran.add_flags(parser)
+    coltran.Viz().add_flags(parser)
     parser.add_argument(
         '--out',
         metavar='FILE',

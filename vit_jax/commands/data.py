@@ -70,46 +70,30 @@ def progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
 
 
 def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
-    """The figure of a batch.
+    """The figure of the first examples of a batch, as the `Viz` of the task draws them.
 
     Raises:
-      UserError: if it has neither images nor text.
+      UserError: if it shows no such batch.
     """
+    import numpy as np
+
     from vit_jax.config import objects
     from vit_jax.config.defaults import complete
-    from vit_jax.inference import batches
-    from vit_jax.viz import batch as viz
+    from vit_jax.inference import batches, sample
     from vit_jax.viz import predictions
 
     _, task = objects.model_and_task(complete(config, data.info))
-    if 'image' not in batch:
-        return viz.draw_texts(sentences(config, data, batch))
     batch = batches.augmented(task, batch)
-    examples = [{k: v[i] if v.ndim else v for k, v in batch.items()} for i in range(rows(batch))]
     images = batches.images(task, batch)
-    assert images is not None
-    shown = images[: len(examples)]
-    return viz.draw(shown, examples, data.info.class_names, predictions.find(config.task.name))
-
-
-def rows(batch: dict[str, Any]) -> int:
-    """How many examples of a batch are drawn."""
-    return min(SHOWN, len(next(iter(batch.values()))))
-
-
-def sentences(config: Any, data: Any, batch: dict[str, Any]) -> list[dict[str, str]]:
-    """What the ids of a batch stand for.
-
-    Raises:
-      UserError: if nothing tells.
-    """
-    from vit_jax.data import sources
-
-    vocab = data.vocab or sources.own_vocab(config.data.source)
-    sides = {k: v for k, v in batch.items() if v.ndim == 2 and v.dtype.kind == 'i'}
-    if vocab is None or not sides:
-        raise UserError(f'--out: the batch has {", ".join(batch)}: neither images nor text')
-    return [{k: vocab.decode(v[i]) for k, v in sides.items()} for i in range(rows(batch))]
+    count = min(SHOWN, len(next(iter(batch.values()))))
+    rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
+    examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]
+    context = sample.context_of(data, config.data, model=config.model.name)
+    viz = predictions.find(config.task.name)
+    try:
+        return viz.draw_batch(None if images is None else list(images[:count]), examples, context)
+    except UserError as error:
+        raise UserError(f'--out: {error}') from error
 
 
 def text(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from vit_jax.commands._model import (
@@ -35,25 +34,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--out',
         metavar='FILE',
-        help='a picture too: .png, .pdf, .svg or .jpg; or, where predictions are images, a folder '
-        'for them',
+        help='a picture too: .png, .pdf, .svg or .jpg; or a folder, for one a file',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
-    check_out(parser, args, viz)
+    check_out(args)
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import predictor
     from vit_jax.runtime import sharding
-    from vit_jax.viz.predictions import Context
+    from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
-    if hasattr(viz, 'adapt_model'):
-        run = dataclasses.replace(run, model=viz.adapt_model(run.model, args))
-    if hasattr(viz, 'adapt_task'):
-        run = dataclasses.replace(run, task=viz.adapt_task(run.task, args))
+    model, task = viz.adapt_model(run.model, args), viz.adapt_task(run.task, args)
+    run = dataclasses.replace(run, model=model, task=task)
     read = photo_reader(run).read
     photos = [read(path, image_size(args)) for path in args.image]
     sharding.use_compilation_cache()
@@ -68,26 +64,26 @@ def main(argv: Sequence[str]) -> int:
         }
         for photo, prediction in zip(photos, predictions, strict=True)
     ]
-    if args.out is not None and for_images(viz, args.out):
+    if args.out is not None and is_folder(args.out):
         pairs = zip(predictions, photos, strict=True)
-        images = (viz.image(prediction, photo) for prediction, photo in pairs)
+        images = (viz.image(prediction, photo, context) for prediction, photo in pairs)
         path = save_images(images, image_names(args.image), args.out, '--out')
     elif args.out is not None:
         path = save_figure(viz.draw(predictions, photos, context), args.out, '--out')
     if args.json:
         print(json.dumps({'step': run.step, 'images': results}))
         return 0
-    print_tables(results, getattr(viz, 'COLUMNS', None), getattr(viz, 'BAR', None))
+    print_tables(results, viz.columns, viz.bar)
     if args.out is not None:
         print(path)
     return 0
 
 
 def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.Namespace]:
-    """The module that shows what the task of the run predicts, its flags added to `parser`.
+    """The `Viz` of the run's task, its flags added to `parser`.
 
     Returns:
-      The module, None if only the help of all tasks is asked for; and the flags of the model.
+      The `Viz`, None if only the help of all tasks is asked for; and the flags of the model.
 
     Raises:
       UserError: if not exactly one model is named, or there is no such module, or it is not
@@ -104,29 +100,21 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     check_model_flags(parser, args)
     task = task_name(args)
     require_name(predictions.module_path(task), args.allow, f'what shows the task {task!r}')
-    viz = predictions.module_of(task)
-    if hasattr(viz, 'add_flags'):
-        viz.add_flags(parser)
+    viz = predictions.require(task)
+    viz.add_flags(parser)
     return viz, args
 
 
-def check_out(parser: Parser, args: argparse.Namespace, viz: ModuleType) -> None:
+def check_out(args: argparse.Namespace) -> None:
     """Raises UserError for a picture that cannot be drawn."""
     if args.out is None:
         return
     from vit_jax.viz import figures
 
-    if for_images(viz, args.out):
+    if is_folder(args.out):
         check_names(image_names(args.image), args.image, args.out, '--out')
         return
     figures.check_format(args.out, '--out')
-    if not hasattr(viz, 'draw'):
-        parser.error(f'--out: {viz.__name__!r} draws no picture')
-
-
-def for_images(viz: ModuleType, out: str) -> bool:
-    """Whether `--out` names a folder, for images of which there is one a file."""
-    return hasattr(viz, 'image') and is_folder(out)
 
 
 def print_tables(

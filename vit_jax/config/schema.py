@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import values
 from vit_jax.errors import UserError, nearest, resolve
-from vit_jax.evaluators import base
+from vit_jax.evaluators import base as evaluators
 from vit_jax.signatures import Duration, Parameters, keyword_only
 from vit_jax.signatures import parameters as all_parameters
+from vit_jax.writers import base as writers
 
 Group = Mapping[str, Any]
 
@@ -134,23 +135,31 @@ def task_class(config: ConfigDict) -> Any:
     return resolve('vit_jax.tasks', _name(config, 'task'), 'Task')
 
 
-def evaluator_class(name: str) -> type[base.Evaluator]:
+def evaluator_class(name: str) -> type[evaluators.Evaluator]:
     """The class that `name`, an entry's `evaluator`, stands for.
 
     Raises:
-      UserError: if there is none, or it is not derived from `base.Evaluator`.
+      UserError: if there is none, or it is not derived from `vit_jax.evaluators.base.Evaluator`.
     """
-    found = resolve('vit_jax.evaluators', name, 'Evaluator')
-    if not (isinstance(found, type) and issubclass(found, base.Evaluator)):
+    return _derived(resolve('vit_jax.evaluators', name, 'Evaluator'), evaluators.Evaluator, name)
+
+
+def writer_class(name: str) -> type[writers.Writer]:
+    """The class that `name`, one of `config.writers`, stands for.
+
+    Raises:
+      UserError: if there is none, or it is not derived from `vit_jax.writers.base.Writer`.
+    """
+    return _derived(resolve('vit_jax.writers', name, 'Writer'), writers.Writer, name)
+
+
+def _derived(found: Any, base: type, name: str) -> Any:
+    if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(
-            f'evaluator name {name!r}: its Evaluator must be derived from {base.__name__}.Evaluator'
+            f'{base.__name__.lower()} name {name!r}: its {base.__name__} must be derived from '
+            f'{base.__module__}.{base.__name__}'
         )
     return found
-
-
-def writer_class(name: str) -> Any:
-    """The class that `name`, one of `config.writers`, stands for."""
-    return resolve('vit_jax.writers', name, 'Writer')
 
 
 def parameters(config: ConfigDict, section: str) -> Parameters:

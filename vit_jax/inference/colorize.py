@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Run
 from vit_jax.inference.predict import predictor
-from vit_jax.viz.predictions import Photo
+from vit_jax.viz.photo import Photo
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vit_jax.data.transforms import Transforms, geometry, parse_transforms, with
 from vit_jax.errors import UserError
 from vit_jax.inference.load import Run, eval_section
 from vit_jax.viz import predictions
-from vit_jax.viz.predictions import Photo
+from vit_jax.viz.photo import Photo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +106,17 @@ def photo_reader(run: Run) -> PhotoReader:
       UserError: if the run's model does not take images.
     """
     if not run.image:
-        raise UserError(f'{run.workdir}: the model of this run was not trained on images')
+        raise UserError(
+            f'{run.workdir}: the model of this run was not trained on images; '
+            'for sentences, use translate'
+        )
     section, size = eval_section(run.config), run.image['size']
-    whole = getattr(predictions.find(run.config.task.name), 'WHOLE', False)
     return PhotoReader(
         parse_transforms(without_annotations(section.get('transforms', ''))),
         run.image['channels'],
         tuple(size) if size else None,
         tuple(section.sizes[-1]) if section.get('sizes') else None,
-        run.input_size if whole else None,
+        run.input_size if predictions.find(run.config.task.name).whole else None,
     )
 
 

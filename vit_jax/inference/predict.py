@@ -28,7 +28,7 @@ def predictor(run: Run, seed: int = 0) -> Callable[[Example, int], dict[str, np.
 
     def predict(example: Example, index: int) -> dict[str, np.ndarray]:
         predictions, _ = compiled(run.variables, batch_of_one(example, index))
-        return {name: np.asarray(value)[0] for name, value in predictions.items()}
+        return {name: np.asarray(value[0]) for name, value in predictions.items()}
 
     return predict
 

@@ -9,24 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import schema
-from vit_jax.data import sources
 from vit_jax.data.batches import Batch, Process
-from vit_jax.data.buckets import Buckets
-from vit_jax.data.records import Record
-from vit_jax.data.transforms import parse_transforms, without_annotations
+from vit_jax.inference.sample import Sample, sample_of
 from vit_jax.runtime import processes
 from vit_jax.trainer.evaluate import EvalSteps, PyTree
 from vit_jax.trainer.evaluations import Evaluation
-from vit_jax.trainer.shown import Images, Texts, batch_of
 from vit_jax.trainer.writer import Writer, in_a_line
-from vit_jax.viz import figures, predictions
+from vit_jax.viz import predictions
+from vit_jax.viz.base import Viz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +32,11 @@ class Examples:
 
     Attributes:
       entry: of `config.evals`.
-      shown: its examples.
-      attention: whether the writers get a picture of where the model has looked in the first.
+      sample: its examples.
     """
 
     entry: str
-    shown: Images | Texts
-    attention: bool = False
+    sample: Sample
 
     def show(self, steps: EvalSteps, variables: PyTree, step: int, writer: Writer) -> None:
         """Predict and draw; every process takes part in the former, process 0 draws.
@@ -52,10 +47,9 @@ class Examples:
           step: the number of updates made.
           writer: of the run.
         """
-        read: Mapping[int, Record] = {}
         trouble = ''
         try:
-            read = self.shown.read()
+            read = list(self.sample.examples.values())
         except Exception as error:
             trouble = in_a_line(error)
         # Where one process has no examples, none may wait for it in the prediction.
@@ -63,12 +57,13 @@ class Examples:
             writer.say(f'{self.entry}: no examples are shown: {troubles[0]}')
             return
         with self._said(writer, 'examples are'):
-            rows = self._predict(steps, variables, read)
+            rows = self._predict(steps, variables)
             if writer.enabled:
-                self.shown.show(writer, step, f'{self.entry}/examples', rows)
-        if self.attention and read:
+                shown = self.sample.viz.show(rows, read, self.sample.context)
+                writer.show(step, f'{self.entry}/examples', shown)
+        if steps.look is not None and read:
             with self._said(writer, 'attention is'):
-                self._look(steps, variables, step, writer, *next(iter(read.items())))
+                self._look(steps.look, variables, step, writer)
 
     @contextlib.contextmanager
     def _said(self, writer: Writer, what: str) -> Iterator[None]:
@@ -77,68 +72,55 @@ class Examples:
         except Exception as error:
             writer.say(f'{self.entry}: no {what} shown: {in_a_line(error)}')
 
-    def _predict(
-        self, steps: EvalSteps, variables: PyTree, read: Mapping[int, Record]
-    ) -> list[Batch]:
+    def _predict(self, steps: EvalSteps, variables: PyTree) -> list[Batch]:
         assert steps.predict is not None
         process = Process(jax.process_index(), jax.process_count())
         unit = math.lcm(steps.layout.num_shards, process.count)
-        whole = batch_of(self.shown.data, read, -(-len(read) // unit) * unit)
+        whole = self.sample.batch(-(-len(self.sample.examples) // unit) * unit)
         mine = process.rows(len(whole['mask']))
         batch = {name: array[mine.start : mine.stop] for name, array in whole.items()}
         found, small = jax.device_get(steps.predict(variables, steps.layout.put_batch(batch)))
         real = np.flatnonzero(small['mask'] > 0)
         rows = dict(zip(small['index'][real].tolist(), real.tolist(), strict=True))
-        return [{name: array[rows[i]] for name, array in found.items()} for i in read]
+        return [
+            {name: np.asarray(array[rows[i]]) for name, array in found.items()}
+            for i in self.sample.examples
+        ]
 
-    def _look(
-        self,
-        steps: EvalSteps,
-        variables: PyTree,
-        step: int,
-        writer: Writer,
-        index: int,
-        record: Record,
-    ) -> None:
-        assert steps.look is not None
-        outputs, maps = steps.look(variables, self.shown.alone(index, record))
-        if writer.enabled:
-            figure = self.shown.draw_attention(index, outputs, maps)
-            writer.image(step, f'{self.entry}/attention', figures.pixels(figure))
+    def _look(self, look: Callable, variables: PyTree, step: int, writer: Writer) -> None:
+        outputs, maps = look(variables, self.sample.batch_of_first())
+        if not writer.enabled:
+            return
+        first = next(iter(self.sample.examples.values()))
+        figure = self.sample.viz.look(first, outputs, maps, self.sample.context)
+        if figure is not None:
+            writer.show(step, f'{self.entry}/attention', figure)
 
 
 def of_run(
     config: ConfigDict, evaluations: Mapping[str, Evaluation], steps: EvalSteps
 ) -> Examples | None:
-    """The examples of the first evaluation of the model's own classes; None if nobody shows them.
+    """The examples of the first evaluation of the model's own classes.
 
     Args:
       config: of the run.
       evaluations: its own.
       steps: of them.
+
+    Returns:
+      None without predictions, such an evaluation, or writers to show them to.
+
+    Raises:
+      UserError: if the module that shows the task has no class `Viz`.
     """
-    classes = map(schema.writer_class, config.get('writers', schema.Config.writers))
-    takes = {method for cls in classes for method in ('image', 'texts') if hasattr(cls, method)}
-    if steps.predict is None or not takes:
+    if steps.predict is None or not config.get('writers', schema.Config.writers):
         return None
     own = (n for n, e in evaluations.items() if e.evaluator is None or not e.evaluator.learns)
     if (entry := next(own, None)) is None:
         return None
     data, section = evaluations[entry].data, config.evals[entry]
-    attention = 'image' in takes and steps.look is not None
-    if data.image_size is not None:
-        viz = None
-        # What a module of the user's own cannot import, `predict` tells.
-        with contextlib.suppress(ImportError):
-            viz = predictions.find(config.task.name)
-        if 'image' not in takes or not hasattr(viz, 'draw'):
-            return None
-        padded = tuple(section.sizes[-1]) if section.get('sizes') else None
-        spec = section.get('transforms', '')
-        bare = parse_transforms(without_annotations(spec))
-        images = Images(data, parse_transforms(spec), bare, padded, viz)
-        return Examples(entry, images, attention)
-    vocab = data.vocab or sources.own_vocab(section.source)
-    if vocab is None or not isinstance(data, Buckets) or 'texts' not in takes:
-        return None
-    return Examples(entry, Texts(data, vocab, config.model.name), attention)
+    viz = Viz()
+    # Modules of a user that cannot be imported end `predict`, and no training.
+    with contextlib.suppress(ImportError):
+        viz = predictions.find(config.task.name)
+    return Examples(entry, sample_of(data, section, viz, config.model.name))

@@ -7,12 +7,11 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jaxtyping import UInt8
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -22,7 +21,8 @@ from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
-from vit_jax.viz import curves
+from vit_jax.viz import curves, figures
+from vit_jax.viz.base import Texts
 from vit_jax.writers import base
 
 UNKNOWN = '-:--'
@@ -138,31 +138,23 @@ class Writer:
         with self._watched(run_folder.METRICS):
             self.lines.write()
             numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
-            self._tell('scalars', step, numbers)
+            self._tell(lambda writer: writer.scalars(step, numbers))
         self.mirror.publish()
 
-    def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
-        """Passes a picture to the writers that take one."""
-        self._show('image', step, name, pixels)
-
-    def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Passes rows of {column: text} to the writers that take them."""
-        self._show('texts', step, name, rows)
-
-    def _show(self, method: str, *shown: Any) -> None:
+    def show(self, step: int, name: str, shown: Figure | Texts) -> None:
+        """Passes a figure, or rows of {column: text}, to the writers."""
         if not self.enabled or self.trouble:
             return
+        tell = _showing(step, name, shown)
         with self._watched('what the writers show'):
-            self._tell(method, *shown)
+            self._tell(tell)
         self.mirror.publish()
 
-    def _tell(self, method: str, *told: Any) -> None:
-        """Calls a method of the writers that have it; one that fails must not end the run, and is
-        left out.
-        """
+    def _tell(self, tell: Callable[[base.Writer], None]) -> None:
+        """Calls every writer; one that fails must not end the run, and is left out."""
         for name, writer in list(self.writers.items()):
             try:
-                getattr(writer, method, lambda *_: None)(*told)
+                tell(writer)
             except OSError:
                 raise
             except Exception as error:
@@ -229,7 +221,15 @@ class Writer:
         self.mirror.close()
 
 
-def _open(name: str, run: base.Run) -> Any:
+def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
+    """The call of each writer, for which a figure is drawn once."""
+    if isinstance(shown, Figure):
+        pixels = figures.pixels(shown)
+        return lambda writer: writer.image(step, name, pixels)
+    return lambda writer: writer.texts(step, name, shown)
+
+
+def _open(name: str, run: base.Run) -> base.Writer:
     """A writer of `config.writers`; UserError if it does not start."""
     try:
         return schema.writer_class(name)(run)

@@ -1,57 +1,32 @@
-"""The examples of a batch, beside one another, as the task of the config shows them.
-
-The module of a task, see `predictions`, may have
-
-    caption(example, class_names)          the line above an example
-    mark(axes, example, class_names)       what is drawn on its image
-
-where an example is {name: array} of one row of the batch.
-"""
+"""Examples beside one another: a grid of images, or a table of texts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 
 import numpy as np
-from jaxtyping import UInt8
 from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
 
-Example = Mapping[str, np.ndarray]
 ACROSS = 8  # at most, images in a row
 SIDE = 1.9  # inches of an image
 LINE = 0.3  # inches of a line of text
 
 
-def draw(
-    images: UInt8[np.ndarray, 'B H W C'],
-    examples: Sequence[Example],
-    class_names: Sequence[str],
-    viz: ModuleType | None,
-) -> Figure:
-    """A grid of images.
-
-    Args:
-      images: that the model gets.
-      examples: what else the batch has of them.
-      class_names: of the data.
-      viz: the module of the task; None if there is none.
-    """
-    caption = getattr(viz, 'caption', lambda example, class_names: '')
-    mark = getattr(viz, 'mark', lambda axes, example, class_names: None)
-    across = min(ACROSS, len(examples))
-    down = math.ceil(len(examples) / across)
-    tall = images.shape[1] / images.shape[2]
-    size = (SIDE * across, (SIDE * tall + LINE) * down)
+def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
+    """A grid of images [H W C], each with its caption above it; their axes come first."""
+    across = min(ACROSS, len(images))
+    down = math.ceil(len(images) / across)
+    tall = max(image.shape[0] / image.shape[1] for image in images)
+    lines = 1 + max(caption.count('\n') for caption in captions)
+    size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
     figure = Figure(figsize=size, layout='constrained')
     grid = figure.subplots(down, across, squeeze=False).flat
-    for axes, image, example in zip(grid, images, examples, strict=False):
-        figures.show_image(axes, figures.as_picture(image), caption(example, class_names))
-        mark(axes, example, class_names)
-    for axes in grid[len(examples) :]:
+    for axes, image, caption in zip(grid, images, captions, strict=False):
+        figures.show_image(axes, figures.as_picture(image), caption)
+    for axes in grid[len(images) :]:
         axes.set_axis_off()
     return figure
 

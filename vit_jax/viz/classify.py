@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
-from vit_jax.viz import figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz import base, figures
+from vit_jax.viz.photo import Context, Fields, Photo
 
 COLUMNS = ('class', 'probability')
 BAR = 'probability'
@@ -23,70 +23,72 @@ ACROSS = 4  # at most, images in a row of the picture
 WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How many classes are shown."""
-    parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to show')
+class Viz(base.Viz):
+    """The most probable classes of every image."""
 
+    columns = ('class', 'probability')
+    bar = 'probability'
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """The most probable classes of an image, the most probable first.
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the number of classes to show."""
+        parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to show')
 
-    Raises:
-      UserError: if the model predicts no classes of whole images, or none are to be shown.
-    """
-    probs = prediction.get('probs')
-    if probs is None:
-        raise UserError('the model has no head, so that it predicts no classes')
-    if probs.ndim != 1:
-        raise UserError('the model predicts a class for every patch, and none for the image')
-    if context.flags.top < 1:
-        raise UserError(f'--top {context.flags.top}: must be at least 1')
-    return [
-        {'label': label, 'class': context.class_name(label), 'probability': float(probs[label])}
-        for label in top_classes(probs, context.flags.top)
-    ]
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The most probable classes of an image, the most probable first.
+
+        Raises:
+          UserError: if the model predicts no classes of whole images, or none are to be shown.
+        """
+        probs = prediction.get('probs')
+        if probs is None:
+            raise UserError('the model has no head, so that it predicts no classes')
+        if probs.ndim != 1:
+            raise UserError('the model predicts a class for every patch, and none for the image')
+        if context.flags.top < 1:
+            raise UserError(f'--top {context.flags.top}: must be at least 1')
+        return [
+            {'label': label, 'class': context.class_name(label), 'probability': float(probs[label])}
+            for label in top_classes(probs, context.flags.top)
+        ]
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """The images as the model sees them, and under each the bars of its classes."""
+        listed = [
+            self.rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)
+        ]
+        lines = math.ceil(len(photos) / ACROSS)
+        columns = math.ceil(len(photos) / lines)
+        tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
+        room = max(map(len, listed))
+        heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
+        layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
+        figure = Figure(figsize=(WIDTH * columns, sum(heights)), layout=layout)
+        grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
+        for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
+            line, column = divmod(i, columns)
+            picture = figures.as_picture(photo.image)
+            above, below = (figure.add_subplot(grid[2 * line + part, column]) for part in (0, 1))
+            figures.show_image(above, picture, _short(photo.path.name), size=9)
+            above.set_anchor('S')
+            _draw_bars(below, classes, room)
+        return figure
+
+    def caption(self, fields: Fields, context: Context) -> str:
+        """The class of an example of the data; both and their shares where two are mixed."""
+        if 'label' not in fields:
+            return ''
+        first = context.class_name(int(fields['label']))
+        if (share := float(fields.get('label_weight', 1.0))) == 1:
+            return _short(first)
+        second = context.class_name(int(fields['label_other']))
+        return f'{_short(first, 12)} {share:.2f}  {_short(second, 12)} {1 - share:.2f}'
 
 
 def top_classes(probs: Float[np.ndarray, ' C'], k: int) -> list[int]:
     """The `k` most probable classes, or all if there are fewer; of equal ones the first leads."""
     return (-probs).argsort(kind='stable')[:k].tolist()
-
-
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """The images as the model sees them, and under each the bars of its classes."""
-    listed = [rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)]
-    lines = math.ceil(len(photos) / ACROSS)
-    columns = math.ceil(len(photos) / lines)
-    tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
-    room = max(map(len, listed))
-    heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
-    layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
-    figure = Figure(figsize=(WIDTH * columns, sum(heights)), layout=layout)
-    grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
-    for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
-        line, column = divmod(i, columns)
-        picture = figures.as_picture(photo.image)
-        above, below = (figure.add_subplot(grid[2 * line + part, column]) for part in (0, 1))
-        figures.show_image(above, picture, _short(photo.path.name), size=9)
-        above.set_anchor('S')
-        _draw_bars(below, classes, room)
-    return figure
-
-
-def caption(example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
-    """The class of an example of the data; both and their shares where two are mixed."""
-    if 'label' not in example:
-        return ''
-    context = Context(tuple(class_names), argparse.Namespace())
-    first = context.class_name(int(example['label']))
-    if (share := float(example.get('label_weight', 1.0))) == 1:
-        return _short(first)
-    second = context.class_name(int(example['label_other']))
-    return f'{_short(first, 12)} {share:.2f}  {_short(second, 12)} {1 - share:.2f}'
 
 
 def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.ops import colors
-from vit_jax.viz import figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz import base, figures
+from vit_jax.viz.photo import Context, Fields, Photo
 
 WHOLE = True
 TITLES = ('grey', 'colorized', 'original')
@@ -25,18 +25,50 @@ CHUNK = 2**18  # pixels coloured at once
 Picture = UInt8[np.ndarray, 'Y X 3']
 
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """How colourful the image has become (Hasler and Suesstrunk, 2003); of a colour file also how
-    colourful it was, and the PSNR in dB between the two, at the size that the model sees.
-    """
-    row = {'colorfulness': _colorfulness(prediction['image'])}
-    if has_colors(photo.original):
-        error = np.square((prediction['image'] - photo.image.astype(np.float64)) / 255).mean()
-        row['true_colorfulness'] = _colorfulness(photo.image)
-        row['psnr'] = float(-10 * np.log10(max(error, 1e-10)))
-    return [row]
+class Viz(base.Viz):
+    """Images in the colors that a model gives them."""
+
+    whole = True
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """Colorfulness (Hasler and Suesstrunk, 2003) of the image that the model makes.
+
+        For a file in color also that of the file, and the PSNR in dB between the two, at the size
+        that the model sees.
+        """
+        row = {'colorfulness': _colorfulness(prediction['image'])}
+        if has_colors(photo.original):
+            error = np.square((prediction['image'] - photo.image.astype(np.float64)) / 255).mean()
+            row['true_colorfulness'] = _colorfulness(photo.image)
+            row['psnr'] = float(-10 * np.log10(max(error, 1e-10)))
+        return [row]
+
+    def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
+        """The file in color, as large as it is."""
+        return colored(prediction['ab'], photo)
+
+    def seen(self, picture: Picture) -> Picture:
+        """The grey image that the model gets."""
+        return grey(picture)
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """A line of two or three pictures for every image."""
+        lines = [panels(p['ab'], photo) for p, photo in zip(predictions, photos, strict=True)]
+        columns = max(map(len, lines))
+        heights = [SIDE * line[0].shape[0] / line[0].shape[1] for line in lines]
+        figure = Figure(figsize=(SIDE * columns, sum(heights) + 0.3), layout='constrained')
+        grid = figure.subplots(
+            len(lines), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
+        )
+        for i, line in enumerate(lines):
+            for axes, panel, title in zip(grid[i], line, TITLES, strict=False):
+                figures.show_image(axes, panel, title if i == 0 else '')
+            for axes in grid[i][len(line) :]:
+                axes.set_axis_off()
+                axes.set_title(TITLES[-1] if i == 0 else '', fontsize=8, color=figures.INK, pad=3)
+        return figure
 
 
 def _colorfulness(image: Picture) -> float:
@@ -48,13 +80,13 @@ def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
     return bool((image != image[..., :1]).any())
 
 
-def image(prediction: Mapping[str, np.ndarray], photo: Photo) -> Picture:
+def colored(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
     """The file in colour: its own luminance in every pixel, and the colours enlarged."""
     height, width = photo.original.shape[:2]
-    channels = (Image.fromarray(prediction['ab'][..., i].astype(np.float32)) for i in range(2))
+    channels = (Image.fromarray(ab[..., i].astype(np.float32)) for i in range(2))
     size = (width, height)
-    ab = [np.asarray(c.resize(size, Image.Resampling.BILINEAR)).ravel() for c in channels]
-    pixels = _rgb(photo.original).reshape(-1, 3), np.stack(ab, axis=-1)
+    enlarged = [np.asarray(c.resize(size, Image.Resampling.BILINEAR)).ravel() for c in channels]
+    pixels = _rgb(photo.original).reshape(-1, 3), np.stack(enlarged, axis=-1)
     made = np.empty_like(pixels[0])
     for first in range(0, len(made), CHUNK):
         # Chunks of one size are one program.
@@ -79,16 +111,16 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
     return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
-def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> list[Picture]:
+def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
     """Grey, in colour, and the original where that has colours; not larger than is seen."""
     original = _rgb(photo.original)
-    made = [_thumbnail(image(prediction, photo))]
+    made = [_thumbnail(colored(ab, photo))]
     if has_colors(original):
         made.append(_thumbnail(original))
-    return [seen(_thumbnail(original)), *made]
+    return [grey(_thumbnail(original)), *made]
 
 
-def seen(picture: Picture) -> Picture:
+def grey(picture: Picture) -> Picture:
     """The grey image that the model gets."""
     return _rgb(np.round(np.asarray(_grey(picture)) * 255).astype(np.uint8))
 
@@ -97,23 +129,3 @@ def _thumbnail(picture: Picture) -> Picture:
     thumbnail = Image.fromarray(picture)
     thumbnail.thumbnail((PIXELS, PIXELS))
     return np.asarray(thumbnail)
-
-
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """A line of two or three pictures for every image."""
-    lines = [panels(p, photo) for p, photo in zip(predictions, photos, strict=True)]
-    columns = max(map(len, lines))
-    heights = [SIDE * line[0].shape[0] / line[0].shape[1] for line in lines]
-    figure = Figure(figsize=(SIDE * columns, sum(heights) + 0.3), layout='constrained')
-    grid = figure.subplots(
-        len(lines), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
-    )
-    for i, line in enumerate(lines):
-        for axes, panel, title in zip(grid[i], line, TITLES, strict=False):
-            figures.show_image(axes, panel, title if i == 0 else '')
-        for axes in grid[i][len(line) :]:
-            axes.set_axis_off()
-            axes.set_title(TITLES[-1] if i == 0 else '', fontsize=8, color=figures.INK, pad=3)
-    return figure

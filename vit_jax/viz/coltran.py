@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
-from vit_jax.viz import colorize, figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz import base, colorize, figures
+from vit_jax.viz.photo import Context, Fields, Photo
 
 WHOLE = True
 SIDE = 1.8  # inches of an image
@@ -23,25 +23,37 @@ LEAST = 128  # pixels of its shorter side
 Panels = list[tuple[str, UInt8[np.ndarray, '_ _ 3']]]  # with titles
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How many samples are drawn, and how boldly."""
-    add = parser.add_argument
-    add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
-    add('--temperature', type=float, help='below 1 for likelier colours (default: of the task)')
-    add('--top-k', type=int, metavar='K', help='draw from the K likeliest colours of a pixel')
+class Viz(base.Viz):
+    """Samples of coarse colors."""
 
+    whole = True
 
-def adapt_task(task: Any, flags: argparse.Namespace) -> Any:
-    """The task with what the flags ask for."""
-    asked = {name: getattr(flags, name) for name in ('samples', 'temperature', 'top_k')}
-    return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the number of samples, and how boldly they are drawn."""
+        add = parser.add_argument
+        add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
+        add('--temperature', type=float, help='below 1 for likelier colours (default: of the task)')
+        add('--top-k', type=int, metavar='K', help='draw from the K likeliest colours of a pixel')
 
+    def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
+        """The task with what the flags ask for."""
+        asked = {name: getattr(flags, name) for name in ('samples', 'temperature', 'top_k')}
+        return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """See `table`."""
-    return table(prediction['samples'], prediction['bits_per_dim'], photo)
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """See `table`."""
+        return table(prediction['samples'], prediction['bits_per_dim'], photo)
+
+    def seen(self, picture: base.Picture) -> base.Picture:
+        """The grey image that the model gets."""
+        return seen(picture)
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """A line of pictures for every image."""
+        pairs = zip(photos, predictions, strict=True)
+        return lines([shown(photo, prediction['samples']) for photo, prediction in pairs])
 
 
 def table(
@@ -75,14 +87,6 @@ def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
     return np.asarray(grey)[..., None].repeat(3, axis=-1)
 
 
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """A line of pictures for every image."""
-    pairs = zip(photos, predictions, strict=True)
-    return lines([shown(photo, prediction['samples']) for photo, prediction in pairs])
-
-
 def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The grey image, its samples, and the original where it has colours."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
@@ -92,7 +96,7 @@ def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
 
 def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The file in grey, with the colours of each sample on its own luminance, and the original."""
-    each = [colorize.panels({'ab': ab(sample)}, photo) for sample in samples]
+    each = [colorize.panels(ab(sample), photo) for sample in samples]
     grey, _, *original = each[0]
     numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
     return [('grey', grey), *numbered, *(('original', picture) for picture in original)]
@@ -100,7 +104,7 @@ def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
 
 def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
     """The colours of a sample on the luminance of the file, as large as it is."""
-    return colorize.image({'ab': ab(sample)}, photo)
+    return colorize.colored(ab(sample), photo)
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from vit_jax.viz import base
 from vit_jax.viz.coltran import Panels, is_grey, lines, psnr, seen
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Fields, Photo
 
 WHOLE = True
 
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """PSNR in dB to the photograph, before and after."""
-    return [
-        {'image': name, 'psnr': psnr(prediction[key], photo)}
-        for name, key in (('coarse', 'coarse'), ('upsampled', 'image'))
-    ]
+class Viz(base.Viz):
+    """Images before and after an upsampler of colors."""
+
+    whole = True
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """PSNR in dB to the photograph, before and after."""
+        return [
+            {'image': name, 'psnr': psnr(prediction[key], photo)}
+            for name, key in (('coarse', 'coarse'), ('upsampled', 'image'))
+        ]
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """A line of pictures for every image."""
+        return lines([panels(*pair) for pair in zip(predictions, photos, strict=True)])
 
 
-def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> Panels:
+def panels(prediction: Fields, photo: Photo) -> Panels:
     """The grey image, the coarse one, what is made of both, and the original if it has colours."""
     shown = [('grey', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
     return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]
-
-
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """A line of pictures for every image."""
-    return lines([panels(*pair) for pair in zip(predictions, photos, strict=True)])

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vit_jax.errors import UserError
-from vit_jax.viz import figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz import base, figures
+from vit_jax.viz.photo import Context, Fields, Photo
 
 COLUMNS = ('class', 'score', 'bbox')
 BAR = 'score'
@@ -31,61 +31,88 @@ GAMMA = 2.2
 Box = tuple[float, float, float, float]  # x, y, width, height
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How sure the model has to be."""
-    parser.add_argument(
-        '--threshold',
-        type=float,
-        default=THRESHOLD,
-        metavar='P',
-        help='least score of what is shown',
-    )
+class Viz(base.Viz):
+    """Boxes with names and scores."""
 
+    columns: tuple[str, ...] | None = ('class', 'score', 'bbox')
+    bar = 'score'
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """The objects found, the surest first, with the keys of COCO's results.
-
-    `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the number of the class
-    in the run's data, from 0.
-
-    Raises:
-      UserError: if the threshold is no probability, or the transforms of the run do not tell where
-        pixels come from.
-    """
-    threshold = context.flags.threshold
-    if not 0 <= threshold <= 1:
-        raise UserError(f'--threshold {threshold}: must be in [0, 1]')
-    order = np.argsort(-prediction['scores'], kind='stable')
-    kept = order[prediction['scores'][order] >= threshold]
-    return [
-        {
-            'class': context.class_name(int(label)),
-            'category_id': int(label),
-            'score': float(score),
-            'bbox': [round(float(side), 2) for side in box],
-        }
-        for label, score, box in zip(
-            prediction['labels'][kept],
-            prediction['scores'][kept],
-            boxes_of_file(prediction['boxes'][kept], photo),
-            strict=True,
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the least score of what is shown."""
+        parser.add_argument(
+            '--threshold',
+            type=float,
+            default=THRESHOLD,
+            metavar='P',
+            help='least score of what is shown',
         )
-    ]
 
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The objects found, the surest first, with the keys of COCO's results.
 
-def queries(outputs: Mapping[str, Any], class_names: Sequence[str]) -> dict[int, str] | None:
-    """The queries that have found an object of the first image, with the names of their classes;
-    None if there are none.
-    """
-    logits = np.asarray(outputs['logits'][0], np.float64)
-    exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
-    sure = np.flatnonzero(probs.max(axis=-1) >= THRESHOLD)
-    context = Context(tuple(class_names), argparse.Namespace())
-    names = {int(i): context.class_name(int(probs[i].argmax())) for i in sure}
-    return names or None
+        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the number of the
+        class in the run's data, from 0.
+
+        Raises:
+          UserError: if the threshold is no probability, or the transforms of the run do not tell
+            where pixels come from.
+        """
+        threshold = context.flags.threshold
+        if not 0 <= threshold <= 1:
+            raise UserError(f'--threshold {threshold}: must be in [0, 1]')
+        order = np.argsort(-prediction['scores'], kind='stable')
+        kept = order[prediction['scores'][order] >= threshold]
+        return [
+            {
+                'class': context.class_name(int(label)),
+                'category_id': int(label),
+                'score': float(score),
+                'bbox': [round(float(side), 2) for side in box],
+            }
+            for label, score, box in zip(
+                prediction['labels'][kept],
+                prediction['scores'][kept],
+                boxes_of_file(prediction['boxes'][kept], photo),
+                strict=True,
+            )
+        ]
+
+    def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
+        """The queries that have found an object of the first image, with the class of each.
+
+        None if there are none.
+        """
+        logits = np.asarray(outputs['logits'][0], np.float64)
+        exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
+        sure = np.flatnonzero(probs.max(axis=-1) >= THRESHOLD)
+        names = {int(i): context.class_name(int(probs[i].argmax())) for i in sure}
+        return names or None
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """The files with a frame around each object, and its class and score beside it."""
+        figure, cells = image_grid(photos)
+        for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
+            figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
+            draw_objects(axes, photo.original.shape[:2], self.rows(prediction, photo, context))
+        return figure
+
+    def caption(self, fields: Fields, context: Context) -> str:
+        """How many objects an example of the data has."""
+        count = int(np.sum(fields.get('object_mask', 0)))
+        return f'{count} object' + 's' * (count != 1)
+
+    def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
+        """A frame around each object of an example, and its class beside it."""
+        real = np.asarray(fields.get('object_mask', ()), bool)
+        scale = abs(np.subtract(*axes.get_ylim())) / fields['image'].shape[0]
+        for i in np.flatnonzero(real):
+            left, top, right, bottom = fields['boxes'][i] * scale
+            frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': colour(int(i))}
+            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
+            write_mark(axes, (left, top), context.class_name(int(fields['labels'][i])), int(i))
 
 
 def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
@@ -98,17 +125,6 @@ def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.nda
     return np.concatenate([first, last - first], axis=1)
 
 
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """The files with a frame around each object, and its class and score beside it."""
-    figure, cells = image_grid(photos)
-    for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
-        figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
-        draw_objects(axes, photo.original.shape[:2], rows(prediction, photo, context))
-    return figure
-
-
 def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
     """A figure with a place for each file."""
     lines = math.ceil(len(photos) / ACROSS)
@@ -117,24 +133,6 @@ def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
     size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
     figure = Figure(figsize=size, layout='constrained')
     return figure, [figure.add_subplot(lines, columns, i + 1) for i in range(len(photos))]
-
-
-def caption(example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
-    """How many objects an example of the data has."""
-    count = int(np.sum(example.get('object_mask', 0)))
-    return f'{count} object' + 's' * (count != 1)
-
-
-def mark(axes: Axes, example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> None:
-    """A frame around each object of an example, and its class beside it."""
-    real = np.asarray(example.get('object_mask', ()), bool)
-    context = Context(tuple(class_names), argparse.Namespace())
-    scale = abs(np.subtract(*axes.get_ylim())) / example['image'].shape[0]
-    for i in np.flatnonzero(real):
-        left, top, right, bottom = example['boxes'][i] * scale
-        frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': colour(int(i))}
-        axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
-        write_mark(axes, (left, top), context.class_name(int(example['labels'][i])), int(i))
 
 
 def write_mark(axes: Axes, place: tuple[float, float], name: str, index: int) -> None:

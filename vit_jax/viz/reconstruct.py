@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,45 +12,61 @@ from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
-from vit_jax.viz import figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz import base, figures
+from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
 GREY = 128  # in the place of what is hidden
 SIDE = 2.4  # inches of an image
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Which share of the patches is hidden."""
-    parser.add_argument(
-        '--mask-ratio',
-        type=float,
-        metavar='SHARE',
-        help='of the patches that are hidden; by default as in training',
-    )
+class Viz(base.Viz):
+    """Masked images, and their reconstructions."""
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the share of the patches that is hidden."""
+        parser.add_argument(
+            '--mask-ratio',
+            type=float,
+            metavar='SHARE',
+            help='of the patches that are hidden; by default as in training',
+        )
+
+    def adapt_model(self, model: Any, flags: argparse.Namespace) -> Any:
+        """The model with the share of hidden patches that the flags ask for."""
+        ratio = flags.mask_ratio
+        return model if ratio is None else model.clone(mask_ratio=ratio)
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """How many patches were hidden, and how close the guess is there: its PSNR in dB."""
+        hidden = prediction['mask'] > 0
+        return [
+            {
+                'patches': hidden.size,
+                'hidden': int(hidden.sum()),
+                'psnr': psnr(prediction, photo),
+            }
+        ]
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """A line of four pictures for every image."""
+        shapes = [photo.image.shape for photo in photos]
+        heights = [SIDE * height / width for height, width, _ in shapes]
+        figure = Figure(figsize=(SIDE * len(TITLES), sum(heights) + 0.3), layout='constrained')
+        grid = figure.subplots(
+            len(photos), len(TITLES), squeeze=False, gridspec_kw={'height_ratios': heights}
+        )
+        for line, prediction, photo in zip(grid, predictions, photos, strict=True):
+            for axes, panel in zip(line, panels(prediction, photo), strict=True):
+                figures.show_image(axes, figures.as_picture(panel), '')
+        for axes, title in zip(grid[0], TITLES, strict=True):
+            axes.set_title(title, fontsize=8, color=figures.INK)
+        return figure
 
 
-def adapt_model(model: Any, flags: argparse.Namespace) -> Any:
-    """The model with the share of hidden patches that the flags ask for."""
-    ratio = flags.mask_ratio
-    return model if ratio is None else model.clone(mask_ratio=ratio)
-
-
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """How many patches were hidden, and how close the guess is there: its PSNR in dB."""
-    hidden = prediction['mask'] > 0
-    return [
-        {
-            'patches': hidden.size,
-            'hidden': int(hidden.sum()),
-            'psnr': psnr(prediction, photo),
-        }
-    ]
-
-
-def psnr(prediction: Mapping[str, np.ndarray], photo: Photo) -> float | None:
+def psnr(prediction: Fields, photo: Photo) -> float | None:
     """Peak signal to noise ratio over the hidden pixels, in dB; None where nothing is hidden."""
     hidden = enlarged(prediction['mask'], photo)
     if not hidden.any():
@@ -66,7 +82,7 @@ def enlarged(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
     return np.kron(mask, np.ones((height // mask.shape[0], width // mask.shape[1]))) > 0
 
 
-def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]:
+def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]:
     """The image, what is seen of it, the reconstruction, and that with the seen patches pasted.
 
     Raises:
@@ -81,21 +97,3 @@ def panels(prediction: Mapping[str, np.ndarray], photo: Photo) -> list[UInt8[np.
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)
     seen = np.where(hidden, np.uint8(GREY), photo.image)
     return [photo.image, seen, guess, np.where(hidden, guess, photo.image)]
-
-
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """A line of four pictures for every image."""
-    shapes = [photo.image.shape for photo in photos]
-    heights = [SIDE * height / width for height, width, _ in shapes]
-    figure = Figure(figsize=(SIDE * len(TITLES), sum(heights) + 0.3), layout='constrained')
-    grid = figure.subplots(
-        len(photos), len(TITLES), squeeze=False, gridspec_kw={'height_ratios': heights}
-    )
-    for line, prediction, photo in zip(grid, predictions, photos, strict=True):
-        for axes, panel in zip(line, panels(prediction, photo), strict=True):
-            figures.show_image(axes, figures.as_picture(panel), '')
-    for axes, title in zip(grid[0], TITLES, strict=True):
-        axes.set_title(title, fontsize=8, color=figures.INK)
-    return figure

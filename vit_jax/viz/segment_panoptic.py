@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from vit_jax.errors import UserError
 from vit_jax.ops import panoptic
 from vit_jax.viz import detect, figures
-from vit_jax.viz.predictions import Context, Photo
+from vit_jax.viz.photo import Context, Fields, Photo
 
 COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
 BAR = 'score'
@@ -24,43 +24,69 @@ LINE = 0.004  # of the wider side of the image, of the lines between segments
 SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """How sure the model has to be."""
-    parser.add_argument(
-        '--threshold',
-        type=float,
-        default=panoptic.THRESHOLD,
-        metavar='P',
-        help='least score of what is shown',
-    )
+class Viz(detect.Viz):
+    """Segments in colors."""
+
+    columns = ('class', 'kind', 'score', 'area', 'bbox')
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the least score of what is shown."""
+        parser.add_argument(
+            '--threshold',
+            type=float,
+            default=panoptic.THRESHOLD,
+            metavar='P',
+            help='least score of what is shown',
+        )
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The segments, the largest first, with the keys of COCO's panoptic results.
+
+        `bbox` is (x, y, width, height) in pixels of the file, `category_id` the number of the class
+        in the run's data, from 0, and `segmentation` the pixels as COCO writes them: lengths of
+        runs without and with the segment in turn, column by column.
+
+        Raises:
+          UserError: as `segments`.
+        """
+        numbers, queries = segments(prediction, photo, context)
+        found = [
+            _row(number, numbers == number, int(query), prediction, context)
+            for number, query in enumerate(queries, start=1)
+        ]
+        return sorted(found, key=lambda row: -row['area'])
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """The files with their segments in colours, each with its class and score."""
+        figure, cells = detect.image_grid(photos)
+        for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
+            numbers, queries = segments(prediction, photo, context)
+            picture = figures.as_picture(photo.original, SIDE)
+            factor = len(picture) // len(numbers)
+            numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
+            figures.show_image(axes, painted(picture, numbers), photo.path.name, size=9)
+            names = [
+                f'{context.class_name(int(prediction["labels"][q]))} {prediction["scores"][q]:.2f}'
+                for q in queries
+            ]
+            label(axes, numbers, names)
+        return figure
+
+    def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
+        """The segments of an example in colours, each with its class where it is thickest."""
+        (shown,) = axes.images
+        picture = np.asarray(shown.get_array())
+        factor = len(picture) // len(fields['segments'])
+        numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
+        shown.set_data(painted(picture, numbers))
+        for number in np.unique(numbers[numbers > 0]).tolist():
+            name = context.class_name(int(fields['labels'][number - 1]))
+            detect.write_mark(axes, middle(numbers == number), name, number - 1)
 
 
-def rows(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> list[dict[str, Any]]:
-    """The segments, the largest first, with the keys of COCO's panoptic results.
-
-    `bbox` is (x, y, width, height) in pixels of the file, `category_id` the number of the class in
-    the run's data, from 0, and `segmentation` the pixels as COCO writes them: lengths of runs
-    without and with the segment in turn, column by column.
-
-    Raises:
-      UserError: as `segments`.
-    """
-    numbers, queries = segments(prediction, photo, context)
-    found = [
-        _row(number, numbers == number, int(query), prediction, context)
-        for number, query in enumerate(queries, start=1)
-    ]
-    return sorted(found, key=lambda row: -row['area'])
-
-
-queries = detect.queries
-
-
-def segments(
-    prediction: Mapping[str, np.ndarray], photo: Photo, context: Context
-) -> panoptic.Segments:
+def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
     """Those of the file.
 
     Raises:
@@ -81,41 +107,6 @@ def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y
     inside = (x >= 0) & (x < numbers.shape[1]) & (y >= 0) & (y < numbers.shape[0])
     found = numbers[y.clip(0, numbers.shape[0] - 1), x.clip(0, numbers.shape[1] - 1)]
     return np.where(inside, found, -1)
-
-
-def draw(
-    predictions: Sequence[Mapping[str, np.ndarray]], photos: Sequence[Photo], context: Context
-) -> Figure:
-    """The files with their segments in colours, each with its class and score."""
-    figure, cells = detect.image_grid(photos)
-    for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
-        numbers, queries = segments(prediction, photo, context)
-        picture = figures.as_picture(photo.original, SIDE)
-        factor = len(picture) // len(numbers)
-        numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
-        figures.show_image(axes, painted(picture, numbers), photo.path.name, size=9)
-        names = [
-            f'{context.class_name(int(prediction["labels"][q]))} {prediction["scores"][q]:.2f}'
-            for q in queries
-        ]
-        label(axes, numbers, names)
-    return figure
-
-
-caption = detect.caption
-
-
-def mark(axes: Axes, example: Mapping[str, np.ndarray], class_names: Sequence[str]) -> None:
-    """The segments of an example in colours, each with its class where it is thickest."""
-    (shown,) = axes.images
-    picture = np.asarray(shown.get_array())
-    factor = len(picture) // len(example['segments'])
-    numbers = example['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
-    shown.set_data(painted(picture, numbers))
-    context = Context(tuple(class_names), argparse.Namespace())
-    for number in np.unique(numbers[numbers > 0]).tolist():
-        name = context.class_name(int(example['labels'][number - 1]))
-        detect.write_mark(axes, middle(numbers == number), name, number - 1)
 
 
 def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
@@ -163,7 +154,7 @@ def _row(
     number: int,
     mask: np.ndarray,
     query: int,
-    prediction: Mapping[str, np.ndarray],
+    prediction: Fields,
     context: Context,
 ) -> dict[str, Any]:
     y, x = np.nonzero(mask)

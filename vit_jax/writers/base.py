@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
 
 from vit_jax.storage import paths, run_folder
 
@@ -59,6 +63,37 @@ class Run:
         content = json.dumps({_IDS: ids, _TOLD: dict(self.told)})
         paths.write_text_atomic(self.folder / run_folder.WRITERS, content + '\n')
         return ids[service]
+
+
+class Writer(abc.ABC):
+    """Base class of all writers.
+
+    An `OSError` of a method ends the run in order, as a full disk does. After any other exception
+    the run goes on without the writer, for its folder holds the same numbers.
+
+    Args:
+      run: the start of the run; a writer is made on process 0 alone.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, run: Run): ...
+
+    @abc.abstractmethod
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write {name: number} of a step; one may come in several calls."""
+
+    def image(  # noqa: B027, a default
+        self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']
+    ) -> None:
+        """Write a picture of examples; not by default."""
+
+    def texts(  # noqa: B027, a default
+        self, step: int, name: str, rows: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Write rows of {column: text} of examples; not by default."""
+
+    def close(self) -> None:  # noqa: B027, a default
+        """End the record; called once, also after a failure. By default there is nothing to do."""
 
 
 def begin(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.errors import UserError
+from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown
 
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
@@ -18,7 +19,7 @@ MOST = 100  # parameters in a call
 LONGEST = 500  # characters of a value, in any version of MLflow
 
 
-class Writer:
+class Writer(base.Writer):
     """Writes to a run of MLflow by the name of the run folder, and to the same one when resumed.
 
     A step is written once: what a resumed run repeats is left out.

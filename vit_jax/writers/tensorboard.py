@@ -18,10 +18,11 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.storage import paths, run_folder
+from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown
 
 
-class Writer:
+class Writer(base.Writer):
     """What TensorBoard reads, on the disk as soon as it is written.
 
     Of steps that a resumed run repeats it shows the later ones: it drops what an earlier start has

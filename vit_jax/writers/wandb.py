@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.errors import UserError
+from vit_jax.writers import base
 from vit_jax.writers.base import Run
 
 PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
 
 
-class Writer:
+class Writer(base.Writer):
     """Writes to a run of W&B by the name of the run folder, and to the same one when resumed.
 
     A step is written once: what a resumed run repeats is left out.

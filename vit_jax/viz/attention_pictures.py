@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from vit_jax.data.vocabulary import Tokenizer
-from vit_jax.errors import UserError
-from vit_jax.inference.attention import choose_stack, sentence_axes, stacked
+from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.ops.decoding import BOS
 from vit_jax.viz import alignment, attention
-from vit_jax.viz.predictions import Photo
+from vit_jax.viz.photo import Context, Photo, Vocabulary
 
 SIDE = 448  # pixels of the shorter side of a picture, at least
 
@@ -38,12 +38,23 @@ class Choice:
     query: tuple[int, ...] | None = None
 
 
+@runtime_checkable
+class Viewer(Protocol):
+    """The part of `base.Viz` that these pictures ask."""
+
+    def seen(self, picture: np.ndarray, /) -> np.ndarray: ...
+
+    def queries(
+        self, outputs: Mapping[str, Any], context: Context, /
+    ) -> Mapping[int, str] | None: ...
+
+
 def of_photo(
     photo: Photo,
     outputs: Mapping[str, Any],
     maps: Sequence[AttentionMap],
-    viz: Any,
-    class_names: Sequence[str],
+    viz: Viewer,
+    context: Context,
     choice: Choice = Choice(),
 ) -> tuple[Figure, str]:
     """What is looked at in an image, and a line about it.
@@ -52,9 +63,8 @@ def of_photo(
       photo: the image.
       outputs: of the model, for a batch that begins with it.
       maps: of the same batch, at least one.
-      viz: the module that shows the predictions of the task, see `vit_jax.viz.predictions`; None
-        for none.
-      class_names: of the data; empty where they have none.
+      viz: that of the task.
+      context: of the data.
       choice: of the maps.
 
     Raises:
@@ -64,19 +74,17 @@ def of_photo(
     weights, last = stacked(stack), stack[-1]
     if len(last.key_grid) != 2:
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
-    picture, note = photo.view(SIDE), photo.note
-    if (seen := getattr(viz, 'seen', None)) is not None:
-        picture = seen(picture)
-        note += ', seen in grey' if not np.ptp(picture, axis=-1).any() else ''
+    view, note = photo.view(SIDE), photo.note
+    picture = viz.seen(view)
+    note += ', seen in grey' if _is_grey(picture) and not _is_grey(view) else ''
     factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': choice.layer,
-        'title': f'{caption(photo.path.name, outputs, class_names)} ({note})',
+        'title': f'{caption(photo.path.name, outputs, context.class_names)} ({note})',
         'seen': tuple(factor * side for side in photo.seen),
     }
     if len(last.query_grid) == 1 and choice.query is None:
-        queries = getattr(viz, 'queries', None)
-        names = queries and queries(outputs, class_names)
+        names = viz.queries(outputs, context)
         figure = attention.draw_queries(
             picture, weights, last.key_grid, head=choice.head, names=names, **options
         )
@@ -97,6 +105,10 @@ def of_photo(
     return figure, f'{depth} layers x {heads} heads, {size} patches; {note}'
 
 
+def _is_grey(picture: np.ndarray) -> bool:
+    return not np.ptp(picture, axis=-1).any()
+
+
 def caption(name: str, outputs: Mapping[str, Any], class_names: Sequence[str]) -> str:
     """The file's name, and what the model takes it for."""
     logits = np.asarray(outputs.get('logits', ()))
@@ -109,7 +121,7 @@ def of_sentences(
     source: np.ndarray,
     target: np.ndarray,
     maps: Sequence[AttentionMap],
-    vocab: Tokenizer,
+    vocab: Vocabulary,
     name: str,
     choice: Choice = Choice(),
 ) -> tuple[Figure, str]:
@@ -141,3 +153,57 @@ def of_sentences(
     depth, heads = weights.shape[:2]
     line = f'{depth} layers x {heads} heads, {len(rows)} x {len(columns)} tokens'
     return figure, line if who == 'source' else f'{line}; {vocab.decode(target)}'
+
+
+def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[AttentionMap]:
+    """The maps of one stack of layers: those that differ in the numbers of their names alone.
+
+    Args:
+      maps: of a model, in the order of its layers.
+      pattern: a regular expression that the names begin with, `decoder/.*cross`. Of several
+        stacks the last is taken, which in a decoder looks at the input.
+
+    Raises:
+      UserError: if no name begins so.
+    """
+    chosen = [m for m in maps if begins(pattern, m.name)]
+    if not chosen:
+        raise UserError(nearest('attention map', pattern, {stack_name(m) for m in maps}))
+    last = chosen[-1]
+    alike = (stack_name(last), *last[2:])
+    return [m for m in chosen if (stack_name(m), *m[2:]) == alike]
+
+
+def begins(pattern: str, name: str) -> bool:
+    """Whether a name begins with a regular expression; raises UserError if it is none."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as e:
+        raise UserError(f'{pattern!r} is no regular expression: {e}') from e
+
+
+def stack_name(attention_map: AttentionMap) -> str:
+    """`decoder/block_3/cross` -> `decoder/block/cross`."""
+    return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
+
+
+def stacked(maps: Sequence[AttentionMap], example: int = 0) -> np.ndarray:
+    """The weights [L H Q K] of a stack for one example of the batch."""
+    return np.stack([np.asarray(m.weights)[example] for m in maps])
+
+
+def sentence_axes(
+    attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
+) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
+    """(name, ids) of the tokens that look, and of those that are looked at, in a translation.
+
+    Args:
+      attention_map: of an encoder-decoder, whose names tell the sides.
+      source: ids [n].
+      target: ids [m]. The row of a token is that of the decoder before it reads the token.
+    """
+    if attention_map.name.startswith('encoder'):
+        return ('source', source), ('source', source)
+    if attention_map.name.endswith('cross'):
+        return ('target', target), ('source', source)
+    return ('target', target), ('target before', np.append(np.int32(BOS), target[:-1]))

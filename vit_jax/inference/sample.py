@@ -1,0 +1,139 @@
+"""A few examples of an evaluation, as the `Viz` of the task shows them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.data import sources
+from vit_jax.data.batches import Batch, zeros
+from vit_jax.data.buckets import Buckets
+from vit_jax.data.dataset import Dataset
+from vit_jax.data.fixed import fitted
+from vit_jax.data.records import Record, first_readable
+from vit_jax.data.rng import example_rng
+from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
+from vit_jax.inference.images import photo_of
+from vit_jax.inference.predict import batch_of_one
+from vit_jax.viz.base import Viz
+from vit_jax.viz.photo import Context, Fields, Photo
+
+COUNT = 4  # examples, evenly spread over the data
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Examples of a data set.
+
+    Attributes:
+      data: the data.
+      section: of the config that they were opened by.
+      viz: that of the task.
+      context: of the data, with the defaults of the flags.
+    """
+
+    data: Dataset
+    section: ConfigDict
+    viz: Viz
+    context: Context
+
+    @functools.cached_property
+    def examples(self) -> dict[int, Photo | Fields]:
+        """The examples by their numbers in the data; those with images as photos."""
+        return dict(map(self._read, self._numbers()))
+
+    def fields(self) -> dict[int, Fields]:
+        """The arrays of each in a batch, by the numbers of the examples."""
+        found = self.examples.items()
+        return {i: e.fields if isinstance(e, Photo) else e for i, e in found}
+
+    def batch(self, rows: int) -> Batch:
+        """A batch that begins with the examples; the other rows are padding."""
+        batch = zeros(self.data.spec, rows)
+        index, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+        for row, (number, fields) in enumerate(self.fields().items()):
+            for name, array in batch.items():
+                place: tuple[Any, ...] = row, *map(slice, fields[name].shape)
+                array[place] = fields[name]
+            index[row], mask[row] = number, 1
+        return {**batch, 'index': index, 'mask': mask}
+
+    def batch_of_first(self) -> Batch:
+        """A batch of the first example alone, as large as it is."""
+        number, fields = next(iter(self.fields().items()))
+        return batch_of_one({name: fields[name] for name in self.data.spec}, number)
+
+    def _numbers(self) -> list[int]:
+        if not isinstance(self.data, Buckets):
+            return spread(len(self.data.examples)).tolist()
+        source = self.data.source
+        fits = np.flatnonzero((source.lengths > 0) & (source.lengths <= source.bounds[-1]))
+        return fits[spread(len(fits))].tolist()
+
+    def _read(self, index: int) -> tuple[int, Photo | Fields]:
+        if isinstance(self.data, Buckets):
+            return index, _arrays(self.data.source[index])
+        index, record = first_readable(self.data.examples, index)
+        transforms, bare = self._transforms
+        fields = _arrays(self._by(transforms, index)(record))
+        if self.data.image_size is None:
+            return index, fields
+        # Transforms of annotations drop the points by which a photo knows its pixels' places.
+        image = {'image': record['image']}
+        photo = photo_of(image, self._name(index, fields), self._by(bare, index))
+        return index, dataclasses.replace(photo, fields=fields)
+
+    @functools.cached_property
+    def _transforms(self) -> tuple[Transforms, Transforms]:
+        """Those of the data, and those of them that images without annotations get."""
+        spec = self.section.get('transforms', '')
+        bare = parse_transforms(without_annotations(spec))
+        return parse_transforms(spec), bare
+
+    def _by(self, transforms: Transforms, index: int) -> Callable[[Record], Record]:
+        sizes = self.section.get('sizes')
+        padded = tuple(sizes[-1]) if sizes else None
+        return lambda record: fitted(transforms(record, example_rng(0, index)), padded)
+
+    def _name(self, index: int, fields: Fields) -> pathlib.Path:
+        """The caption of an example in the place of a file's name."""
+        caption = self.viz.caption(fields, self.context)
+        name = f'{caption} (example {index})' if caption else f'example {index}'
+        return pathlib.Path(name.replace('/', '\N{DIVISION SLASH}'))
+
+
+def sample_of(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> Sample:
+    """The sample of an opened data set.
+
+    Args:
+      data: the data.
+      section: of the config that they were opened by.
+      viz: that of the task.
+      model: its name.
+    """
+    parser = argparse.ArgumentParser()
+    viz.add_flags(parser)
+    context = context_of(data, section, flags=parser.parse_args([]), model=model)
+    return Sample(data, section, viz, context)
+
+
+def context_of(data: Dataset, section: ConfigDict, **others: Any) -> Context:
+    """The context of opened data, with other attributes of `Context`."""
+    vocab = data.vocab or sources.own_vocab(section.source)
+    return Context(data.info.class_names, vocab=vocab, **others)
+
+
+def spread(count: int) -> np.ndarray:
+    """The numbers of at most `COUNT` of so many examples, evenly spread."""
+    return np.unique(np.arange(COUNT) * count // COUNT)
+
+
+def _arrays(record: Record) -> Fields:
+    return {name: np.asarray(value) for name, value in record.items()}

@@ -1,0 +1,137 @@
+"""An image file as a model sees it, and what all examples of a call have in common."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from vit_jax.errors import UserError
+from vit_jax.viz import figures
+
+Fields = Mapping[str, np.ndarray]  # the arrays of one example, or of the prediction for it
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """The part of a tokenizer that pictures need."""
+
+    def decode(self, ids: Any, /) -> str: ...
+
+    def pieces(self, ids: Any, /) -> list[str]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Photo:
+    """An image file, and what the model gets of it.
+
+    Attributes:
+      path: of the file.
+      original: its pixels [Y, X, C].
+      fields: what a batch has of it, above all `image` [H, W, C].
+      note: what was done to it, for people.
+      affine: A in (x', y') = A (x, y, 1), from pixels of the original to those of `image`; None
+        if a transform does not tell where its pixels come from.
+    """
+
+    path: pathlib.Path
+    original: UInt8[np.ndarray, 'Y X C']
+    fields: Fields
+    note: str
+    affine: Float[np.ndarray, '2 3'] | None = None
+
+    @property
+    def image(self) -> np.ndarray:
+        """What the model sees [H, W, C]."""
+        return self.fields['image']
+
+    @property
+    def number(self) -> int:
+        """Of the pixels of the file, so that what is drawn for it depends on nothing else."""
+        return zlib.crc32(self.original.tobytes()) >> 1  # of 31 bits, as an index has
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Height and width in pixels of `image` without its padding, which is right and below."""
+        if 'pixel_mask' not in self.fields:
+            return self.image.shape[0], self.image.shape[1]
+        mask = self.fields['pixel_mask']
+        return int(mask[:, 0].sum()), int(mask[0].sum())
+
+    def view(self, side: int) -> UInt8[np.ndarray, 'Y X 3']:
+        """What the model sees, with the detail of the file, its shorter side at least `side`.
+
+        The height and width are one multiple of the model's. Where the transforms do not tell
+        where pixels come from, it is the model's image, enlarged.
+        """
+        height, width = self.image.shape[:2]
+        factor = max(1, -(-side // min(height, width)))
+        if self.affine is None:
+            return figures.as_picture(self.image, side)
+        inverse = np.linalg.inv(self.affine[:, :2])
+        spacing = float(np.sqrt(abs(np.linalg.det(inverse)))) / factor  # pixels of the file
+        reduced = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
+        file = Image.fromarray(figures.as_picture(self.original)).reduce(reduced)
+        linear, start = inverse / factor / reduced, -inverse @ self.affine[:, 2] / reduced
+        # Pixels that are larger in the picture than in the file stay visible as such.
+        resample = Image.Resampling.NEAREST if spacing < 0.5 else Image.Resampling.BICUBIC
+        data = np.column_stack([linear, start]).ravel().tolist()
+        size = (factor * width, factor * height)
+        return np.asarray(file.transform(size, Image.Transform.AFFINE, data, resample))
+
+    def to_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
+        """Points (x, y) of what the model sees as points of the file, both in pixels.
+
+        Raises:
+          UserError: if the transforms of the run do not tell.
+        """
+        linear, shift = self._map()
+        return (points - shift) @ np.linalg.inv(linear).T
+
+    def from_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
+        """The inverse of `to_original`; raises as it does."""
+        linear, shift = self._map()
+        return points @ linear.T + shift
+
+    def _map(self) -> tuple[Float[np.ndarray, '2 2'], Float[np.ndarray, '2']]:
+        if self.affine is None:
+            raise UserError(
+                f'{self.path}: the transforms of this run do not tell where pixels come from; '
+                'let them take the record, and move its points'
+            )
+        return self.affine[:, :2], self.affine[:, 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What all examples of a call have in common.
+
+    Attributes:
+      class_names: of the run's data; empty where they had none.
+      flags: of the command `predict`, those of the task's `Viz` among them.
+      vocab: reads token ids; None where the data have no text.
+      model: name of the model, for titles.
+    """
+
+    class_names: tuple[str, ...] = ()
+    flags: argparse.Namespace = dataclasses.field(default_factory=argparse.Namespace)
+    vocab: Vocabulary | None = None
+    model: str = ''
+
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number where the data has no names."""
+        return self.class_names[label] if label < len(self.class_names) else f'class {label}'
+
+    def texts(self, fields: Fields) -> dict[str, str]:
+        """The rows of token ids among some arrays as text; none without a vocabulary."""
+        if self.vocab is None:
+            return {}
+        rows = {k: v for k, v in fields.items() if v.ndim == 1 and v.dtype.kind == 'i'}
+        return {name: self.vocab.decode(ids) for name, ids in rows.items()}

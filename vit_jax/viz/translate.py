@@ -1,0 +1,36 @@
+"""Sentences beside their translations, and the words that look at one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.viz import attention_pictures, base
+from vit_jax.viz.photo import Context, Fields, Photo
+
+
+class Viz(base.Viz):
+    """Pairs of sentences. `translate` is the command that predicts, not `predict`."""
+
+    def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
+        """Both sentences of the data, and the one that the model makes of the first."""
+        assert context.vocab is not None
+        return {**context.texts(fields), 'prediction': context.vocab.decode(prediction['tokens'])}
+
+    def look(
+        self,
+        example: Photo | Fields,
+        outputs: Mapping[str, Any],
+        maps: Sequence[AttentionMap],
+        context: Context,
+    ) -> Figure:
+        """The words that look at one another in a pair of sentences."""
+        assert context.vocab is not None and not isinstance(example, Photo)
+        source, target = example['source'], example['target']
+        figure, _ = attention_pictures.of_sentences(
+            source, target, maps, context.vocab, context.model
+        )
+        return figure
