@@ -137,11 +137,6 @@ def test_tensorflow_and_torch_are_never_imported_at_import_time(module):
     assert not [m for m in imports(module, lazy=False) if within(m, 'tensorflow', 'torch')]
 
 
-@pytest.mark.parametrize('module', [m for m, path in FILES.items() if path.read_text()])
-def test_every_module_says_what_it_is(module):
-    assert ast.get_docstring(tree(module))
-
-
 DEVICES = {
     'devices',
     'local_devices',

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.records import BrokenRecord
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import coco, open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
@@ -87,13 +87,13 @@ def test_repairs_are_counted(tmp_path, caplog):
 
 
 def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
-    source = open_source(write(tmp_path), 'val')
+    source = coco.Source(write(tmp_path).removeprefix('coco:'), 'val')
     (tmp_path / 'val' / 'a.jpg').unlink()
     Image.new('RGB', (40, 31)).save(tmp_path / 'val' / 'b.jpg')
     with pytest.raises(BrokenRecord, match=r'a\.jpg: No such file'):
-        source._parts[0][0][0]
+        source[0]
     with pytest.raises(BrokenRecord, match='has 31 x 40 pixels, 30 x 40 by its annotations'):
-        source._parts[0][0][1]
+        source[1]
 
 
 @pytest.mark.parametrize(

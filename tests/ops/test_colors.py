@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax.ops import colors as lib
 
-NAMES = ('to_linear', 'from_linear', 'to_grey', 'rgb_to_lab', 'lab_to_linear', 'lab_to_rgb')
+NAMES = ('to_linear', 'from_linear', 'to_grey', 'rgb_to_lab', 'lab_to_linear')
 NAMES += ('colorize', 'to_bytes', 'colorfulness', 'psnr')
 colors = types.SimpleNamespace(**{name: jax.jit(getattr(lib, name)) for name in NAMES})
 RNG = np.random.default_rng(0)
@@ -59,7 +59,8 @@ def test_lab_is_that_of_the_definition():
 
 def test_conversions_have_inverses():
     np.testing.assert_allclose(colors.from_linear(colors.to_linear(RGB)), RGB, atol=1e-5)
-    np.testing.assert_allclose(colors.lab_to_rgb(colors.rgb_to_lab(RGB)), RGB, atol=1e-4)
+    back = colors.from_linear(colors.lab_to_linear(colors.rgb_to_lab(RGB)))
+    np.testing.assert_allclose(back, RGB, atol=1e-4)
 
 
 def test_every_grey_is_its_own_grey():

@@ -56,10 +56,27 @@ def test_products_count_two_flops_a_multiplication(found):
     assert batched.flops == 2 * 4 * 30 * 50 * 12
 
 
-def test_a_convolution_does_not_count_its_padding():
-    assert hlo_flops._meetings(4, 4, size=3, low=1, stride=1, lhs_dilate=1, rhs_dilate=1) == 10
-    assert hlo_flops._meetings(4, 2, size=3, low=1, stride=2, lhs_dilate=1, rhs_dilate=1) == 5
-    assert hlo_flops._meetings(4, 2, size=2, low=0, stride=1, lhs_dilate=1, rhs_dilate=2) == 4
+CONVOLUTION = """
+ENTRY %main (x: f32[1,4,1], k: f32[{size},1,1]) -> f32[1,{outputs},1] {{
+  %x = f32[1,4,1]{{2,1,0}} parameter(0)
+  %k = f32[{size},1,1]{{2,1,0}} parameter(1)
+  ROOT %y = f32[1,{outputs},1] convolution(%x, %k), window={{{window}}}, dim_labels=b0f_0io->b0f
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ('size', 'outputs', 'window', 'products'),
+    [
+        (3, 4, 'size=3 pad=1_1', 10),
+        (3, 2, 'size=3 pad=1_1 stride=2', 5),
+        (2, 2, 'size=2 rhs_dilate=2', 4),
+    ],
+)
+def test_a_convolution_does_not_count_its_padding(size, outputs, window, products):
+    text = CONVOLUTION.format(size=size, outputs=outputs, window=window)
+    module = scheduled_hlo.parse(text)
+    assert hlo_flops.flops(module, module.entry, module.entry['y']) == 2 * products
 
 
 def test_bytes_are_those_of_hbm_alone(found):

@@ -45,9 +45,8 @@ class Model(nn.Module):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: what blocks keep for the backward pass, which computes the rest again: everything if
-        False, nothing if True or 'nothing'; 'names' what attention finds and the hidden layer of
-        the MLP; 'dots' all products with kernels. See docs/tpu.md.
+      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
+        order of what blocks keep; see `vit_jax.nn.recompute`.
       attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
         VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.

@@ -73,9 +73,8 @@ class Model(nn.Module):
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
-      remat: what blocks keep for the backward pass, which computes the rest again: everything if
-        False, nothing if True or 'nothing'; 'names' what attention finds and the hidden layer of
-        the MLP; 'dots' all products with kernels. See docs/tpu.md.
+      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
+        order of what blocks keep; see `vit_jax.nn.recompute`.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:

@@ -103,7 +103,7 @@ class Encoder(nn.Module):
       drop_path: rate of the last block; the rates rise linearly from 0 at the first.
       scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
-      remat: what of a block is computed again in the backward pass; see `nn/recompute.py`.
+      remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final layer norm.
       dtype: of the computation.

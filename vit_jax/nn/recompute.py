@@ -1,6 +1,6 @@
-"""What blocks keep of the forward pass for their derivative, and what they compute again.
+"""Recomputation of blocks in the backward pass (Chen et al., 2016, arXiv:1604.06174).
 
-Chen et al., 2016, arXiv:1604.06174. A block always keeps its input. `remat` says what besides:
+A block always keeps its input. `remat` says what else it keeps:
 
     False      all that the derivative needs
     'dots'     the results of its products by kernels, but not of those between tokens: nothing but

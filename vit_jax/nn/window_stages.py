@@ -26,7 +26,7 @@ class Stage(nn.Module):
       block: makes a block, given whether it is shifted, and its name.
       drop_paths: of each block.
       merges: whether four neighbours become one token in the end.
-      remat: what of a block is computed again in the backward pass; see `nn/recompute.py`.
+      remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       norm_eps: added to the variance in the norm of the merging.
       dtype: of the computation.
     """

@@ -67,11 +67,6 @@ def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
     return jnp.stack([_mix(xyz, row) for row in _RGB], axis=-1)
 
 
-def lab_to_rgb(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
-    """sRGB of colours within its gamut, the inverse of `rgb_to_lab`."""
-    return from_linear(lab_to_linear(lab))
-
-
 def colorize(grey: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
     """sRGB of the luminance of `grey`, with the colours `ab` as far as its gamut allows.
 
