@@ -108,6 +108,38 @@ def test_a_job_whose_name_leads_elsewhere(words, message, capsys, monkeypatch, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ['sbatch', 'sky']
 
 
+def names(flag, *values):
+    return [(flag, value) for value in values]
+
+
+@pytest.mark.fault(62)
+@pytest.mark.parametrize(
+    ('flag', 'value'),
+    [
+        *names('--env', 'A B=1', 'A;id=1', 'A\nB=1', 'A$(id)=1', '1A=1', 'A-B=1', 'Ä=1', '`id`=1'),
+        *names('--mount', '/a;id=gs://b', '/a b=gs://b', '/a\nb=gs://b', '/$A=gs://b'),
+        *names('--mount', '/../a=gs://b', '/a/..=gs://b', 'a=gs://b', '/=gs://b'),
+        *names('--mount', '/a=gs://b;id', '/a=gs://$(id)', '/a=gs://b c', '/a=gs://b\n'),
+        *names('--region', 'us;id', 'us\n', 'us/a', '$A'),
+        *names('--zone', 'us-a b', 'us-a\n'),
+    ],
+)
+def test_names_that_a_shell_would_read_otherwise(flag, value, capsys):
+    words = ['sky', '--tpu', 'v4-8', f'{flag}={value}', '--dry-run', '--', *TRAIN, GS]
+    assert cli.main(['launch', *words]) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert f'launch sky: {flag} ' in line
+    assert shown.out == ''
+
+
+@pytest.mark.parametrize('value', ['a b', "it's $HOME; `id`", 'two\nlines', 'yes', '1', ': {', ''])
+def test_every_value_of_a_variable_survives(value, capsys):
+    words = ['sky', '--tpu', 'v4-8', f'--env=A_1={value}', '--dry-run', '--', *TRAIN, GS]
+    assert cli.main(['launch', *words]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)['envs']['A_1'] == value
+
+
 def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):
     path = program(tmp_path, 'sbatch', 'echo "sbatch: error: invalid partition" >&2; exit 1')
     monkeypatch.setenv('PATH', path)

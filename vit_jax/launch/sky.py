@@ -14,7 +14,11 @@ from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 from vit_jax.launch import command
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
-BUCKET = re.compile(r'(gs|s3)://[^/]+/?')
+# SkyPilot puts these into commands of a shell as they are.
+VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
+BUCKET = re.compile(r'(gs|s3)://[a-z0-9][-_.a-z0-9]*/?')
+FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
+PLACE = re.compile(r'[a-z0-9-]*')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +124,7 @@ def task(job: SkyJob) -> dict[str, Any]:
             f'launch sky: --job-name {job.name!r}: must be letters, digits, -, _ and ., and begin '
             'with a letter'
         )
+    _check_names(job)
     _check_places(job)
     command.require_bucket(job.words)
     words = command.for_processes(job.words, hosts(job.tpu))
@@ -146,12 +151,24 @@ def task(job: SkyJob) -> dict[str, Any]:
     }
 
 
+def _check_names(job: SkyJob) -> None:
+    for name in job.env:
+        if not VARIABLE.fullmatch(name):
+            raise UserError(
+                f'launch sky: --env {name!r}: must be NAME=VALUE, and NAME letters, digits and _, '
+                'no digit first'
+            )
+    for flag, place in (('--region', job.region), ('--zone', job.zone)):
+        if not PLACE.fullmatch(place):
+            raise UserError(f'launch sky: {flag} {place!r}: must be a name, as us-central1')
+
+
 def _check_places(job: SkyJob) -> None:
     for path, source in job.mounts.items():
-        if not (path.startswith('/') and BUCKET.fullmatch(source)):
+        if not (FOLDER.fullmatch(path) and BUCKET.fullmatch(source)):
             raise UserError(
-                f'launch sky: --mount {path}={source}: must be /FOLDER=gs://BUCKET, '
-                'of a whole bucket'
+                f'launch sky: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
+                'of a whole bucket; letters, digits, -, _ and . may stand in FOLDER'
             )
     if '://' in (folder := job.env.get('TFDS_DATA_DIR', '')):
         raise UserError(
