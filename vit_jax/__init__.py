@@ -5,7 +5,6 @@
 """
 
 import importlib
-from typing import Any
 
 __version__ = '0.1.0'
 
@@ -13,7 +12,7 @@ __version__ = '0.1.0'
 _FOUND_IN = {'load': 'vit_jax.interop.load', 'train': 'vit_jax.trainer.api'}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str):
     if name in _FOUND_IN:
         return getattr(importlib.import_module(_FOUND_IN[name]), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+# `python -m` puts the working directory first, where a file could stand in for any library.
+if __name__ == '__main__' and not sys.flags.safe_path:
+    try:
+        if sys.path[:1] == [os.getcwd()]:
+            sys.path.append(sys.path.pop(0))
+    except FileNotFoundError:
+        pass  # it was deleted, and is not there
+
 import ast
 import contextlib
 import errno
 import importlib
-import os
 import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__

@@ -55,6 +55,33 @@ def write(
     return path
 
 
+OWN_FEATURE = """
+import tensorflow_datasets as tfds
+
+class Note(tfds.features.Text):
+    pass
+"""
+
+
+def test_a_source_of_ones_own_may_import_features(data_dir, monkeypatch):
+    file = write(data_dir, 'odd') / 'features.json'
+    own = file.read_text().replace(
+        'tensorflow_datasets.core.features.text_feature.Text', 'odd_lab.features.Note'
+    )
+    assert own != file.read_text()
+    file.write_text(own)
+    (data_dir / 'odd_lab').mkdir()
+    (data_dir / 'odd_lab' / 'features.py').write_text(OWN_FEATURE)
+    (data_dir / 'odd_lab' / 'source.py').write_text(
+        'import odd_lab.features\nfrom vit_jax.data.sources.tfds import Source\n'
+    )
+    monkeypatch.syspath_prepend(data_dir)
+    with pytest.raises(UserError, match=r'import odd_lab\.features in a source of your own'):
+        open_source('tfds:odd', 'train')
+    assert 'odd_lab.features' not in sys.modules
+    assert open_source('odd_lab.source:odd', 'train')[4]['label'] == 1
+
+
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch):
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))

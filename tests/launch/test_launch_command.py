@@ -112,7 +112,7 @@ def names(flag, *values):
     return [(flag, value) for value in values]
 
 
-@pytest.mark.fault(62)
+@pytest.mark.fault(65)
 @pytest.mark.parametrize(
     ('flag', 'value'),
     [

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.storage import servers
+from vit_jax.storage import paths, servers
 
 Flat = dict[str, np.ndarray]  # name -> array
 
@@ -166,7 +166,7 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
         raise UserError(f'{_join(folder, _INDEX)}: there is no weight_map in it; get it again')
     flat: Flat = {}
     for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
-        if '..' in shard or shard.startswith('/') or _is_url(shard):
+        if not paths.stays_inside(shard) or _is_url(shard):
             raise UserError(f'{_join(folder, _INDEX)}: {shard!r} is outside of its folder')
         flat |= _read_safetensors(_join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):

@@ -170,6 +170,17 @@ def read_text(path: Path, errors: str = 'strict') -> str | None:
             return None
 
 
+def stays_inside(name: object) -> bool:
+    """Tell whether a name that a file lists lies below the folder that it is joined to.
+
+    Links in the folder are followed, and not looked at here: whoever made the folder made them.
+    """
+    if not isinstance(name, str) or '\0' in name:
+        return False
+    relative = pathlib.PurePosixPath(name)
+    return bool(relative.parts) and not relative.is_absolute() and '..' not in relative.parts
+
+
 def modified(path: Path) -> float:
     """Time of the last write to the file, in seconds since the epoch."""
     stat: Any = path.stat()

@@ -66,6 +66,8 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
         step, files = content['step'], dict(content['files'])
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
+    if leading := [name for name in files if not paths.stays_inside(name)]:
+        raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')
     if str(step) != directory.name:
         raise Damaged(f'{MANIFEST} says step {step}: a copied or renamed directory')
     return files

@@ -23,6 +23,7 @@ import numpy as np
 from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -177,11 +178,12 @@ def image_folder(
     """Where the first image lies that is there at all.
 
     Raises:
-      ValueError: if none is listed.
+      ValueError: if none is listed, or one leads out of the folder.
       UserError: if none is there.
     """
     if not listed:
         raise ValueError('it lists no images')
+    require_inside(listed)
     folders = (root / split, root / 'images' / split, root / 'images', root)
     for image in listed[:100]:
         for folder in folders:
@@ -189,6 +191,13 @@ def image_folder(
                 return folder
     tried = ', '.join(str(folder) for folder in folders)
     raise UserError(f'{name}: none of the images is in {tried}: {listed[0]["file_name"]}, ...')
+
+
+def require_inside(listed: Iterable[dict[str, Any]]) -> None:
+    """Raises ValueError unless every file that is listed lies below the folder of its kind."""
+    for one in listed:
+        if not paths.stays_inside(name := one['file_name']):
+            raise ValueError(f'the file_name {name!r} is outside of its folder')
 
 
 def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:

@@ -88,7 +88,8 @@ class Source:
         return str(self._folder / self._images[index]['file_name'])
 
     def _check(self) -> None:
-        """Raises ValueError unless every image has segments of known categories."""
+        """Raises ValueError unless every image has segments of known categories, in the folder."""
+        coco.require_inside(self._segments.values())
         for image in self._images:
             if image['id'] not in self._segments:
                 raise ValueError(f'image {image["id"]} has no annotation')

@@ -1,15 +1,20 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: data prepared by TensorFlow Datasets, read without TensorFlow.
 
 Random access needs the ArrayRecord format. Data are looked for in $TFDS_DATA_DIR, or in
-~/tensorflow_datasets where that is not set.
+~/tensorflow_datasets where that is not set. They may come from anybody, and TFDS imports the
+classes that they name: only its own are, or those that your code has imported before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import pathlib
 import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,9 +22,15 @@ import numpy as np
 from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths
 
 NAME = re.compile(r'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?')
 CHUNK = 1024  # records are read several times faster together
+FEATURES = 'tensorflow_datasets.core.features.'
+CLASS_KEYS = {  # TFDS reads both spellings of protocol buffers, and an older form of features
+    'features.json': ('pythonClassName', 'python_class_name', 'type'),
+    'dataset_info.json': ('pythonClassName', 'python_class_name'),
+}
 
 
 class Source:
@@ -38,10 +49,14 @@ class Source:
 
         self._title = f'tfds:{path}'
         folder = find(path)
-        builder = tfds.builder_from_directory(folder)
+        require_known_features(folder, self._title)
+        builder = _open(tfds, folder, self._title)
         splits = builder.info.splits
         if split not in splits:
             raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
+        for file in map(str, splits[split].filepaths):
+            if not paths.stays_inside(file.removeprefix(f'{folder}/')):
+                raise UserError(f'source {self._title}: lists {file!r}, outside of {folder}')
         self._split, self._label = split, 'label'
         self._pair = _languages(tfds, builder.info)
         decoders: dict[str, Any] = {}
@@ -107,6 +122,53 @@ class Source:
             return self._records[index]
         except Exception as error:  # the readers raise many kinds, none of them documented
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
+
+
+def require_known_features(folder: pathlib.Path, title: str) -> None:
+    """Refuse data for which TFDS would import code from outside of its own features.
+
+    Raises:
+      UserError: for such a class, or a file that cannot be read.
+    """
+    for name, keys in CLASS_KEYS.items():
+        try:
+            found = list(_strings(json.loads((folder / name).read_bytes()), keys))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f'source {title}: cannot read {folder / name}: {error}') from error
+        for one in found:
+            module = one.rpartition('.')[0]
+            if not one.startswith(FEATURES) and module and module not in sys.modules:
+                raise UserError(
+                    f'source {title}: {folder / name} names {one!r}, code from outside of TFDS: '
+                    f'if you trust it, import {module} in a source of your own, with the Source '
+                    'of vit_jax.data.sources.tfds, and name that module in place of tfds'
+                )
+
+
+def _strings(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
+    """The strings under these keys at any depth, also in the JSON that an older form quotes."""
+    if isinstance(content, list):
+        for one in content:
+            yield from _strings(one, keys)
+    if isinstance(content, dict):
+        for key, one in content.items():
+            if not isinstance(one, str):
+                yield from _strings(one, keys)
+            elif key in keys:
+                yield one
+            elif key == 'content':
+                with contextlib.suppress(ValueError):
+                    yield from _strings(json.loads(one), keys)
+
+
+def _open(tfds: Any, folder: pathlib.Path, title: str) -> Any:
+    try:
+        return tfds.builder_from_directory(folder)
+    except Exception as error:  # of many kinds, as above
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(
+            f'source {title}: {folder} cannot be read ({reason}); prepare it again'
+        ) from error
 
 
 def _languages(tfds: Any, info: Any) -> tuple[str, ...]:
