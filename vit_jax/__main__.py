@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(nearest('command', name, commands()))
         if argv is None:
             memory.keep_freed_memory()
+            # Pythons that this one starts; the workers of the data are told its path.
+            os.environ['PYTHONSAFEPATH'] = '1'
         with readable_names():
             return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
     except UserError as e:

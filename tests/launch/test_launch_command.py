@@ -1,6 +1,8 @@
 """`launch`: what it prints, what it hands over, and mistakes in one line."""
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -32,6 +34,17 @@ def test_slurm_gets_the_script_that_dry_run_prints(tmp_path, monkeypatch, capsys
     assert cli.main(['launch', *words, '--', *TRAIN, '--workdir', 'a b']) == 0
     assert capsys.readouterr().out == 'submitted job 41\n'
     assert (tmp_path / 'script').read_text() == shown
+
+
+@pytest.mark.slow
+def test_a_job_finds_the_modules_of_its_folder_as_its_user_does(tmp_path, monkeypatch):
+    monkeypatch.setenv('PATH', program(tmp_path, 'sbatch', f'env > {tmp_path}/env; echo 41'))
+    monkeypatch.setenv('PYTHONPATH', str(REPO))
+    monkeypatch.delenv('PYTHONSAFEPATH', raising=False)
+    words = [sys.executable, '-m', 'vit_jax', 'launch', 'slurm', '--', *TRAIN]
+    subprocess.run(words, cwd=tmp_path, check=True, timeout=120)
+    found = (tmp_path / 'env').read_text()
+    assert f'PYTHONPATH={REPO}\n' in found and 'PYTHONSAFEPATH' not in found
 
 
 def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsys, repo):

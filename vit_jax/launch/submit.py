@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -35,8 +37,13 @@ def sky(name: str, task: str) -> str:
 
 
 def _run(words: Sequence[str], given: str, hint: str) -> str:
+    environ = dict(os.environ)
+    if not sys.flags.safe_path:
+        environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
     try:
-        done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, input=given, capture_output=True, text=True, check=False, env=environ
+        )
     except FileNotFoundError as e:
         raise UserError(f'launch: {words[0]} was not found; {hint}') from e
     if done.returncode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -30,7 +31,7 @@ OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
 # What is far too large is refused before the state is added to it.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
-AHEAD = ('-m', 'vit_jax.trainer.ahead')
+AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,10 @@ def compile_step(
     with tempfile.TemporaryDirectory(prefix='vit_jax-preflight-') as name:
         folder, began = pathlib.Path(name), time.perf_counter()
         (folder / REQUEST).write_text(json.dumps(request))
-        environment = topology.environment() | {'XLA_FLAGS': FLAGS.format(folder)}
+        environment = topology.environment() | {
+            'XLA_FLAGS': FLAGS.format(folder),
+            'PYTHONPATH': os.pathsep.join(sys.path),  # with the working directory where it is here
+        }
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
                 [sys.executable, *program, name],
