@@ -1,7 +1,8 @@
 """Run folders that older code wrote are read, evaluated and continued by this one.
 
-`golden/run_digits` was stopped at step 10 of 20, `golden/run_reverse` is complete. The numbers
-below are those that the code of that time came to, on one CPU device.
+`golden/run_digits` was stopped at step 10 of 20, every other folder holds a complete run of a tiny
+model: `golden/run_NAME` one of each system. The numbers below, and those of each `result.json`, are
+those that the code of that time came to, on one CPU device.
 """
 
 import json
@@ -10,12 +11,16 @@ import shutil
 
 import pytest
 
+import vit_jax.models
 from vit_jax.__main__ import main
 from vit_jax.inference.load import read_config
+from vit_jax.storage import run_folder
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+DEAR = ('run_coltran', 'run_detr_panoptic')  # of which others have most
+COMPLETE = sorted(path.parent.name for path in GOLDEN.glob('run_*/result.json'))
 DIGITS = {
     'total': '20 steps',
     'model.width': 16,
@@ -34,6 +39,24 @@ REVERSE = {
     'optim.lr': 0.03,
     'data.split': 'train',
 }
+
+
+def test_every_model_has_a_run():
+    models = pathlib.Path(vit_jax.models.__path__[0]).glob('[!_]*.py')
+    found = {read_config(GOLDEN / name).model.name for name in COMPLETE}
+    assert found == {path.stem for path in models}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=[pytest.mark.long] * (name in DEAR)) for name in COMPLETE]
+)
+def test_a_complete_old_run_is_evaluated(name, tmp_path, capsys):
+    """To the numbers that were written when it ended."""
+    folder = shutil.copytree(GOLDEN / name, tmp_path / 'run')
+    result = evaluated(folder, capsys)
+    assert result.pop('step') == run_folder.steps(folder)[-1]
+    assert result == pytest.approx(run_folder.read_result(folder), abs=1e-5)
 
 
 @pytest.fixture
