@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from helpers import loading
 
-from vit_jax.data import bucket_plan, vocabulary
-from vit_jax.data.bucket_plan import ROWS
-from vit_jax.data.buckets import Buckets
+from vit_jax.data import vocabulary
+from vit_jax.data.plans.buckets import ROWS
 from vit_jax.data.records import BrokenRecord, SourceInfo
-from vit_jax.data.sequences import SequenceSource
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
@@ -47,28 +45,37 @@ class Sequences:
         return f'number {index}'
 
 
-def bucketed(lengths=None, cache=False, **options):
+def numbers(lengths=None, **options):
     lengths = np.random.default_rng(0).integers(1, 17, 400) if lengths is None else lengths
-    source = Sequences(lengths, **options)
-    return SequenceSource(
-        Subset('numbers', [(source, np.arange(len(lengths)))]), PLAIN, BOUNDS, cache
-    )
+    return Subset('numbers', [(Sequences(lengths, **options), np.arange(len(lengths)))])
 
 
-def take(source, n, **options):
-    options = {'batch_size': BATCH, 'seed': 3, 'threads': 2} | options
-    batches = loading.train_batches(source, PLAIN, **options)
+def opened(source, transforms=PLAIN, **options):
+    options = {'batch_size': BATCH, 'seed': 3, 'threads': 2, 'buckets': BOUNDS} | options
+    return loading.open_as_dataset(source, transforms, plan='buckets', **options)
+
+
+def take(source, n, start_step=0, **options):
+    batches = opened(source, **options).train_batches(start_step)
     taken = list(itertools.islice(batches, n))
     batches.close()
     return taken
 
 
+def evaluate(source, **options):
+    return list(opened(source, **options).eval_batches())
+
+
 def steps(source):
-    return plan_of(source).steps
+    return epoch_of(source).steps
 
 
-def plan_of(source, batch_size=BATCH):
-    return bucket_plan.train_plan(source.lengths, source.bounds, batch_size)
+def epoch_of(source, batch_size=BATCH):
+    return opened(source, batch_size=batch_size).plan.epoch
+
+
+def lengths_of(source):
+    return opened(source).plan.lengths.longest
 
 
 def indices(batches):
@@ -88,7 +95,7 @@ def assert_equal(a, b):
 
 
 def test_arrays():
-    source = bucketed()
+    source = numbers()
     shapes = set()
     for batch in take(source, steps(source)):
         rows, length = batch['source'].shape
@@ -105,7 +112,7 @@ def test_arrays():
 
 
 def test_rows_hold_their_example_and_padding():
-    source = bucketed()
+    source = numbers()
     for batch in take(source, steps(source)):
         for row, (index, mask) in enumerate(zip(batch['index'], batch['mask'], strict=True)):
             for name in ('source', 'target'):
@@ -115,11 +122,12 @@ def test_rows_hold_their_example_and_padding():
 
 
 def test_an_example_is_in_the_shortest_bucket_that_holds_it():
-    source = bucketed()
+    source = numbers()
+    lengths = lengths_of(source)
     lows = dict(zip(BOUNDS, (0, *BOUNDS[:-1]), strict=True))
     for batch in take(source, steps(source)):
         length = batch['source'].shape[1]
-        own = source.lengths[batch['index'][batch['mask'] == 1]]
+        own = lengths[batch['index'][batch['mask'] == 1]]
         assert own.max() <= length
         assert own.min() > lows[length]
 
@@ -127,7 +135,7 @@ def test_an_example_is_in_the_shortest_bucket_that_holds_it():
 @pytest.mark.parametrize('size', [1, 15, 16, 400])
 def test_every_epoch_is_a_permutation_in_the_same_number_of_steps(size):
     lengths = np.random.default_rng(1).integers(1, 17, size)
-    source = bucketed(lengths)
+    source = numbers(lengths)
     n = steps(source)
     rows = {4: 64, 8: 32, 16: 16}
     counts = np.bincount(np.searchsorted(BOUNDS, lengths), minlength=3)
@@ -142,14 +150,14 @@ def test_every_epoch_is_a_permutation_in_the_same_number_of_steps(size):
 
 
 def test_batches_of_all_buckets_are_mixed():
-    source = bucketed(np.random.default_rng(0).integers(1, 17, 2000))
+    source = numbers(np.random.default_rng(0).integers(1, 17, 2000))
     lengths = [batch['source'].shape[1] for batch in take(source, steps(source))]
     assert sum(a != b for a, b in itertools.pairwise(lengths)) > len(lengths) / 4
 
 
 def test_only_the_last_batch_of_a_bucket_is_filled_up():
-    source = bucketed()
-    plan = plan_of(source)
+    source = numbers()
+    plan = epoch_of(source)
     free = dict.fromkeys(BOUNDS, 0)
     for batch in take(source, plan.steps):
         mask = batch['mask']
@@ -160,20 +168,20 @@ def test_only_the_last_batch_of_a_bucket_is_filled_up():
 
 
 def test_seeds_differ():
-    one, other = (indices(take(bucketed(), 6, seed=seed)) for seed in (3, 4))
+    one, other = (indices(take(numbers(), 6, seed=seed)) for seed in (3, 4))
     assert not np.array_equal(one[:50], other[:50])
 
 
 @pytest.mark.parametrize('start', [1, 7, 19, 20, 21, 45])
 def test_resumed_is_continued(start):
-    source = bucketed()
+    source = numbers()
     whole = take(source, start + 4)
     assert_equal(take(source, 4, start_step=start), whole[start:])
 
 
 @pytest.mark.parametrize('processes', [2, 4])
 def test_processes_together_see_the_global_batch(processes):
-    source = bucketed()
+    source = numbers()
     n = steps(source) + 3
     parts = [take(source, n, process_index=p, process_count=processes) for p in range(processes)]
     together = [
@@ -184,37 +192,36 @@ def test_processes_together_see_the_global_batch(processes):
 
 
 def test_how_it_is_read_does_not_show():
-    expected = take(bucketed(), 30)
-    assert_equal(take(bucketed(), 30, threads=0), expected)
-    assert_equal(take(bucketed(cache=True), 30, threads=5, cache=True), expected)
+    expected = take(numbers(), 30)
+    assert_equal(take(numbers(), 30, threads=0), expected)
+    assert_equal(take(numbers(), 30, threads=5, cache=True), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_worker_processes_do_not_show():
-    source = SequenceSource(open_source('synthetic:copy', 'train[:200]'), PLAIN, (8, 16))
-    assert_equal(take(source, 3, workers=1, threads=1, start_step=2), take(source, 5)[2:])
+    source = open_source('synthetic:copy', 'train[:200]')
+    some = take(source, 3, buckets=(8, 16), workers=1, threads=1, start_step=2)
+    assert_equal(some, take(source, 5, buckets=(8, 16))[2:])
 
 
 def test_cache_reads_each_record_once():
-    source = bucketed(cache=True)
-    reads = source.source._parts[0][0]
-    assert reads.reads == 400
-    take(source, 30)
-    assert reads.reads == 400
+    source = numbers()
+    take(source, 30, cache=True)
+    assert source._parts[0][0].reads == 400
 
 
 def test_examples_beyond_the_last_bucket_are_left_out_of_training():
-    source = bucketed([3, 17, 5, 16, 40])
-    data = loading.open_as_dataset(source, PLAIN, batch_size=BATCH)
+    source = numbers([3, 17, 5, 16, 40])
+    data = opened(source)
     assert data.num_examples == 3
     assert data.notes == ('2 examples are longer than the last bucket: left out',)
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 
 def test_what_an_epoch_is_made_of():
-    source = bucketed()
-    data = loading.open_as_dataset(source, PLAIN, batch_size=BATCH)
+    source = numbers()
+    data = opened(source)
     batches = take(source, steps(source))
     assert data.examples_per_step * len(batches) == pytest.approx(data.num_examples)
     rows = np.mean([len(batch['mask']) for batch in batches])
@@ -223,14 +230,14 @@ def test_what_an_epoch_is_made_of():
 
 
 def test_sentences_and_tokens_are_counted_without_padding():
-    data = loading.open_as_dataset(bucketed(), PLAIN, batch_size=BATCH, process_count=2)
+    data = opened(numbers(), process_count=2)
     batch = {'target': np.array([[5, 6, 2], [7, 2, 0], [0, 0, 0]]), 'mask': np.array([1, 1, 0])}
     assert data.count(batch) == {'sentences': 4, 'tokens': 10}
 
 
 def test_rows_are_a_multiple_that_devices_share():
-    assert plan_of(bucketed(), BATCH + 100).rows == (88, 40, 16)
-    assert all(rows % ROWS == 0 for rows in plan_of(bucketed(), 1000).rows)
+    assert epoch_of(numbers(), BATCH + 100).rows == (88, 40, 16)
+    assert all(rows % ROWS == 0 for rows in epoch_of(numbers(), 1000).rows)
 
 
 # -- evaluation ----------------------------------------------------------------------------------
@@ -241,15 +248,12 @@ def test_rows_are_a_multiple_that_devices_share():
 def test_evaluation_has_every_example_once(processes, multiple):
     lengths = [*np.random.default_rng(0).integers(1, 17, 150), 40, 17]
     parts = [
-        list(
-            loading.eval_batches(
-                bucketed(lengths),
-                PLAIN,
-                batch_size=64,
-                multiple=multiple,
-                process_index=p,
-                process_count=processes,
-            )
+        evaluate(
+            numbers(lengths),
+            batch_size=64,
+            multiple=multiple,
+            process_index=p,
+            process_count=processes,
         )
         for p in range(processes)
     ]
@@ -265,15 +269,15 @@ def test_evaluation_has_every_example_once(processes, multiple):
 
 
 def test_evaluation_takes_no_more_rows_than_needed():
-    source = bucketed([3, 3, 3])
-    (batch,) = loading.eval_batches(source, PLAIN, batch_size=BATCH, multiple=2)
+    source = numbers([3, 3, 3])
+    (batch,) = evaluate(source, multiple=2)
     assert batch['source'].shape == (4, 4)
 
 
 def test_broken_records_are_in_no_batch():
-    source = bucketed([3] * 20, broken=(2, 7))
+    source = numbers([3] * 20, broken=(2, 7))
     np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(take(source, 1))), [2, 7])
-    batches = list(loading.eval_batches(source, PLAIN, batch_size=BATCH))
+    batches = evaluate(source)
     np.testing.assert_array_equal(np.setdiff1d(np.arange(20), indices(batches)), [2, 7])
 
 
@@ -291,11 +295,11 @@ def text(tmp_path):
 
 
 def test_tokenize_ends_every_sentence(tmp_path, vocab):
-    source = SequenceSource(text(tmp_path), parse_transforms('tokenize', vocab), (32,))
-    record = source[0]
+    data = opened(text(tmp_path), parse_transforms('tokenize', vocab), buckets=(32,))
+    record = data.read(0)
     assert record['target'].tolist() == [*vocab.encode('Ein Mann'), vocabulary.EOS]
     assert record['source'].dtype == np.int32
-    assert source.info.vocab_size == 40
+    assert data.info.vocab_size == 40
 
 
 def test_tokenize_cuts_and_still_ends(tmp_path, vocab):
@@ -310,9 +314,9 @@ def test_lower_and_swap(tmp_path):
 
 
 def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
-    source = SequenceSource(text(tmp_path), parse_transforms('lower|tokenize', vocab), (32,))
-    copy = pickle.loads(pickle.dumps(source))
-    np.testing.assert_array_equal(copy[1]['source'], source[1]['source'])
+    data = opened(text(tmp_path), parse_transforms('lower|tokenize', vocab), buckets=(32,))
+    copy = pickle.loads(pickle.dumps(data))
+    np.testing.assert_array_equal(copy.read(1)['source'], data.read(1)['source'])
 
 
 @pytest.mark.parametrize(
@@ -325,7 +329,7 @@ def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
 )
 def test_transforms_that_make_no_sequences(tmp_path, spec, message):
     with pytest.raises(UserError, match=message):
-        SequenceSource(text(tmp_path), parse_transforms(spec), (32,))
+        opened(text(tmp_path), parse_transforms(spec), buckets=(32,))
 
 
 def test_text_without_buckets_says_what_to_set(tmp_path):
@@ -341,7 +345,7 @@ def test_text_without_buckets_says_what_to_set(tmp_path):
 @pytest.mark.parametrize('bounds', [(), (8, 4), (4, 4), (0, 4), (4.5,)])
 def test_bounds_grow(bounds):
     with pytest.raises(UserError, match='write growing lengths'):
-        SequenceSource(open_source('synthetic:copy', 'train[:9]'), PLAIN, bounds)
+        opened(open_source('synthetic:copy', 'train[:9]'), buckets=bounds)
 
 
 @pytest.mark.parametrize(
@@ -354,12 +358,12 @@ def test_bounds_grow(bounds):
 )
 def test_mistakes(options, message):
     with pytest.raises(UserError, match=message):
-        take(bucketed(), 1, **options)
+        take(numbers(), 1, **options)
 
 
 def test_only_long_examples():
     with pytest.raises(UserError, match='numbers: no example has at most 16 tokens'):
-        take(bucketed([20, 30]), 1)
+        take(numbers([20, 30]), 1)
 
 
 class Odd(Sequences):
@@ -382,26 +386,25 @@ def test_an_id_out_of_range_names_the_record(number, vocab_size, bounds):
     source = Subset('odd', [(Odd(number, vocab_size), np.arange(4))])
     said = rf"number 2: 'source' has the id {number}, which is outside of {bounds}"
     with pytest.raises(UserError, match=said):
-        SequenceSource(source, PLAIN, BOUNDS)
-    assert vocab_size == 0 or SequenceSource(
-        Subset('even', [(Odd(8, vocab_size), np.arange(4))]), PLAIN, BOUNDS
-    )
+        opened(source)
+    assert vocab_size == 0 or opened(Subset('even', [(Odd(8, vocab_size), np.arange(4))]))
 
 
 def test_a_source_that_does_not_tell_its_vocabulary_has_the_ids_that_it_has():
     source = Subset('odd', [(Odd(41, 0), np.arange(4))])
-    assert SequenceSource(source, PLAIN, BOUNDS).info.vocab_size == 42
+    assert opened(source).info.vocab_size == 42
 
 
 def test_batches_may_hold_so_many_tokens_of_the_target():
     """Targets are half as long as sources, so that most of a padded batch is empty."""
-    source = bucketed(np.random.default_rng(0).integers(1, 17, 2_000))
-    padded, counted = Buckets(source, 600), Buckets(source, 600, count='target')
+    source = numbers(np.random.default_rng(0).integers(1, 17, 2_000))
+    padded, counted = (opened(source, batch_size=600, count=it) for it in ('padded', 'target'))
     assert padded.tokens_per_step < 0.5 * 600
     # The last batch of each bucket is not full.
     assert 0.85 * 600 < counted.tokens_per_step < 1.03 * 600
-    for rows, members in zip(counted.train_plan.rows, counted.train_plan.members, strict=True):
-        mean = source.targets[members].mean()
+    epoch, targets = counted.plan.epoch, counted.plan.lengths.targets
+    for rows, members in zip(epoch.rows, epoch.members, strict=True):
+        mean = targets[members].mean()
         assert rows % ROWS == 0
         assert abs(rows * mean - 600) <= mean * ROWS / 2
     assert counted.num_examples == len(source)
@@ -409,4 +412,4 @@ def test_batches_may_hold_so_many_tokens_of_the_target():
 
 def test_what_a_batch_counts_is_one_of_two():
     with pytest.raises(UserError, match="unknown count 'tokens'"):
-        Buckets(bucketed(), BATCH, count='tokens')
+        opened(numbers(), count='tokens')

@@ -84,6 +84,8 @@ def test_arrays():
         'image': ((8, 6, 5, 3), 'uint8'),
         'label': ((8,), 'int32'),
         'number': ((8,), 'int32'),
+        'index': ((8,), 'int32'),
+        'mask': ((8,), 'float32'),
     }
 
 
@@ -93,7 +95,7 @@ def test_element_spec_is_one_example_of_a_batch():
     spec = loading.open_as_dataset(source, transforms, batch_size=8).shapes[-1].spec
     (batch,) = train(source, 1, transforms)
     assert {k: (s.shape, s.dtype) for k, s in spec.items()} == {
-        k: (a.shape[1:], a.dtype) for k, a in batch.items()
+        k: (a.shape[1:], a.dtype) for k, a in batch.items() if k not in ('index', 'mask')
     }
 
 
@@ -110,7 +112,9 @@ def test_every_epoch_is_a_permutation(batch_size):
 def test_records_keep_image_and_label_together():
     source = numbered(30)
     for batch in train(source, 4, PLAIN):
-        for image, label, number in zip(*batch.values(), strict=True):
+        np.testing.assert_array_equal(batch['index'], batch['number'])
+        np.testing.assert_array_equal(batch['mask'], 1)
+        for image, label, number in zip(*list(batch.values())[:3], strict=True):
             np.testing.assert_array_equal(image, source[number]['image'])
             assert label == number % 10
 
@@ -221,11 +225,11 @@ def running(process):
 
 def test_cache_reads_each_record_once():
     source = numbered(30)
-    train(source, 20, cache=True, threads=0)
-    train(source, 20, cache=True, threads=0)
-    reads = source._parts[0][0].reads
-    assert len(reads) == 30 + 2  # and one for the shapes each time
-    assert set(reads) == set(range(30))
+    data = loading.open_as_dataset(source, AUGMENTED, batch_size=8, cache=True, threads=0)
+    for _ in range(2):
+        take(20, data.train_batches())
+        list(data.eval_batches())
+    assert sorted(source._parts[0][0].reads) == list(range(30))
 
 
 def test_transforms_cannot_spoil_the_cache():
@@ -377,6 +381,7 @@ def test_numbers_that_would_become_others_name_the_record(info, value, said):
 # -- images of several sizes -------------------------------------------------------------------
 
 SIZES = ((8, 12), (12, 8), (16, 16))
+FRAMES = {'plan': 'sizes', 'sizes': SIZES}
 
 
 class Framed(Numbered):
@@ -401,13 +406,13 @@ def size_of(batch):
 
 
 def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
-    batches = train(framed(), 40, PLAIN, sizes=SIZES)
+    batches = train(framed(), 40, PLAIN, **FRAMES)
     sizes = [size_of(batch) for batch in batches]
     assert set(sizes) == set(SIZES)
-    assert sizes != [size_of(batch) for batch in train(framed(), 40, PLAIN, sizes=SIZES, seed=4)]
-    assert_equal(train(framed(), 5, PLAIN, sizes=SIZES, start_step=7), batches[7:12])
+    assert sizes != [size_of(batch) for batch in train(framed(), 40, PLAIN, **FRAMES, seed=4)]
+    assert_equal(train(framed(), 5, PLAIN, **FRAMES, start_step=7), batches[7:12])
     parts = [
-        train(framed(), 6, PLAIN, sizes=SIZES, process_index=p, process_count=2) for p in (0, 1)
+        train(framed(), 6, PLAIN, **FRAMES, process_index=p, process_count=2) for p in (0, 1)
     ]
     for step, batch in enumerate(batches[:6]):
         together = [part[step]['image'] for part in parts]
@@ -415,14 +420,14 @@ def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
 
 
 def test_a_checkpoint_tells_every_array_of_every_size():
-    data = loading.open_as_dataset(framed(), PLAIN, batch_size=6, sizes=SIZES)
+    data = loading.open_as_dataset(framed(), PLAIN, batch_size=6, **FRAMES)
     kinds = kinds_of_checkpoint(json.loads(json.dumps(data.facts())))
     assert kinds == [(2, shape.spec) for shape in data.shapes]
     assert [sorted(spec) for _, spec in kinds] == [['boxes', 'image', 'number', 'pixel_mask']] * 3
 
 
 def test_padding_is_marked_and_boxes_stay_with_their_pixels():
-    for batch in train(framed(), 12, PLAIN, sizes=SIZES):
+    for batch in train(framed(), 12, PLAIN, **FRAMES):
         real = batch['pixel_mask']
         assert real.dtype == bool
         assert not batch['image'][~real].any()
@@ -436,7 +441,7 @@ def test_padding_is_marked_and_boxes_stay_with_their_pixels():
 
 
 def test_the_shapes_are_known_before_any_batch_is_made():
-    data = loading.open_as_dataset(framed(), PLAIN, batch_size=8, sizes=SIZES)
+    data = loading.open_as_dataset(framed(), PLAIN, batch_size=8, **FRAMES)
     assert [shape.spec['image'].shape for shape in data.shapes] == [(*s, 3) for s in SIZES]
     assert sum(shape.share for shape in data.shapes) == pytest.approx(1)
     assert data.image_size == SIZES[-1]
@@ -444,7 +449,7 @@ def test_the_shapes_are_known_before_any_batch_is_made():
 
 def test_evaluation_pads_everything_to_the_last_size_in_any_batch():
     def results(batch_size):
-        batches = evaluate(framed(), batch_size=batch_size, sizes=SIZES)
+        batches = evaluate(framed(), batch_size=batch_size, **FRAMES)
         assert {size_of(batch) for batch in batches} == {SIZES[-1]}
         rows = [
             (int(i), image.tobytes())

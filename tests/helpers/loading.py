@@ -1,12 +1,14 @@
-"""Batches of a source by keywords, whatever kind of data set it takes to make them."""
+"""Batches of a source by keywords."""
 
 from __future__ import annotations
 
+import math
+
+from vit_jax.data import plans
 from vit_jax.data.batches import Process
-from vit_jax.data.buckets import Buckets
-from vit_jax.data.fixed import FixedShapes
+from vit_jax.data.dataset import Dataset
+from vit_jax.data.examples import Examples
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading
-from vit_jax.data.sequences import SequenceSource
 
 
 def open_as_dataset(
@@ -22,18 +24,20 @@ def open_as_dataset(
     threads=None,
     cache=False,
     stall_seconds=STALL_SECONDS,
-    sizes=(),
+    plan='fixed',
+    **options,
 ):
-    """A data set of fixed shapes, or in buckets for a source of sequences."""
-    common = {
-        'seed': seed,
-        'multiple': multiple,
-        'process': Process(process_index, process_count),
-        'loading': Loading(workers, threads, stall_seconds),
-    }
-    if isinstance(source, SequenceSource):
-        return Buckets(source, batch_size, **common)
-    return FixedShapes(source, transforms, batch_size, cache=cache, sizes=sizes, **common)
+    """A data set of these examples by a plan and its options."""
+    made = plans.make(
+        plan,
+        Examples(source, transforms, cache),
+        batch_size=batch_size,
+        seed=seed,
+        multiple=math.lcm(multiple, process_count),
+        **options,
+    )
+    process = Process(process_index, process_count)
+    return Dataset(made, process, Loading(workers, threads, stall_seconds))
 
 
 def train_batches(source, transforms, *, start_step=0, **options):
@@ -42,7 +46,6 @@ def train_batches(source, transforms, *, start_step=0, **options):
 
 
 def eval_batches(source, transforms, *, batch_size, **options):
-    """Batches of evaluation, all of them of `batch_size` rows where shapes are fixed."""
-    if not isinstance(source, SequenceSource):
-        options = {'multiple': batch_size} | options
+    """Batches of evaluation, by default all of them of `batch_size` rows."""
+    options = {'multiple': batch_size} | options
     return open_as_dataset(source, transforms, batch_size=batch_size, **options).eval_batches()

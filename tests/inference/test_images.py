@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from vit_jax.data.fixed import raw_images
+from vit_jax.data.dataset import raw_images
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.inference import images as image_files

@@ -112,7 +112,7 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     found.show(steps, placed, 7, writer)
     assert [told[:2] for told in sent] == [(7, 'test/examples'), (7, 'test/attention')]
     ((rows, photos),) = drawn
-    source = found.sample.data.examples
+    source = found.sample.data.source
     shown = {i: source[i] for i in (0, 15, 30, 45)}
     assert [p.path.name for p in photos] == [
         f'{r["label"]} (example {i})' for i, r in shown.items()

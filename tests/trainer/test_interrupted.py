@@ -9,7 +9,7 @@ import pytest
 from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
-from vit_jax.data.fixed import FixedShapes
+from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.storage import run_folder
 from vit_jax.writers import tensorboard
@@ -56,7 +56,7 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
     repo, tmp_path, whole_run, monkeypatch, capsys, at
 ):
     passes = []
-    whole = FixedShapes.eval_batches
+    whole = Dataset.eval_batches
 
     def told_to_stop(data):
         passes.append([])
@@ -67,7 +67,7 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
             yield batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(FixedShapes, 'eval_batches', told_to_stop)
+        patch.setattr(Dataset, 'eval_batches', told_to_stop)
         assert train(repo, tmp_path) == EXIT_PREEMPTED
     assert len(passes[-1]) == 2
     assert f'stopped after step {at}/20; the state is saved' in capsys.readouterr().out

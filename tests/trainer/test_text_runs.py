@@ -17,7 +17,7 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
 from vit_jax.data import vocabulary
-from vit_jax.data.bucket_plan import BucketPlan
+from vit_jax.data.plans.buckets import Cut
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
@@ -101,8 +101,8 @@ def get_config(**data: object) -> ConfigDict:
     return config_lib.override(config, [])
 
 
-def plan_of(config: ConfigDict) -> BucketPlan:
-    return open_dataset(TOKENS, **defaults.keywords(config.data)).train_plan
+def plan_of(config: ConfigDict) -> Cut:
+    return open_dataset(TOKENS, **defaults.keywords(config.data)).plan.epoch
 
 
 def one_run(config: ConfigDict, folder: pathlib.Path, **options: object) -> dict[str, float]:

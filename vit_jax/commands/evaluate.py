@@ -200,12 +200,12 @@ def require_fit(run: Any, section: Any) -> None:
     Raises:
       UserError: if the images have other colours, or the task needs other classes.
     """
-    from vit_jax.data import fixed
+    from vit_jax.data.dataset import raw_images
     from vit_jax.runtime import sharding
     from vit_jax.trainer import evaluate
 
     source = evaluate.open_data(section, run.config.batch_size, sharding.make_layout()).source
-    have, need = fixed.raw_images(source).get('channels'), run.image['channels']
+    have, need = raw_images(source).get('channels'), run.image['channels']
     if have != need:
         raise UserError(
             f'{run.workdir} takes images of {need} channels, {section.source} has {have}'

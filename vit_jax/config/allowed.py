@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.calls import function_name, parse_transforms
+from vit_jax.config.calls import function_name, parse_call, parse_transforms
 from vit_jax.config.origin import split_family
 from vit_jax.errors import UserError
 
@@ -59,6 +59,8 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for place, section in places.items():
         yield f'{place}.source', _text(section, 'source').partition(':')[0]
         yield f'{place}.evaluator', _text(section, 'evaluator')
+        if plan := _text(section, 'plan'):
+            yield f'{place}.plan', function_name(parse_call(plan, f'config.{place}.plan'))
         for transform in parse_transforms(_text(section, 'transforms')):
             yield f'{place}.transforms', function_name(transform)
 

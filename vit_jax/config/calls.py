@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from vit_jax.errors import UserError
 
@@ -21,6 +22,37 @@ def parse_transforms(text: str) -> list[ast.expr]:
         raise UserError(
             f"transforms {text!r}: {error}; write for example 'pad_and_crop(4)|flip'"
         ) from error
+
+
+def parse_call(text: str, where: str) -> ast.expr:
+    """One function, with arguments or without.
+
+    Raises:
+      UserError: if the text is malformed; begins with `where`.
+    """
+    try:
+        return ast.parse(text.strip(), mode='eval').body
+    except (SyntaxError, ValueError) as error:
+        raise UserError(
+            f"{where}: {error}; write for example 'my_lab.packing(length=256)'"
+        ) from error
+
+
+def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a function, by position and by name.
+
+    Raises:
+      UserError: for others than plain values.
+    """
+    if not isinstance(node, ast.Call):
+        return [], {}
+    try:
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise ValueError('**')
+        args = [ast.literal_eval(arg) for arg in node.args]
+        return args, {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
+    except (TypeError, ValueError) as error:
+        raise UserError('arguments must be plain numbers, strings or tuples of them') from error
 
 
 def function_name(node: ast.expr) -> str:

@@ -102,7 +102,7 @@ class Entry:
 # What reads the sections of the trainer itself; the first is the config.
 SECTIONS = {
     '': 'vit_jax.config.schema.Config',
-    'data': 'vit_jax.data.dataset.open_dataset',
+    'data': 'vit_jax.data.dataset.Section',
     'optim': 'vit_jax.optim.make.make',
     'optim.schedule': 'vit_jax.optim.schedules.make',
     'step': 'vit_jax.step.make_train_step',

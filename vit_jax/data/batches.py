@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.records import Record
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -90,6 +91,40 @@ class Process:
             )
         each = batch_size // self.count
         return range(self.index * each, (self.index + 1) * each)
+
+
+MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks that are not called NAME_mask
+
+
+def fit(record: Record, spec: Spec) -> Record:
+    """Pad every array of an example with zeros, so that it goes into a batch with others.
+
+    Args:
+      record: as it comes out of the transforms.
+      spec: of the padded arrays; one that is called `NAME_mask`, and is not in the record, becomes
+        true where the array NAME has values.
+
+    Returns:
+      the arrays of `spec`. One that is larger than that stays as it is.
+    """
+    row = {name: _padded(np.asarray(record[name]), spec[name].shape) for name in record}
+    for name in spec.keys() - record.keys():
+        of = MASKED.get(name, name.removesuffix('_mask'))
+        mask = np.zeros(spec[name].shape, bool)
+        mask[tuple(map(slice, np.shape(record[of])[: mask.ndim]))] = True
+        row[name] = mask
+    return row
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    smaller = array.ndim == len(shape) and all(
+        n <= m for n, m in zip(array.shape, shape, strict=True)
+    )
+    if not smaller or array.shape == shape:
+        return array
+    padded = np.zeros(shape, array.dtype)
+    padded[tuple(map(slice, array.shape))] = array
+    return padded
 
 
 def zeros(spec: Spec, rows: int) -> Batch:

@@ -41,7 +41,7 @@ def count(data: Dataset, read_all: bool = False) -> Census:
     Raises:
       UserError: if too many are broken.
     """
-    source, info = data.examples, data.info
+    source, info = data.source, data.info
     if read_all:
         _read(source)
     names = info.class_names or tuple(map(str, range(info.num_classes)))

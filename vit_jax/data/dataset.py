@@ -1,4 +1,4 @@
-"""Data as training and evaluation see them: batches of known shapes, counted, and remembered.
+"""One data set = source x transforms x plan: batches of known shapes, counted, and remembered.
 
 Batch k of training is a pure function of (seed, k). So resuming is `train_batches(k)`, and any
 number of processes, workers and threads sees the same examples in the same order.
@@ -6,147 +6,175 @@ number of processes, workers and threads sees the same examples in the same orde
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import pathlib
+import sys
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from vit_jax.data import sources, vocabulary
-from vit_jax.data.batches import Batch, Process, Shape, Spec
-from vit_jax.data.buckets import Buckets
-from vit_jax.data.fixed import FixedShapes
-from vit_jax.data.read_ahead import STALL_SECONDS, Loading
-from vit_jax.data.records import Record, SourceInfo
-from vit_jax.data.sequences import SequenceSource
+from vit_jax.data import plans, sources, vocabulary
+from vit_jax.data.batches import Batch, Process, Shape, Spec, as_facts
+from vit_jax.data.examples import Examples
+from vit_jax.data.plans import Plan
+from vit_jax.data.read_ahead import STALL_SECONDS, Loading, read_ahead
+from vit_jax.data.records import Record, SourceInfo, first_readable
+from vit_jax.data.rows import Loader
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.storage import paths, run_folder
 
 
-class Dataset(Protocol):
+class Dataset:
     """The examples of a split as batches. What only training asks for is checked when it does.
 
+    Every batch holds this process's rows {name: array [b, ...]}, with `index`, int32 [b], the
+    number of each example in the source, and `mask`, float32 [b], 0 in rows that are padding.
+
     Attributes:
-      source: the examples before the transforms, or the sequences after them.
-      batch_size: of a global batch, in `unit` where sequences are counted by tokens, else examples.
+      plan: which examples make which batch.
+      source: the examples before the transforms, which count the broken ones.
+      batch_size: of a global batch, in `unit` where a plan counts tokens, else examples.
     """
 
-    source: Any
-    batch_size: int
+    def __init__(
+        self,
+        plan: Plan,
+        process: Process = Process(),  # noqa: B008  frozen
+        loading: Loading = Loading(),  # noqa: B008  frozen
+    ):
+        """Open a data set.
 
-    @property
-    def examples(self) -> Subset:
-        """The examples before the transforms, which count the broken ones."""
-        ...
+        Args:
+          plan: made of a source and transforms.
+          process: whose rows to make.
+          loading: how batches are read ahead.
+
+        Raises:
+          UserError: for a cache that reading processes would not share.
+        """
+        if loading.workers and plan.examples.is_filling:
+            raise UserError(
+                f'cache=True with workers={loading.workers}: processes do not share a cache; set '
+                'one of them to 0'
+            )
+        self.plan, self.source, self.batch_size = plan, plan.examples.source, plan.batch_size
+        self._process, self._loading = process, loading
 
     @property
     def info(self) -> SourceInfo:
         """What a model must know of the data."""
-        ...
+        return self.plan.info
 
     @property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """What makes ids of text; None where there is no text."""
-        ...
+        """The vocabulary that makes ids of text; None where there is none."""
+        return self.plan.examples.vocab
 
     @property
     def unit(self) -> str:
-        """What rates count: 'images', 'examples' or 'tokens'."""
-        ...
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """The kinds of training batches; the last one has the largest examples."""
-        ...
+        """The unit of rates: 'images', 'examples' or 'tokens'."""
+        return self.plan.unit
 
     @property
     def spec(self) -> Spec:
         """The arrays of one of the largest examples, of training or evaluation."""
-        ...
+        return self.plan.spec
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The kinds of training batches; the last one has the largest examples.
+
+        Raises:
+          UserError: if no batch can be made of the examples.
+        """
+        return self.plan.shapes
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """Height and width in pixels of the images of the largest batches; None without images."""
-        ...
+        if 'image' not in self.spec:
+            return None
+        height, width = self.spec['image'].shape[-3:-1]
+        return height, width
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the training data, a line each."""
-        ...
+        """Remarks on the training data, a line each."""
+        return self.plan.notes
 
     @property
     def num_examples(self) -> int:
         """Examples of an epoch of training."""
-        ...
+        return len(self.plan.members)
 
     @property
     def examples_per_step(self) -> float:
         """Examples of a training batch, on average."""
-        ...
+        return self.plan.examples_per_step
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of the target in a training batch, on average and without padding; else 0."""
+        return self.plan.tokens_per_step
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Shuffled batches without end, this process's rows {name: array [b, ...]}.
-
-        A broken record is replaced by the next one that can be read. Sequences are int32
-        [b, length of the bucket], filled up with 0, and come with `index`, their number in the
-        source, and `mask`, 0 in the rows that fill the last batch. Padded images have `pixel_mask`.
-        """
-        ...
+        """Shuffled batches without end, from that of a step on."""
+        for shape in self.shapes:
+            self._process.rows(shape.rows)
+        make = Loader(self.plan, self._process).train_batch
+        return read_ahead(make, start_step, sys.maxsize, self._loading, self.source)
 
     def eval_batches(self) -> Iterator[Batch]:
-        """Every example once, the same number of batches on every process.
-
-        They have an `index`, int32 [b], and a `mask`, float32 [b]: 1 for an example, 0 for the
-        padding of a batch and for broken records.
-        """
-        ...
+        """Every example once, the same number of batches on every process."""
+        make = Loader(self.plan, self._process).eval_batch
+        return read_ahead(make, 0, self.plan.eval_steps, self._loading, self.source)
 
     def count(self, batch: Batch) -> dict[str, int]:
         """How much there is in a global batch of training, of which this process has `batch`."""
-        ...
+        return {name: n * self._process.count for name, n in self.plan.tally(batch).items()}
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of the data, so that a model can be used without them."""
-        ...
+        return {
+            'class_names': list(self.info.class_names),
+            'image': raw_images(self.source),
+            'input_size': self.image_size,
+            'num_examples': self.num_examples,
+            'shapes': as_facts(self.shapes),
+            **({'vocab': self._file.digest} if self._file else {}),
+        }
+
+    def read(self, index: int) -> Record:
+        """An example as an evaluation reads it, after its transforms and before padding."""
+        return self.plan.examples.read(index, draw=index)
 
     def text(self, index: int) -> Record:
         """The strings of an example that the transforms make ids of; empty if there are none."""
-        ...
+        return self.plan.examples.text(index)
 
     def check(self, folder: pathlib.Path) -> None:
         """Raises UserError if the run in `folder` was made with other data files."""
-        ...
+        vocabulary.require_same(self._file, folder)
 
     def save(self, folder: pathlib.Path) -> None:
         """Puts the files into a run folder that later commands need."""
-        ...
+        if self._file is not None:
+            paths.write_atomic(folder / run_folder.VOCAB, self._file.model)
+
+    @property
+    def _file(self) -> vocabulary.Vocabulary | None:
+        """The vocabulary that belongs into the run folder."""
+        return self.vocab if isinstance(self.vocab, vocabulary.Vocabulary) else None
 
 
-def open_dataset(
-    batch_size: int,
-    seed: int = 0,
-    multiple: int = 1,
-    process: Process = Process(),  # noqa: B008  frozen
-    *,
-    source: str,
-    split: str,
-    classes: tuple[int, ...] | None = None,
-    transforms: str = '',
-    vocab: str | None = None,
-    buckets: tuple[int, ...] | None = None,
-    count: str = 'padded',
-    sizes: tuple[tuple[int, int], ...] | None = None,
-    workers: int = 0,
-    threads: int | None = None,
-    cache: bool = False,
-    stall_seconds: float = STALL_SECONDS,
-) -> Dataset:
-    """The data of `config.data`, or of an entry of `config.evals`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """The keys of `config.data`, or of an entry of `config.evals`.
 
-    Args:
-      batch_size: examples of a global batch over all processes; with `buckets`, tokens.
-      seed: of the order and the transforms of training.
-      multiple: rows of an evaluation batch are a multiple of it.
-      process: which of the processes that share every batch this is.
+    Attributes:
       source: its name, see `vit_jax.data.sources`.
       split: which examples of it, as 'train[:90%]'.
       classes: take only these, numbered from 0 on in this order.
@@ -156,41 +184,95 @@ def open_dataset(
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
         'target', those of the target without padding.
       sizes: heights and widths in pixels that images of different sizes are padded to.
+      plan: a plan of your own in place of `buckets` and `sizes`, as 'my_lab.packing(length=256)';
+        see `vit_jax.data.plans`.
       workers: reading processes; 0 reads in threads.
       threads: batches made at the same time; by default one a CPU core, at most 16.
-      cache: keep decoded examples in memory.
+      cache: keep examples in memory; after the transforms, if none of them is random.
       stall_seconds: fail if a batch takes longer; 0 never does.
+    """
+
+    source: str
+    split: str
+    classes: tuple[int, ...] | None = None
+    transforms: str = ''
+    vocab: str | None = None
+    buckets: tuple[int, ...] | None = None
+    count: str = 'padded'
+    sizes: tuple[tuple[int, int], ...] | None = None
+    plan: str | None = None
+    workers: int = 0
+    threads: int | None = None
+    cache: bool = False
+    stall_seconds: float = STALL_SECONDS
+
+    def examples(self) -> Examples:
+        """Open the source."""
+        loaded = vocabulary.load(self.vocab) if self.vocab else None
+        parsed = parse_transforms(self.transforms, loaded)
+        source = sources.open_source(self.source, self.split)
+        if self.classes is not None:
+            source = source.only_classes(self.classes)
+        return Examples(source, parsed, self.cache)
+
+    def plan_of(self, examples: Examples, **options: Any) -> Plan:
+        """The plan that the keys describe; `options` are further keywords of it."""
+        given = [key for key in ('buckets', 'sizes', 'plan') if getattr(self, key)]
+        if len(given) > 1:
+            raise UserError(
+                f'{" and ".join(given)}: each says how batches are made, buckets of sequences and '
+                'sizes of images; give one of them'
+            )
+        if self.plan:
+            return plans.make(self.plan, examples, **options)
+        if self.buckets:
+            return plans.make(
+                'buckets', examples, buckets=self.buckets, count=self.count, **options
+            )
+        if self.sizes:
+            return plans.make('sizes', examples, sizes=self.sizes, **options)
+        return plans.make('fixed', examples, **options)
+
+
+def open_dataset(
+    batch_size: int,
+    seed: int = 0,
+    multiple: int = 1,
+    process: Process = Process(),  # noqa: B008  frozen
+    **section: Any,
+) -> Dataset:
+    """The data of `config.data`, or of an entry of `config.evals`.
+
+    Args:
+      batch_size: of a global batch over all processes: examples, or tokens as the plan says.
+      seed: of the order and the transforms of training.
+      multiple: rows of an evaluation batch are a multiple of it.
+      process: which of the processes that share every batch this is.
+      section: the fields of `Section`.
 
     Raises:
       UserError: if there are no such data, or they do not make batches like that.
     """
-    loaded = vocabulary.load(vocab) if vocab else None
-    parsed = parse_transforms(transforms, loaded)
-    examples = sources.open_source(source, split)
-    if classes is not None:
-        examples = examples.only_classes(classes)
-    loading = Loading(workers, threads, stall_seconds)
-    if not buckets:
-        return FixedShapes(
-            examples,
-            parsed,
-            batch_size,
-            seed=seed,
-            multiple=multiple,
-            process=process,
-            sizes=sizes or (),
-            cache=cache,
-            loading=loading,
-        )
-    if sizes:
-        raise UserError('buckets are of sequences and sizes of images: give one of the two')
-    sequences = SequenceSource(examples, parsed, buckets, cache)
-    return Buckets(
-        sequences,
-        batch_size,
-        count=count,
+    keys = Section(**section)
+    plan = keys.plan_of(
+        keys.examples(),
+        batch_size=batch_size,
         seed=seed,
-        multiple=multiple,
-        process=process,
-        loading=loading,
+        multiple=math.lcm(multiple, process.count),
     )
+    return Dataset(plan, process, Loading(keys.workers, keys.threads, keys.stall_seconds))
+
+
+def raw_images(source: Subset) -> dict[str, Any]:
+    """What raw images of a source are like: {channels, size: [H, W] or None where it varies}.
+
+    Empty for a source without images. Checkpoints keep it, so that a trained model reads new images
+    without its data.
+    """
+    places = (0, len(source) // 2, len(source) - 1)
+    records = [first_readable(source, i)[1] for i in places]
+    if any('image' not in record for record in records):
+        return {}
+    shapes = {record['image'].shape for record in records}
+    height, width, channels = next(iter(shapes))[-3:]
+    return {'channels': channels, 'size': [height, width] if len(shapes) == 1 else None}

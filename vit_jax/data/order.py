@@ -35,6 +35,25 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
     return index.astype(np.int64).reshape(np.shape(positions))
 
 
+def stream(places: np.ndarray, *, size: int, seed: int) -> np.ndarray:
+    """The examples at `places` of training, which goes from one shuffled epoch to the next.
+
+    Args:
+      places: integers from 0 up, [n].
+      size: number of examples.
+      seed: any integer.
+
+    Returns:
+      int64 [n].
+    """
+    epochs, positions = np.divmod(places, size)
+    examples = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        now = epochs == epoch
+        examples[now] = shuffled(positions[now], size=size, seed=seed, epoch=int(epoch))
+    return examples
+
+
 @functools.lru_cache
 def _round_keys(seed: int, epoch: int) -> tuple[np.ndarray, ...]:
     return tuple(_word(seed, epoch, r) for r in range(ROUNDS))

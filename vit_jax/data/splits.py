@@ -20,7 +20,6 @@ import logging
 import multiprocessing
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -124,11 +123,6 @@ class Subset:
         """One in a hundred; of small data up to ten, but no more than a quarter."""
         return max(len(self) // 100, min(10, len(self) // 4))
 
-    @cached_property
-    def cached(self) -> Cached:
-        """The same examples, each decoded once; one cache however often it is asked for."""
-        return Cached(self)
-
     def _locate(self, index: int) -> tuple[Source, int]:
         part = bisect.bisect_right(self._ends, index)
         source, indices = self._parts[part]
@@ -219,42 +213,6 @@ class Relabelled:
 
     def record_name(self, index: int, /) -> str:
         return self._source.record_name(index)
-
-
-class Cached:
-    """A source whose decoded records, broken ones included, are kept in memory."""
-
-    def __init__(self, source: Subset):
-        self.title = source.title
-        self._source = source
-        self._records: list[Record | BrokenRecord | None] = [None] * len(source)
-
-    @property
-    def info(self) -> SourceInfo:
-        return self._source.info
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int, /) -> Record:
-        record = self._records[index]
-        if record is None:
-            record = self._records[index] = self._read(index)
-        if isinstance(record, BrokenRecord):
-            raise record
-        return record
-
-    def labels(self) -> np.ndarray:
-        return self._source.labels()
-
-    def record_name(self, index: int, /) -> str:
-        return self._source.record_name(index)
-
-    def _read(self, index: int) -> Record | BrokenRecord:
-        try:
-            return self._source[index]
-        except BrokenRecord as broken:
-            return broken
 
 
 def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:

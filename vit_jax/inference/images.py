@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.data import images
-from vit_jax.data.fixed import fitted
+from vit_jax.data.plans.sizes import fitted
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations

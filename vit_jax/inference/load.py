@@ -35,7 +35,7 @@ class Run:
         collections, as numpy arrays.
       step: the checkpoint's step; None where that is not known.
       class_names: names of the classes, empty where the data had none.
-      image: channels and size of the raw images, see `data.fixed.raw_images`.
+      image: channels and size of the raw images, see `data.dataset.raw_images`.
       input_size: height and width of the images that the model gets; None where that is not known.
     """
 

@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import sources
 from vit_jax.data.batches import Batch, zeros
-from vit_jax.data.buckets import Buckets
 from vit_jax.data.dataset import Dataset
-from vit_jax.data.fixed import fitted
+from vit_jax.data.plans.sizes import fitted
 from vit_jax.data.records import Record, first_readable
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
@@ -71,36 +70,35 @@ class Sample:
         return batch_of_one({name: fields[name] for name in self.data.spec}, number)
 
     def _numbers(self) -> list[int]:
-        if not isinstance(self.data, Buckets):
-            return spread(len(self.data.examples)).tolist()
-        source = self.data.source
-        fits = np.flatnonzero((source.lengths > 0) & (source.lengths <= source.bounds[-1]))
-        return fits[spread(len(fits))].tolist()
+        members = self.data.plan.members
+        return members[spread(len(members))].tolist()
 
     def _read(self, index: int) -> tuple[int, Photo | Fields]:
-        if isinstance(self.data, Buckets):
-            return index, _arrays(self.data.source[index])
-        index, record = first_readable(self.data.examples, index)
-        transforms, bare = self._transforms
-        fields = _arrays(self._by(transforms, index)(record))
+        index, record = first_readable(self.data.source, index)
+        fields = self._fields(index)
         if self.data.image_size is None:
             return index, fields
         # Transforms of annotations drop the points by which a photo knows its pixels' places.
         image = {'image': record['image']}
-        photo = photo_of(image, self._name(index, fields), self._by(bare, index))
+        photo = photo_of(image, self._name(index, fields), self._transform(index))
         return index, dataclasses.replace(photo, fields=fields)
 
-    @functools.cached_property
-    def _transforms(self) -> tuple[Transforms, Transforms]:
-        """Those of the data, and those of them that images without annotations get."""
-        spec = self.section.get('transforms', '')
-        bare = parse_transforms(without_annotations(spec))
-        return parse_transforms(spec), bare
+    def _fields(self, index: int) -> Fields:
+        """The arrays of an example: as long as it is, unless its padding is marked."""
+        plan, record = self.data.plan, self.data.read(index)
+        if plan.spec.keys() - record.keys():
+            record = plan.join([record], plan.spec)
+        return _arrays(record)
 
-    def _by(self, transforms: Transforms, index: int) -> Callable[[Record], Record]:
+    @functools.cached_property
+    def _bare(self) -> Transforms:
+        """The transforms of the data that images without annotations get."""
+        return parse_transforms(without_annotations(self.section.get('transforms', '')))
+
+    def _transform(self, index: int) -> Callable[[Record], Record]:
         sizes = self.section.get('sizes')
         padded = tuple(sizes[-1]) if sizes else None
-        return lambda record: fitted(transforms(record, example_rng(0, index)), padded)
+        return lambda record: fitted(self._bare(record, example_rng(0, index)), padded)
 
     def _name(self, index: int, fields: Fields) -> pathlib.Path:
         """The caption of an example in the place of a file's name."""

@@ -16,9 +16,8 @@ from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.data import known
 from vit_jax.data.batches import Shape
-from vit_jax.data.buckets import Buckets
-from vit_jax.data.dataset import open_dataset
-from vit_jax.data.fixed import FixedShapes
+from vit_jax.data.dataset import Dataset, Section, open_dataset
+from vit_jax.data.examples import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -100,7 +99,7 @@ def data_facts(
 
     Args, Raises: as `price`.
     """
-    if config.data.get('buckets'):
+    if config.data.get('buckets') or config.data.get('plan'):
         data = _open_text(config, examples, image_size)
         config = defaults.complete(config, data.info)
         each = data.examples_per_step
@@ -130,7 +129,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     return flops.TRAIN_TO_FORWARD * forward
 
 
-def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Buckets:
+def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
     """The sequences in buckets.
 
     Raises:
@@ -156,8 +155,8 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
         return example_spec(config, image_size)
     source = _open_source(config.data)
     parsed = parse_transforms(config.data.get('transforms', ''))
-    sizes = config.data.get('sizes') or ()
-    spec = dict(FixedShapes(source, parsed, 1, sizes=sizes).shapes[-1].spec)
+    section = Section(**defaults.keywords(config.data))
+    spec = dict(section.plan_of(Examples(source, parsed), batch_size=1).spec)
     return defaults.complete(config, source.info), spec
 
 

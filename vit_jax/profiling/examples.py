@@ -11,8 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
-from vit_jax.data import batches, bucket_plan
+from vit_jax.data import batches
 from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.plans import buckets
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark
@@ -73,7 +74,7 @@ def batch_rows(config: ConfigDict) -> int:
     """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
     if not (bounds := config.data.get('buckets')):
         return int(config.batch_size)
-    return bucket_plan.train_rows(bounds, config.batch_size)[-1]
+    return buckets.train_rows(bounds, config.batch_size)[-1]
 
 
 def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:

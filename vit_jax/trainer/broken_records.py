@@ -13,12 +13,12 @@ def share(data: Dataset) -> None:
     Raises:
       UserError: on every process, if all together are too many.
     """
-    for found in processes.gather(list(data.examples.news().items())):
-        data.examples.note(dict(found))
+    for found in processes.gather(list(data.source.news().items())):
+        data.source.note(dict(found))
 
 
 def counts(training: Training) -> dict[str, float]:
     """How many records of the data could not be read, where there are any."""
     opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
-    counts = {name: len(data.examples.broken) for name, data in opened.items()}
+    counts = {name: len(data.source.broken) for name, data in opened.items()}
     return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,9 +19,10 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.config import defaults
 from vit_jax.data.batches import Batch, Process
-from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.runtime import sharding
+from vit_jax.signatures import keyword_only
 
 PyTree = Any
 Stopping = Callable[[], bool]
@@ -113,7 +113,7 @@ def open_data(
 
 def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
     """What a section says of its data, as keywords of `open_dataset`; see `open_data`."""
-    known = inspect.signature(open_dataset).parameters
+    known = {'batch_size', *keyword_only(Section)}
     given = {k: v for k, v in defaults.keywords(section).items() if k in known}
     return {'batch_size': batch_size} | given | changes
 

@@ -50,7 +50,7 @@ def save(
         'hardware': program.hardware,
         'unevaluated': unevaluated,
         BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
-        'broken': list(training.data.examples.broken.items()),
+        'broken': list(training.data.source.broken.items()),
         **training.data.facts(),
     }
     checkpointer.save(step, program.layout.to_global(state), meta)

@@ -104,7 +104,7 @@ def train(
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
         beginning = restore(training, checkpointer, origin, allowed, strict)
-        training.data.examples.note(beginning.broken)
+        training.data.source.note(beginning.broken)
         check_stop(stop_at, beginning.step)
         steps = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
         notes = workdir.replaced(training, folder)

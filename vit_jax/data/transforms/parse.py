@@ -87,7 +87,7 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
     """
     for node in reversed(calls.parse_transforms(spec)):
         if calls.function_name(node) == name:
-            args, kwargs = _arguments(_call(node))
+            args, kwargs = calls.arguments(node)
             bound = inspect.signature(registry.find(name)).bind(*args, **kwargs)
             bound.apply_defaults()
             return bound.arguments
@@ -100,7 +100,7 @@ def _factory(node: ast.expr) -> Callable[..., Any]:
 
 def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
-    args, kwargs = _arguments(_call(node))
+    args, kwargs = calls.arguments(node)
     factory = _factory(node)
     signature = inspect.signature(factory)
     if 'vocab' in signature.parameters:
@@ -112,20 +112,6 @@ def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
         known = str(signature).partition(' -> ')[0]
         raise UserError(f'{error}; it takes {known}') from error
     return _step(apply, ast.unparse(node))
-
-
-def _call(node: ast.expr) -> ast.Call:
-    return node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-
-
-def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-    try:
-        if any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError('**')
-        args = [ast.literal_eval(arg) for arg in call.args]
-        return args, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    except (TypeError, ValueError) as error:
-        raise UserError('arguments must be plain numbers, strings or tuples of them') from error
 
 
 def _step(apply: Any, name: str) -> tuple[Step, bool]:

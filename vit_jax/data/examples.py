@@ -1,0 +1,104 @@
+"""The examples of a split after their transforms: what plans make batches of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data.rng import example_rng
+from vit_jax.data.splits import Subset
+from vit_jax.data.transforms import Transforms
+from vit_jax.data.vocabulary import Tokenizer
+from vit_jax.errors import UserError
+
+
+class Examples:
+    """A source and its transforms.
+
+    Attributes:
+      source: the examples before the transforms.
+      transforms: applied to each of them.
+    """
+
+    def __init__(self, source: Subset, transforms: Transforms, cache: bool = False):
+        """Read nothing yet.
+
+        Args:
+          source: what `open_source` returns.
+          transforms: applied to each of its examples.
+          cache: keep examples in memory, so that each is decoded once; where no transform draws
+            random numbers, as they are after the transforms.
+        """
+        self.source, self.transforms = source, transforms
+        self._cache = cache
+        self._kept: dict[int, Record | BrokenRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def info(self) -> SourceInfo:
+        """What a model must know of them."""
+        info, vocab = self.source.info, self.vocab
+        return info if vocab is None else dataclasses.replace(info, vocab_size=len(vocab))
+
+    @property
+    def vocab(self) -> Tokenizer | None:
+        """The vocabulary that makes ids of text; None where there is none."""
+        return self.transforms.vocab
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether a cache lacks some of the examples."""
+        return self._cache and len(self._kept) < len(self)
+
+    def read(self, index: int, seed: int = 0, draw: int = 0) -> Record:
+        """Transform an example with the random numbers of (seed, draw).
+
+        Raises:
+          BrokenRecord: if it cannot be read.
+          UserError: if a transform does not take it; names the record.
+        """
+        if not self._cache:
+            return self._transformed(index, self.source[index], seed, draw)
+        if index not in self._kept:
+            self._kept[index] = self._to_keep(index)
+        kept = self._kept[index]
+        if isinstance(kept, BrokenRecord):
+            raise kept
+        return self._transformed(index, kept, seed, draw) if self.transforms.random else kept
+
+    def first_readable(self, index: int, seed: int = 0, draw: int = 0) -> tuple[int, Record]:
+        """The first example from `index` on that is not broken, and its index; see `read`."""
+        while True:  # the source raises UserError once too many are broken
+            try:
+                return index, self.read(index, seed, draw)
+            except BrokenRecord:
+                index = (index + 1) % len(self)
+
+    def text(self, index: int) -> Record:
+        """The strings of an example of which the transforms make ids; empty if there are none."""
+        if self.vocab is None:
+            return {}
+        try:
+            record = self.source[index]
+        except BrokenRecord:
+            return {}
+        texts: Record = {}
+        for step in self.transforms.steps:
+            texts = {k: value for k, value in record.items() if isinstance(value, str)} or texts
+            record = step(record, example_rng(0, index))
+        return texts
+
+    def _to_keep(self, index: int) -> Record | BrokenRecord:
+        try:
+            record = self.source[index]
+        except BrokenRecord as broken:
+            return broken
+        return record if self.transforms.random else self._transformed(index, record, 0, 0)
+
+    def _transformed(self, index: int, record: Record, seed: int, draw: int) -> Record:
+        try:
+            return self.transforms(record, example_rng(seed, draw))
+        except UserError as error:
+            raise UserError(f'{self.source.record_name(index)}: {error}') from error

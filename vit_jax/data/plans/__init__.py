@@ -1,0 +1,43 @@
+"""Which examples make which batch, and what shapes their arrays have: one module a plan.
+
+`config.data.buckets` stands for `buckets`, `config.data.sizes` for `sizes`, neither for `fixed`. A
+plan of your own is a module with a class `Plan` derived from `plans.base.Plan`, whose options are
+keyword-only; it is then `config.data.plan='my_lab.packing(length=256)'`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from vit_jax.config import calls
+from vit_jax.data.examples import Examples
+from vit_jax.data.plans.base import Plan
+from vit_jax.errors import UserError, resolve
+
+__all__ = ['Plan', 'make']
+
+
+def make(text: str, examples: Examples, **options: Any) -> Plan:
+    """The plan that a text such as 'my_lab.packing(length=256)' names.
+
+    Args:
+      text: the name of a module, and options of its plan.
+      examples: that batches are made of.
+      options: further keywords of the plan, such as `batch_size` and `seed`.
+
+    Raises:
+      UserError: if there is no such plan, or it does not take the options or the examples.
+    """
+    node = calls.parse_call(text, f'plan {text!r}')
+    args, named = calls.arguments(node)
+    cls = resolve('vit_jax.data.plans', calls.function_name(node), 'Plan')
+    if not (isinstance(cls, type) and issubclass(cls, Plan)):
+        raise UserError(f'plan {text!r}: its Plan must be derived from {Plan.__module__}.Plan')
+    if args:
+        raise UserError(f'plan {text!r}: write its options by their names')
+    try:
+        inspect.signature(cls).bind(examples, **options, **named)
+    except TypeError as error:
+        raise UserError(f'plan {text!r}: {error}') from error
+    return cls(examples, **options, **named)

@@ -1,0 +1,150 @@
+"""The base of all plans."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from vit_jax.data import batches
+from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
+from vit_jax.data.examples import Examples
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.errors import UserError
+
+NONE = -1  # in the place of an example: padding
+Rows = Int[np.ndarray, 'rows *n']
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan(abc.ABC):
+    """Which examples make which batch, and to what shapes they are padded.
+
+    Options of a plan are keyword-only fields. What only training asks for is checked when it does.
+
+    Attributes:
+      examples: that batches are made of.
+      batch_size: of a global batch, in `unit` where a plan counts tokens, else examples.
+      seed: of the order, 0 or more.
+      multiple: the rows of evaluation batches are a multiple of it.
+      replaces_broken: whether the next example takes the place of a broken one in training; else
+        its row is masked.
+    """
+
+    examples: Examples
+    batch_size: int
+    seed: int = 0
+    multiple: int = 1
+
+    replaces_broken = True
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UserError(f'seed={self.seed}: must be 0 or more')
+        if self.batch_size < 1:
+            raise UserError(f'batch_size={self.batch_size}: must be positive')
+
+    @abc.abstractmethod
+    def batch(self, k: int) -> tuple[Spec, Rows]:
+        """Batch k of training, a pure function of (seed, k).
+
+        Returns:
+          the arrays of a row, one of the specs of `shapes`; and the examples in the rows of the
+          global batch, `NONE` for padding. They are [rows, n] where a row holds several, which
+          `join` then makes one row of.
+        """
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """The arrays of one of the largest rows, to which evaluation pads all of them."""
+        return self.spec_of(self.example)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The kinds of training batches; the last one has the largest rows.
+
+        Raises:
+          UserError: if no batch can be made of the examples.
+        """
+        return (Shape(self.batch_size, 1, self.spec),)
+
+    @property
+    def members(self) -> Int[np.ndarray, ' N']:
+        """The examples of an epoch of training."""
+        return np.arange(len(self.examples))
+
+    @property
+    def examples_per_step(self) -> float:
+        """Examples of a training batch, on average."""
+        return self.batch_size
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of the target in a training batch, on average and without padding; else 0."""
+        return 0
+
+    @property
+    def unit(self) -> str:
+        """The unit of rates: 'images', 'examples' or 'tokens'."""
+        return 'images' if 'image' in self.spec else 'examples'
+
+    @property
+    def info(self) -> SourceInfo:
+        """What a model must know of the data."""
+        return self.examples.info
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the training data, a line each."""
+        return ()
+
+    @property
+    def eval_steps(self) -> int:
+        """Batches of an evaluation."""
+        return -(-len(self.examples) // self._eval_rows)
+
+    def eval_batch(self, k: int) -> tuple[Spec, Rows]:
+        """Batch k of an evaluation, which has every example once; see `batch`."""
+        numbers = k * self._eval_rows + np.arange(self._eval_rows)
+        return self.spec, np.where(numbers < len(self.examples), numbers, NONE)
+
+    @property
+    def _eval_rows(self) -> int:
+        # Padding is masked, so that any multiple of the devices gives the same result.
+        return -(-min(self.batch_size, len(self.examples)) // self.multiple) * self.multiple
+
+    def fit(self, record: Record, spec: Spec) -> Record:
+        """Pad the arrays of an example to `spec`; see `batches.fit`."""
+        return batches.fit(record, spec)
+
+    def join(self, records: Sequence[Record], spec: Spec) -> Record:
+        """Make a row of its examples, by default of the only one."""
+        (record,) = records
+        return self.fit(record, spec)
+
+    def tally(self, batch: Batch) -> dict[str, int]:
+        """What is in this process's rows of a training batch, without padding."""
+        return {self.unit: int(np.count_nonzero(batch['mask']))}
+
+    @functools.cached_property
+    def example(self) -> Record:
+        """The first example that can be read."""
+        index, record = self.examples.first_readable(0)
+        if texts := [key for key, value in record.items() if isinstance(value, str)]:
+            raise UserError(
+                f'{self.examples.source.title}: {texts[0]!r} is text; make ids of it with '
+                f'config.data.vocab and transforms="tokenize({texts[0]!r}, 64)", or with '
+                "transforms='tokenize' and config.data.buckets=(16, 32, 64)"
+            )
+        if taken := {'index', 'mask'} & record.keys():
+            name = self.examples.source.record_name(index)
+            raise UserError(f'{name}: {min(taken)!r} is what batches call something else')
+        return record
+
+    def spec_of(self, record: Record) -> Spec:
+        """The arrays of a record."""
+        return {key: ArraySpec.of(value) for key, value in record.items()}
