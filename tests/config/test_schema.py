@@ -17,7 +17,7 @@ KEYS = {
     'checkpoint': 'keep_last keep_every keep_best',
     'parallel': 'strategy fsdp tensor rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
-    'stall_seconds count',
+    'stall_seconds count plan',
     'init': 'from posemb select classes',
     'branch': 'from step',
 }

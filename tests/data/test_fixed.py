@@ -411,9 +411,7 @@ def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
     assert set(sizes) == set(SIZES)
     assert sizes != [size_of(batch) for batch in train(framed(), 40, PLAIN, **FRAMES, seed=4)]
     assert_equal(train(framed(), 5, PLAIN, **FRAMES, start_step=7), batches[7:12])
-    parts = [
-        train(framed(), 6, PLAIN, **FRAMES, process_index=p, process_count=2) for p in (0, 1)
-    ]
+    parts = [train(framed(), 6, PLAIN, **FRAMES, process_index=p, process_count=2) for p in (0, 1)]
     for step, batch in enumerate(batches[:6]):
         together = [part[step]['image'] for part in parts]
         np.testing.assert_array_equal(np.concatenate(together), batch['image'])

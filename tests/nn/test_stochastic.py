@@ -65,6 +65,30 @@ def test_positions_of_another_batch_are_refused():
         dropout(jnp.ones((2, TOKENS, WIDTH)))
 
 
+@pytest.mark.parametrize('layer', [dropout, drop_path])
+def test_views_that_are_folded_into_the_batch_draw_for_themselves(layer):
+    """Row r of B * V is view r % V of example r // V, wherever the example is computed."""
+    views = 6
+    x = jnp.ones((BATCH * views, TOKENS, WIDTH))
+    with example_positions(jnp.arange(BATCH)):
+        whole = layer(x).reshape(BATCH, views, TOKENS, WIDTH)
+    assert (whole[:, 0] != whole[:, 1]).any()
+    assert (whole[0] != whole[1]).any()
+    for positions in ([4, 5, 6, 7], [6, 1]):
+        with example_positions(jnp.array(positions)):
+            part = layer(x[: len(positions) * views])
+        expected = whole[jnp.array(positions)].reshape(part.shape)
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_a_row_of_several_examples_draws_as_its_first():
+    x = jnp.ones((2, TOKENS, WIDTH))
+    with example_positions(jnp.array([7, 3])):
+        alone = dropout(x)
+    with example_positions(jnp.array([[7, 8], [3, 0]])):
+        np.testing.assert_array_equal(dropout(x), alone)
+
+
 def test_dropout_keeps_the_expectation_and_its_rate():
     y = np.asarray(dropout(jnp.ones((BATCH, 100, 100))))
     np.testing.assert_allclose(y.max(), 1 / 0.6, rtol=1e-6)

@@ -147,13 +147,14 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
     config = config_lib.load(file, [split])
     config.model.vocab_size = 14
     data = open_dataset(256, **defaults.keywords(config.data))
-    source, epoch = data.source, data.train_plan
+    epoch = data.plan.epoch
     network, _ = objects.model_and_task(config)
     forward = {n: flops.forward_flops(network, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)}
-    batches = [epoch.shuffled(k, 0) for k in range(3 * epoch.steps)]
-    tokens = sum(len(source[i]['target']) for _, members in batches for i in members)
+    batches = [data.plan.batch(k) for k in range(3 * epoch.steps)]
+    members = [int(i) for _, rows in batches for i in rows if i >= 0]
+    tokens = sum(len(data.source[i]['target']) for i in members)
     assert line[1:4] == [f'{3 * epoch.steps}', '900', f'{tokens:,}']
-    spent = sum(3 * epoch.rows[b] * forward[epoch.bounds[b]] for b, _ in batches)
+    spent = sum(3 * len(rows) * forward[spec['target'].shape[0]] for spec, rows in batches)
     assert float(line[5]) == pytest.approx(spent / 1e18, rel=1e-3)
 
 

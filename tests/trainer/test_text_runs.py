@@ -17,8 +17,8 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
 from vit_jax.data import vocabulary
-from vit_jax.data.plans.buckets import Cut
 from vit_jax.data.dataset import open_dataset
+from vit_jax.data.plans.buckets import Cut
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.profiling.cost import train_flops
@@ -145,7 +145,7 @@ def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> Non
 
 def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     training = build.build(get_config(buckets=(8,)), jax.devices()[:1])
-    long = int((training.data.source.lengths > 8).sum())
+    long = int((training.data.plan.lengths.longest > 8).sum())
     assert 0 < long < 500
     fresh = start.Beginning(training.program.abstract_state, 0, training.program.hardware)
     described = describe(training, tmp_path, fresh)

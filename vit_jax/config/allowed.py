@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.calls import function_name, parse_call, parse_transforms
+from vit_jax.config.calls import function_name, parse_call, transform_names
 from vit_jax.config.origin import split_family
 from vit_jax.errors import UserError
 
@@ -61,8 +61,8 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f'{place}.evaluator', _text(section, 'evaluator')
         if plan := _text(section, 'plan'):
             yield f'{place}.plan', function_name(parse_call(plan, f'config.{place}.plan'))
-        for transform in parse_transforms(_text(section, 'transforms')):
-            yield f'{place}.transforms', function_name(transform)
+        for name in transform_names(_text(section, 'transforms')):
+            yield f'{place}.transforms', name
 
 
 def _within(name: str, package: str) -> bool:

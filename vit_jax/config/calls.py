@@ -24,6 +24,22 @@ def parse_transforms(text: str) -> list[ast.expr]:
         ) from error
 
 
+def transform_names(text: str) -> list[str]:
+    """The functions that transforms name, those of a text within their arguments included.
+
+    Raises:
+      UserError: if the text is malformed.
+    """
+    names = []
+    for node in parse_transforms(text):
+        names.append(function_name(node))
+        if names[-1] == 'views':  # whose last argument are transforms
+            texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+            for inner in texts:
+                names += transform_names(inner) if isinstance(inner, str) else []
+    return names
+
+
 def parse_call(text: str, where: str) -> ast.expr:
     """One function, with arguments or without.
 

@@ -19,14 +19,15 @@ _positions: ContextVar[Array | None] = ContextVar('example_positions', default=N
 
 
 @contextlib.contextmanager
-def example_positions(positions: Int[Array, 'B']) -> Iterator[None]:
-    """Says which examples of the global batch the model is about to see.
+def example_positions(positions: Int[Array, 'B *n']) -> Iterator[None]:
+    """Say which examples of the global batch the model is about to see.
 
-    Needed where a program sees only a slice: under `jax.pmap`, `jax.shard_map` and gradient
+    `positions` is [B], or [B n] where a row holds several examples, whose first then counts. Needed
+    where a program sees only a slice: under `jax.pmap`, `jax.shard_map` and gradient
     accumulation. It acts while the model is traced, so enter it inside the traced function.
     Without it the examples are 0, 1, ..., B - 1.
     """
-    token = _positions.set(positions)
+    token = _positions.set(positions[:, 0] if positions.ndim > 1 else positions)
     try:
         yield
     finally:
@@ -34,13 +35,25 @@ def example_positions(positions: Int[Array, 'B']) -> Iterator[None]:
 
 
 def example_keys(key: Key[Array, ''], batch: int) -> Key[Array, 'B']:
-    """A key for each of `batch` examples, the same wherever the example is computed."""
+    """A key for each of `batch` rows, the same wherever the row's example is computed.
+
+    Of more rows than examples, as where B examples of V views are folded into B * V rows, row r is
+    view r % V of example r // V, and each view has a key of its own.
+
+    Raises:
+      ValueError: if the rows are no multiple of the examples.
+    """
     positions = _positions.get()
     if positions is None:
         positions = jnp.arange(batch)
-    if positions.shape != (batch,):
+    views, rest = divmod(batch, len(positions))
+    if not views or rest:
         raise ValueError(f'example_positions has shape {positions.shape}, the batch ({batch},)')
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, positions)
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = fold(key, positions)
+    if views == 1:
+        return keys
+    return jax.vmap(lambda key: fold(key, jnp.arange(views)))(keys).reshape(batch)
 
 
 class Dropout(nn.Module):

@@ -1,6 +1,6 @@
 """Geometry of a record: what lies in the image moves with it.
 
-    image     uint8 [H, W, C]
+    image     uint8 [H, W, C], or [T, H, W, C] of a clip; so are NAME_image of the same size
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
     masks     [N, H, W], true or not 0 where the object is
     points    float32 [P, 2], (x, y) in pixels
@@ -24,7 +24,15 @@ from jaxtyping import Float, Shaped
 from PIL import Image
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms.movable import OBJECTS, check, check_cut, check_unpadded, image_size
+from vit_jax.data.transforms import frames
+from vit_jax.data.transforms.movable import (
+    OBJECTS,
+    check,
+    check_cut,
+    check_unpadded,
+    image_size,
+    is_image,
+)
 from vit_jax.data.transforms.pillow import Matrix, resample, transform
 from vit_jax.errors import UserError
 
@@ -149,7 +157,8 @@ def _move(
     points: Callable[[Points], Points],
 ) -> Record:
     """The record with each field moved by the function for its kind."""
-    moved = {**record, 'image': image(record['image'])}
+    images = {name: frames.each(image, record[name]) for name in record if is_image(name)}
+    moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))
     if 'segments' in record:

@@ -1,8 +1,12 @@
 """What a transform that moves pixels can take along, and what it refuses.
 
-Numbers, strings and arrays of one dimension pass. So do `boxes`, `masks`, `points` and
-`segments`, which `geometry` moves. Another array of two or more dimensions, or a nested list such
-as polygons, is refused: left where it is, it would be wrong without anybody noticing.
+Numbers, strings and arrays of one dimension pass. So do images of one size, and `boxes`, `masks`,
+`points` and `segments`, which `geometry` moves. An image of another size, such as a small view,
+another array of two or more dimensions, or a nested list such as polygons, is refused: left where
+it is, it would be wrong without anybody noticing.
+
+Images are `image` and fields called `NAME_image`. Their last three axes are [H, W, C]; those before
+them, of the frames of a clip or the views of an image, are moved alike.
 
 Where there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other
 names are taken for facts about the whole image. `areas` follow a change of scale, and are
@@ -25,9 +29,14 @@ OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')
 def image_size(record: Record) -> tuple[int, int]:
     """Height and width of the record's image; UserError if it has none."""
     shape: tuple[int, ...] = getattr(record.get('image'), 'shape', ())
-    if len(shape) != 3:
+    if len(shape) < 3:
         raise UserError("the record has no 'image' of shape [H, W, C]")
-    return shape[0], shape[1]
+    return shape[-3], shape[-2]
+
+
+def is_image(name: str) -> bool:
+    """Whether a field is an image by its name."""
+    return name == 'image' or name.endswith('_image')
 
 
 def check(record: Record) -> None:
@@ -40,7 +49,13 @@ def check(record: Record) -> None:
                 rows = height if name == 'segments' else 'N'
                 expected = ', '.join(map(str, (rows, *forms[name])))
                 raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
-        elif name != 'image' and _lies_in_image(value):
+        elif is_image(name):
+            if np.shape(value)[-3:-1] != (height, width):
+                raise UserError(
+                    f'{name!r} has shape {np.shape(value)}, the image {height} x {width} pixels: '
+                    'put what makes views of other sizes last'
+                )
+        elif _lies_in_image(value):
             raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
     check_objects(record)
 
@@ -69,6 +84,20 @@ def check_image_is_alone(record: Record) -> None:
                 f'changes the size of the image but not {name!r}; take the record instead of the '
                 f'image, or {_without(record, name)}'
             )
+
+
+def check_annotations_stay(record: Record) -> None:
+    """Raise UserError if anything but images lies in the image, which is about to be replaced."""
+    for name, value in record.items():
+        if not is_image(name) and _lies_in_image(value):
+            raise UserError(f'replaces the image but not {name!r}; {_without(record, name)}')
+
+
+def check_only_image(record: Record) -> None:
+    """Raise UserError if there are images besides `image`."""
+    for name in record:
+        if name != 'image' and is_image(name):
+            raise UserError(f'cannot move {name!r} along; put what makes it last')
 
 
 def check_objects(record: Record) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.config import calls
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import registry
+from vit_jax.data.transforms import frames, registry
 from vit_jax.data.transforms.movable import check_image_is_alone, image_size
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
@@ -134,11 +134,11 @@ def _step(apply: Any, name: str) -> tuple[Step, bool]:
 
 
 def _of_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
-    """A function of the image, which keeps its size wherever something else lies in it."""
+    """A function of a frame, which keeps its size wherever something else lies in the image."""
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
         before = image_size(record)
-        changed = {**record, 'image': apply(record['image'], *rng)}
+        changed = {**record, 'image': frames.each(apply, record['image'], *rng)}
         if image_size(changed) != before:
             check_image_is_alone(record)
         return changed

@@ -30,8 +30,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry, pillow
-from vit_jax.data.transforms.movable import check_cut
+from vit_jax.data.transforms import frames, geometry, pillow
+from vit_jax.data.transforms.movable import check_cut, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, to_pillow
 from vit_jax.data.transforms.registry import transform
 
@@ -81,12 +81,22 @@ def operate(
 ) -> Record:
     """The record after these operations, one after the other."""
     check_cut(record)  # refuses a record whether or not its pixels are moved
-    image = to_pillow(record['image'])
+    check_only_image(record)
+    whole = record['image']
+    images = [to_pillow(frame) for frame in frames.split(whole)]
     for operation in operations:
-        image, matrix = operation(image, level, rng)
+        moved = _alike(operation, images, level, rng)
+        images, matrix = [image for image, _ in moved], moved[0][1]
         if matrix is not None:
             record = geometry.follow(record, matrix)
-    return {**record, 'image': from_pillow(image)}
+    made = np.stack([from_pillow(image) for image in images])
+    return {**record, 'image': made.reshape(whole.shape)}
+
+
+def _alike(
+    operation: Operation, images: list[Image.Image], level: float, rng: np.random.Generator
+) -> list[Moved]:
+    return frames.alike(lambda image: operation(image, level, rng), images, rng)
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:

@@ -1,4 +1,4 @@
-"""Transforms of pairs of sentences, the records {source, target} of text."""
+"""Transforms of the texts of a record: pairs of sentences {source, target}, or a named field."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.registry import of_annotations, transform
 from vit_jax.data.vocabulary import EOS, Tokenizer
+from vit_jax.errors import UserError
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
 
 
 @transform
-def lower() -> Apply:
-    """Write both sides in lower case."""
+@of_annotations
+def lower(*fields: str) -> Apply:
+    """Write texts in lower case, by default both sides of a pair."""
+    names = _names(fields) or SIDES
 
     def apply(record: Record) -> Record:
-        return record | {side: record[side].lower() for side in SIDES}
+        return record | {name: _text(record, name).lower() for name in names}
 
     return apply
 
 
 @transform
+@of_annotations
 def swap() -> Apply:
     """Translate the other way round: the target becomes the source."""
 
@@ -35,21 +39,57 @@ def swap() -> Apply:
 
 
 @transform
-def tokenize(max_len: int | None = None, *, vocab: Tokenizer | None = None) -> Apply:
-    """Make ids of both sides, int32 [n], the end as their last.
+@of_annotations
+def tokenize(
+    field: str | int | None = None,
+    length: int | None = None,
+    max_len: int | None = None,
+    *,
+    vocab: Tokenizer | None = None,
+) -> Apply:
+    """Make ids of texts, int32 [n], the end as their last.
 
     Args:
-      max_len: sentences of more ids, the end counted, are cut; None leaves them as they are.
+      field: the text of which ids are made, for example 'caption'; without one, both sides of a
+        pair. A number is `max_len`.
+      length: of the ids of a field: longer texts are cut, shorter ones padded with 0. With it
+        the record gets `FIELD_mask`, bool [length], true where there is an id.
+      max_len: texts of more ids, the end counted, are cut; None leaves them as they are.
       vocab: that of `config.data.vocab`.
     """
+    if isinstance(field, int):
+        field, max_len = None, field
     if vocab is None:
         raise ValueError('there is no vocabulary: set config.data.vocab')
+    if length is not None and field is None:
+        raise ValueError(f"{length=} is of a field: write tokenize('caption', {length})")
+    max_len = max_len if length is None else length
     if max_len is not None and max_len < 2:
-        raise ValueError(f'max_len={max_len}: must be at least 2')
+        name = 'max_len' if length is None else 'length'
+        raise ValueError(f'{name}={max_len}: must be at least 2')
     keep = None if max_len is None else max_len - 1
+    names = SIDES if field is None else _names((field,))
 
     def apply(record: Record) -> Record:
-        ids = {side: vocab.encode(record[side])[:keep] for side in SIDES}
-        return record | {side: np.append(x, np.int32(EOS)) for side, x in ids.items()}
+        made: Record = {}
+        for name in names:
+            ids = np.append(vocab.encode(_text(record, name))[:keep], np.int32(EOS))
+            if length is not None:
+                made[f'{name}_mask'] = np.arange(length) < len(ids)
+                ids = np.pad(ids, (0, length - len(ids)))
+            made[name] = ids
+        return record | made
 
     return apply
+
+
+def _names(fields: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(isinstance(name, str) for name in fields):
+        raise ValueError("needs the fields' names, for example 'caption'")
+    return fields
+
+
+def _text(record: Record, name: str) -> str:
+    if not isinstance(record.get(name), str):
+        raise UserError(f'there is no text {name!r}; the record has {", ".join(record)}')
+    return record[name]

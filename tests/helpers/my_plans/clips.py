@@ -1,0 +1,29 @@
+"""Clips of as many frames as they have, in batches of one number."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from vit_jax.data.batches import ArraySpec
+from vit_jax.data.plans import fixed
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Plan(fixed.Plan):
+    """Padded to `frames`; `image_mask` is true in those that a clip has."""
+
+    frames: int
+
+    @functools.cached_property
+    def spec(self):
+        spec = self.spec_of(self.example)
+        image = spec['image']
+        return {
+            **spec,
+            'image': ArraySpec((self.frames, *image.shape[1:]), image.dtype),
+            'image_mask': ArraySpec((self.frames,), np.dtype(bool)),
+        }
+
+    def fit(self, record, spec):
+        return super(fixed.Plan, self).fit(record, spec)
