@@ -16,9 +16,10 @@ returns the function that is applied to each example:
 
     apply(record), apply(record, rng)   returns the new record. One that moves pixels moves
                                         what lies in the image with them, by `geometry`.
-    apply(image), apply(image, rng)     changes the pixels of uint8 [H, W, C] where they are;
-                                        another size is refused where boxes, masks, points or
-                                        anything else lies in the image.
+    apply(image), apply(image, rng)     changes the pixels of uint8 [H, W, C] where they are, of
+                                        each frame of a clip by the same draws; another size is
+                                        refused where boxes, masks, points or anything else lies
+                                        in the image.
 
 Where `predict` reads a file, the record has an image and no more. A transform of labels and the
 like is left out there if `@of_annotations` stands under its `@transform`.
