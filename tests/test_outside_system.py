@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from helpers.xla import use_one_device
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vit_jax import __main__ as cli
+from vit_jax.trainer.examples import Examples
 from vit_jax.viz import curves
 
 pytestmark = pytest.mark.slow
@@ -48,11 +50,13 @@ def config(lab):
 
 
 @pytest.fixture(scope='module')
-def run(lab, config):
+def run(lab, config, undrawn_pictures):
     """The folder of a finished run of one device; what evaluates it has several."""
     folder = lab / 'run'
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
+        if 'examples' in undrawn_pictures:
+            patch.setattr(Examples, 'show', undrawn_pictures['examples'])
         assert cli.main(['train', '--config', f'{config}:smoke', '--workdir', str(folder)]) == 0
     return folder
 
@@ -119,6 +123,18 @@ def test_attention(run, photo, tmp_path, capsys):
     assert cli.main(['attention', *words, photo]) == 0
     assert '2 layers x 2 heads, 4 x 4 patches' in capsys.readouterr().out
     assert out.read_bytes().startswith(b'\x89PNG')
+
+
+def test_examples_of_the_data(config, tmp_path):
+    out = tmp_path / 'data.png'
+    assert cli.main(['data', '--config', config, '--batches', '1', '--out', str(out)]) == 0
+    assert out.read_bytes().startswith(b'\x89PNG')
+
+
+def test_examples_of_the_run(run):
+    (file,) = run.glob('events.*')
+    events = EventAccumulator(str(file), size_guidance={'images': 0}).Reload()
+    assert {'test/examples', 'test/attention'} <= set(events.Tags()['images'])
 
 
 @pytest.mark.usefixtures('one_device')

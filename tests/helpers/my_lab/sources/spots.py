@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo
+from vit_jax.errors import UserError
 
 SIZES = {'train': 64, 'test': 24}
 COLOURS = np.array([[255, 0, 0], [0, 0, 255]], np.uint8)
@@ -35,7 +36,7 @@ class Source:
         return {'image': image, 'boxes': boxes, 'labels': labels.astype(np.int32)}
 
     def labels(self) -> np.ndarray:
-        raise AssertionError('an image has several spots, or none')
+        raise UserError('an image has several spots, or none')
 
     def record_name(self, index: int, /) -> str:
         return f'spots {self._split} record {index}'
