@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from vit_jax import apply as apply_lib
+from vit_jax import gradients
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
-from vit_jax.ops import terms
+from vit_jax.optim import schedules
+from vit_jax.optim.schedules import CONSTANT
+from vit_jax.tasks.base import Task
 
 PyTree = Any
 Batch = dict[str, Any]
@@ -47,18 +52,23 @@ class TrainState:
         return {'params': self.params if self.ema is None else self.ema, **self.collections}
 
 
-def init_variables(model: Any, task: Any, batch: Batch, seed: int) -> dict[str, PyTree]:
+def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str, PyTree]:
     """Initial variables of `model` for inputs shaped like those of `batch`."""
     return init_with_output(model, task, batch, seed)[1]
 
 
 def init_with_output(
-    model: Any, task: Any, batch: Batch, seed: int
+    model: Any, task: Task, batch: Batch, seed: int
 ) -> tuple[dict[str, jax.Array], dict[str, PyTree]]:
-    """What `model` makes of `batch` with its initial variables, and these."""
+    """The task's outputs for `batch`, and the initial variables of all that it calls."""
     names = ('params', *task.rngs)
     rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
-    return model.init_with_output(rngs, *task.inputs(batch), train=False)
+
+    def outputs(module: Any) -> dict[str, jax.Array]:
+        return task.outputs(apply_lib.Initial(module), batch)
+
+    made, variables = nn.init_with_output(outputs, model)(rngs)
+    return made, dict(variables)
 
 
 def init_state(
@@ -91,24 +101,31 @@ def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]
 
 def make_train_step(
     model: Any,
-    task: Any,
+    task: Task,
     tx: optax.GradientTransformation,
     axis_name: str | None = None,
+    total_steps: int = 1,
+    to_steps: Callable[[str], int] = int,
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
+    ema_schedule: Mapping[str, Any] = CONSTANT,
     max_skips: int = 0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure update: augment, differentiate, add up over devices, apply.
 
     The loss is the weighted sum of its terms' means over the whole global batch: each term of
     `task.loss` has its own count, of all microbatches on all devices, however unevenly they share
-    what it counts. Hence the gradients of microbatches and devices are added up.
+    what it counts. The loss of a task that couples rows is computed once, on all outputs.
 
     Args:
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
+      total_steps: length of training, for `ema_schedule`.
+      to_steps: turns a duration such as `'5%'` into steps.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
+      ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
+        `dict(name='cosine', final=1.0)` for a teacher that comes to rest.
       max_skips: above 0, where a metric is not finite only `step` changes; how many such steps
         there may be in a row is for whoever reads the metrics to count, as `Meter` does.
 
@@ -120,72 +137,47 @@ def make_train_step(
       UserError: for an argument outside its range.
     """
     _check_ranges(accum_steps, ema_decay, max_skips)
-
-    def forward(params, collections, examples, rngs):
-        batch, positions = examples
-        with stochastic.example_positions(positions):
-            outputs, collections = model.apply(
-                {'params': params, **collections},
-                *task.inputs(batch),
-                train=True,
-                rngs=rngs,
-                mutable=list(collections),
-            )
-        return task.loss(outputs, batch), collections
-
-    def loss_fn(params, collections, examples, rngs, counts):
-        found, collections = forward(params, collections, examples, rngs)
-        means = terms.means(found, counts)
-        loss = terms.total(found, means)
-        return loss, ({**means, 'loss': loss}, collections)
+    decay = schedules.of_strength(
+        ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
+    )
+    split = gradients.Split(accum_steps, axis_name)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
         positions = global_positions(batch, axis_name)
         augment_key = keys.pop('augment')
-        if hasattr(task, 'augment'):
-            with stochastic.example_positions(positions):
-                batch = task.augment(augment_key, batch)
+        with stochastic.example_positions(positions):
+            batch = task.augment(augment_key, batch)
 
-        def count(examples):
-            found, _ = forward(state.params, state.collections, examples, keys)
-            return terms.counts(found)
+        def forward(params, collections, examples):
+            apply = apply_lib.Training(model, params, collections, keys, state.ema)
+            with stochastic.example_positions(examples.positions):
+                return task.outputs(apply, examples.batch), apply.collections
 
-        def microbatch(collections, examples):
-            grads, (metrics, collections) = jax.grad(loss_fn, has_aux=True)(
-                state.params, collections, examples, keys, counts
-            )
-            return collections, (grads, metrics)
-
-        examples = (batch, positions)
-        counts = global_counts(count, examples, accum_steps, axis_name)
-        collections, sums = accumulate(microbatch, state.collections, examples, accum_steps)
-        if axis_name is not None:
-            sums = jax.lax.psum(sums, axis_name)
-            collections = jax.lax.pmean(collections, axis_name)
-        grads, metrics = sums
+        differentiate = gradients.coupled if task.couples_rows else gradients.separable
+        examples = gradients.Examples(batch, positions)
+        grads, metrics, collections = differentiate(
+            forward, task.loss, state.params, state.collections, examples, split
+        )
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
-            ema = optax.incremental_update(params, ema, 1 - ema_decay)
+            rest = decay(state.step) if callable(decay) else decay
+            ema = optax.incremental_update(params, ema, 1 - rest)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
-        after = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            collections=collections,
-            ema=ema,
-        )
-        if max_skips:
-            finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
-            before = dataclasses.replace(state, step=after.step)
-            after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
-        return after, metrics
+        after = TrainState(state.step + 1, params, opt_state, collections, ema, state.key)
+        return (keep_finite(state, after, metrics) if max_skips else after), metrics
 
     return train_step
+
+
+def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:
+    """The state `after` a step, or that `before` it, one step on, if a metric is not finite."""
+    finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
+    before = dataclasses.replace(before, step=after.step)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
 
 def _check_ranges(accum_steps: int, ema_decay: float, max_skips: int) -> None:
@@ -196,21 +188,6 @@ def _check_ranges(accum_steps: int, ema_decay: float, max_skips: int) -> None:
         raise UserError(f'config.step.ema_decay={ema_decay}: must be in [0, 1)')
 
 
-def global_counts(
-    count: Callable, examples: PyTree, accum_steps: int, axis_name: str | None
-) -> dict[str, jax.Array] | None:
-    """The counts of the whole global batch; None where a microbatch is all of it.
-
-    Nothing else is kept of the loss, so that the compiler leaves out the forward pass wherever
-    the counts depend on the batch alone.
-    """
-    if accum_steps == 1 and axis_name is None:
-        return None
-    each = jax.lax.map(count, split(examples, accum_steps))
-    counts = jax.tree.map(lambda x: x.sum(0), each)
-    return counts if axis_name is None else jax.lax.psum(counts, axis_name)
-
-
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
     """Where this device's examples stand in the global batch: the key of their randomness."""
     size = len(jax.tree.leaves(batch)[0])
@@ -218,63 +195,31 @@ def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
     return first + jnp.arange(size)
 
 
-def accumulate(fn: Callable, carry: PyTree, examples: PyTree, steps: int) -> tuple[PyTree, PyTree]:
-    """`fn(carry, examples) -> (carry, out)` over `steps` microbatches, and the sum of `out`."""
-    if steps == 1:
-        return fn(carry, examples)
-
-    def body(carry, microbatch):
-        inner, total = carry
-        inner, out = fn(inner, microbatch)
-        return (inner, jax.tree.map(jnp.add, total, out)), None
-
-    microbatches = split(examples, steps)
-    shape = jax.eval_shape(fn, carry, jax.tree.map(lambda x: x[0], microbatches))[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-    (carry, total), _ = jax.lax.scan(body, (carry, zeros), microbatches)
-    return carry, total
-
-
-def split(examples: PyTree, steps: int) -> PyTree:
-    """Microbatches along a new axis 0; the j-th holds examples j, j + steps, ...
-
-    So every device keeps its own rows.
-    """
-    return jax.tree.map(
-        lambda x: x.reshape(x.shape[0] // steps, steps, *x.shape[1:]).swapaxes(0, 1), examples
-    )
-
-
 def bind(
     model: Any,
-    task: Any,
+    task: Task,
     variables: dict[str, PyTree],
     batch: Batch,
     *,
     seed: int = 0,
     axis_name: str | None = None,
-) -> Callable[..., Any]:
+) -> apply_lib.Evaluation:
     """The call of a model that is not training, and by `method=NAME` its other methods.
 
-    Further keywords go to `Module.apply`: `mutable=['intermediates']` returns these too.
     What the model draws for an example is a function of `seed` and the example's `index`; in a
     batch without that, of its position in the global batch.
     """
     keys = stream_keys(jax.random.key(seed), task.rngs)
     positions = batch['index'] if 'index' in batch else global_positions(batch, axis_name)
-
-    def apply(*inputs: Any, method: str | None = None, **options: Any) -> Any:
-        options |= {'train': False} if method is None else {'method': method}
-        with stochastic.example_positions(positions):
-            return model.apply(variables, *inputs, rngs=keys, **options)
-
-    return apply
+    return apply_lib.Evaluation(model, variables, keys, positions)
 
 
 def make_eval_step(
-    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
+    model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """A function (variables, batch) -> {name: (sum, count)} over the whole global batch.
+
+    Where a task couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
       seed: of what the model draws, see `bind`.
@@ -282,15 +227,18 @@ def make_eval_step(
     """
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
-        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        axis = None if task.couples_rows else axis_name
+        if task.couples_rows:
+            batch = gradients.gather(batch, axis_name)
+        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis)
         sums = task.evaluate(apply, batch)
-        return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+        return sums if axis is None else jax.lax.psum(sums, axis)
 
     return eval_step
 
 
 def make_predict_step(
-    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
+    model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
     """A function (variables, batch) -> (predictions, the batch's arrays of at most two dimensions).
 
@@ -312,7 +260,7 @@ def make_predict_step(
 
 
 def make_look_step(
-    model: Any, task: Any, *, seed: int = 0, axis_name: str | None = None
+    model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[PyTree, PyTree, tuple[Any, ...]]]:
     """A function (variables, batch) -> (outputs, intermediates, the model's inputs).
 

@@ -20,13 +20,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from vit_jax.nn.stochastic import example_keys
+from vit_jax.tasks import base
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     rngs = ('noise',)
 
     def inputs(self, batch):
         return (jnp.asarray(batch['image'], jnp.float32),)
+
+    def loss(self, outputs, batch):
+        return {}
 
     def predict(self, apply, batch):
         tokens = apply(*self.inputs(batch))['tokens']

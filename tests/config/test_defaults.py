@@ -27,8 +27,10 @@ def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> 
     }
     assert schema.constructor('init')(**defaults.arguments(config, 'init')).from_ == 'a.npz'
     assert defaults.arguments(config, 'branch') == {'from_': '', 'step': 0}
-    step = {'accum_steps': 1, 'ema_decay': config.step.ema_decay, 'max_skips': 3}
-    assert defaults.arguments(config, 'step') == step
+    step = defaults.arguments(config, 'step')
+    constant = {'name': 'constant'}
+    assert dict(step.pop('ema_schedule')) == constant
+    assert step == {'accum_steps': 1, 'ema_decay': config.step.ema_decay, 'max_skips': 3}
 
 
 def info(num_classes: int = 0, vocab_size: int = 0) -> SourceInfo:

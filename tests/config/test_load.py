@@ -166,6 +166,7 @@ def test_what_a_section_leaves_out_has_a_default() -> None:
     assert defaults.arguments(sparse, 'step') == {
         'accum_steps': 1,
         'ema_decay': 0.0,
+        'ema_schedule': {'name': 'constant'},
         'max_skips': 0,
     }
 

@@ -12,7 +12,9 @@ from vit_jax.config import schema
 DIGITS = 'experiments/vit/digits.py'
 KEYS = {
     'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
-    'step': 'accum_steps ema_decay max_skips',
+    'optim.decay_schedule': 'name warmup cooldown timescale boundaries factor init final '
+    'cooldown_form',
+    'step': 'accum_steps ema_decay ema_schedule max_skips',
     'every': 'log eval checkpoint examples',
     'checkpoint': 'keep_last keep_every keep_best',
     'parallel': 'strategy fsdp tensor rules min_split_size',

@@ -9,6 +9,7 @@ import numpy as np
 
 from vit_jax.nn import stochastic
 from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
 
 ROWS, BOXES, WIDTH = 32, 3, 4
 
@@ -31,7 +32,7 @@ class Model(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """A loss over examples, one over the boxes that are there, and one over what never is.
 
     Attributes:

@@ -1,9 +1,10 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.optim import schedules
+from vit_jax.optim import make, schedules
 
 
 def values(name, steps, **options):
@@ -147,3 +148,17 @@ def test_warmup_and_cooldown_may_fill_all_of_training():
 def test_mistakes_are_named(options, message):
     with pytest.raises(UserError, match=message):
         schedules.make(**{'name': 'cosine', 'peak': 1.0, 'total_steps': 100} | options)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'sgd', 'lion', 'adafactor'])
+def test_weight_decay_follows_a_schedule(name):
+    """Without a gradient, a step takes lr * strength of a parameter away."""
+    params = {'kernel': jnp.full((2, 2), 100.0)}
+    keywords = {'lr': 0.01, 'weight_decay': 0.4}
+    schedule = {'name': 'linear', 'final': 0.0}
+    tx, _ = make.make(params, 4, int, name=name, **keywords, decay_schedule=schedule)
+    state, shares = tx.init(params), []
+    for _ in range(4):
+        updates, state = tx.update(jax.tree.map(jnp.zeros_like, params), state, params)
+        shares.append(float(-updates['kernel'].mean()))
+    np.testing.assert_allclose(shares, [0.4, 0.3, 0.2, 0.1], rtol=1e-4)

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -176,7 +177,7 @@ def test_evaluation_leaves_padding_and_smoothing_out():
     batch, logits = make_batch(), make_logits()
     batch['mask'] = jnp.array([1.0, 1, 0, 1, 0, 1])
     real = np.asarray(batch['mask']) == 1
-    sums = Task(label_smoothing=0.3).evaluate(lambda _: {'logits': logits}, batch)
+    sums = Task(label_smoothing=0.3).evaluate(Given(lambda _: {'logits': logits}), batch)
     losses = -log_softmax(logits)[np.arange(6), batch['label']]
     correct = np.asarray(logits.argmax(-1) == batch['label'])
     np.testing.assert_allclose(sums['loss'], (losses[real].sum(), 4), rtol=1e-6)
@@ -186,7 +187,9 @@ def test_evaluation_leaves_padding_and_smoothing_out():
 @pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
 def test_predicted_probabilities(loss_name):
     logits = make_logits()
-    probs = Task(loss_name=loss_name).predict(lambda _: {'logits': logits}, make_batch())['probs']
+    probs = Task(loss_name=loss_name).predict(Given(lambda _: {'logits': logits}), make_batch())[
+        'probs'
+    ]
     if loss_name == 'softmax':
         np.testing.assert_allclose(probs, np.exp(log_softmax(logits)), rtol=1e-5)
     else:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import color_bins, colors, terms
@@ -20,7 +21,7 @@ BATCH = {'image': IMAGE, 'mask': jnp.ones(2)}
 
 @jax.jit
 def evaluate(logits, batch):
-    return Task().evaluate(lambda grey: {'logits': logits}, batch)
+    return Task().evaluate(Given(lambda grey: {'logits': logits}), batch)
 
 
 rgb_to_lab = jax.jit(colors.rgb_to_lab)
@@ -85,7 +86,9 @@ def test_accuracy_is_that_of_the_likeliest_bin():
 
 
 def test_a_prediction_keeps_the_luminance():
-    found = jax.jit(lambda batch: Task().predict(lambda grey: {'logits': LOGITS}, batch))(BATCH)
+    found = jax.jit(lambda batch: Task().predict(Given(lambda grey: {'logits': LOGITS}), batch))(
+        BATCH
+    )
     assert found['ab'].shape == (2, 4, 6, 2) and found['image'].dtype == jnp.uint8
     grey, again = (np.asarray(grey_bytes(x)).astype(int) for x in (IMAGE, found['image']))
     assert np.abs(grey - again).max() <= 1

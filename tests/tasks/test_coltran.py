@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.applies import Given
 
 from vit_jax import step
 from vit_jax.errors import UserError
@@ -24,7 +25,7 @@ def outputs(logits):
 @pytest.mark.slow
 def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
     knows = 50 * jax.nn.one_hot(coarse_colors.to_bins(IMAGE), coarse_colors.BINS)
-    sums = Task().evaluate(lambda grey, bins: outputs(knows), BATCH)
+    sums = Task().evaluate(Given(lambda grey, bins: outputs(knows)), BATCH)
     np.testing.assert_allclose(sums['loss'], (0, 32), atol=1e-3)
     np.testing.assert_allclose(sums['parallel_bits_per_dim'], (32 * 9, 32), rtol=1e-6)
     means = terms.means(found := Task().loss(outputs(0 * knows), BATCH))
@@ -84,7 +85,7 @@ def test_an_upsampler_learns_one_channel_and_is_judged_by_all():
     def apply(grey, coarse, channels):
         return {'logits': jnp.zeros((*coarse.shape, 256))}
 
-    np.testing.assert_allclose(task.evaluate(apply, BATCH)['loss'], (96 * 8, 96), rtol=1e-6)
+    np.testing.assert_allclose(task.evaluate(Given(apply), BATCH)['loss'], (96 * 8, 96), rtol=1e-6)
     (term,) = task.loss(apply(*task.inputs(shown)), shown).values()
     np.testing.assert_allclose(tuple(term)[:2], (48 * 8, 48), rtol=1e-6)
 

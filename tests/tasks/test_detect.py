@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import detr as helper
+from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -210,7 +211,7 @@ def test_objects_beyond_the_queries_are_counted(batch):
 
 @jax.jit
 def evaluated(outputs, batch):
-    return TASK.evaluate(lambda *inputs: outputs, batch)
+    return TASK.evaluate(Given(lambda *inputs: outputs), batch)
 
 
 @pytest.mark.slow
@@ -231,7 +232,7 @@ def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch)
 
 
 def test_predictions(batch):
-    found = TASK.predict(lambda *inputs: perfect(batch), batch)
+    found = TASK.predict(Given(lambda *inputs: perfect(batch)), batch)
     sides = np.array([[50, 40] * 2, [20, 30] * 2] * (ROWS // 2), np.float32)
     boxes = np.asarray(found['boxes'])[:, ::-1][:, QUERIES - OBJECTS :] * sides[:, None]
     labels = np.asarray(found['labels'])[:, ::-1][:, QUERIES - OBJECTS :]

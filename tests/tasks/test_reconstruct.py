@@ -1,6 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import patchify
@@ -37,7 +38,7 @@ def test_the_loss_is_the_error_of_hidden_patches(target, colours):
 
 def test_padding_counts_for_nothing():
     batch = {**BATCH, 'mask': jnp.asarray([1.0, 0.0])}
-    sums = Task().evaluate(lambda image: OUTPUTS, batch)
+    sums = Task().evaluate(Given(lambda image: OUTPUTS), batch)
     errors = np.square(PATCHES - expected_target('normalized')).mean(-1)
     np.testing.assert_allclose(sums['loss'], ((errors * MASK)[0].sum(), 4), rtol=1e-5)
 
@@ -60,7 +61,7 @@ def test_a_perfect_prediction_is_the_image(target, colours, host):
     def apply(image, method=None):
         return tokens if method == 'features' else outputs
 
-    found = Task(target=target, **colours).predict(apply, batch)
+    found = Task(target=target, **colours).predict(Given(apply), batch)
     np.testing.assert_allclose(found['reconstruction'], IMAGE / 255.0, atol=1e-5)
     np.testing.assert_array_equal(found['mask'], MASK.reshape(2, 2, 3))
     np.testing.assert_allclose(found['features'], tokens[:, 1:].mean(1), rtol=1e-6)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import detr as helper
+from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import masks as mask_ops
@@ -196,7 +197,7 @@ def test_predictions(batch):
     classes = jnp.where(targets.real, targets.labels, CLASSES)
     masks = jnp.zeros((ROWS, OBJECTS, 6, 8))
     perfect = {'logits': 9 * jax.nn.one_hot(classes, CLASSES + 1), 'boxes': targets.boxes}
-    found = TASK.predict(lambda *inputs: {**perfect, 'masks': masks}, batch)
+    found = TASK.predict(Given(lambda *inputs: {**perfect, 'masks': masks}), batch)
     real = np.asarray(targets.real)
     np.testing.assert_array_equal(found['scores'] > 0.5, real)
     assert not found['scores'][~real].any()
@@ -209,7 +210,7 @@ def test_predictions(batch):
 def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch):
     @jax.jit
     def evaluate(outputs, batch):
-        return TASK.evaluate(lambda *inputs: outputs, batch)
+        return TASK.evaluate(Given(lambda *inputs: outputs), batch)
 
     def sums(rows):
         """Of these images; the first of them once more as padding."""

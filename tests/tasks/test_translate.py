@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.applies import Given
 
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
@@ -94,7 +95,7 @@ def test_sums_of_an_evaluation():
     right = np.asarray(jax.nn.one_hot(TARGET, VOCAB)) * 20
     right[0, 1] = -right[0, 1]  # one token wrong, and all padding too
     right[~REAL] = np.eye(VOCAB)[8] * 20
-    sums = Task().evaluate(lambda *_: {'logits': jnp.asarray(right)}, as_arrays(BATCH))
+    sums = Task().evaluate(Given(lambda *_: {'logits': jnp.asarray(right)}), as_arrays(BATCH))
     assert [float(x) for x in sums['token_accuracy']] == [8.0, 9.0]
     assert [float(x) for x in sums['sequence_accuracy']] == [2.0, 3.0]
     total, count = sums['loss']

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
 
 
 class Model(nn.Module):
@@ -51,9 +52,7 @@ class Model(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    rngs = ()
-
+class Task(base.Task):
     def inputs(self, batch):
         return batch['source'], batch['target']
 

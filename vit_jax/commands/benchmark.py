@@ -12,6 +12,7 @@ from vit_jax.commands._parser import Parser
 from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
+from vit_jax.optim import schedules
 
 if TYPE_CHECKING:
     from vit_jax.profiling.benchmark import Timing
@@ -40,13 +41,14 @@ def main(argv: Sequence[str]) -> int:
     model, task = objects.model_and_task(config)
     layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
     rows = batch_rows(config)
-    step = defaults.arguments(config, 'step')
+    # A schedule would need the length of the run, and costs nothing.
+    step = defaults.arguments(config, 'step') | {'ema_schedule': schedules.CONSTANT}
     sharding.check_batch(
         layout,
         rows,
         accum_steps=step['accum_steps'],
-        multiple=getattr(task, 'multiple', 1),
-        reason=getattr(task, 'multiple_reason', ''),
+        multiple=task.multiple,
+        reason=task.multiple_reason,
     )
 
     def tx(params: Any) -> Any:

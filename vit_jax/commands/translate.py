@@ -16,8 +16,6 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
     from vit_jax.inference.text import Sentence, SentenceReader, Translation
-    from vit_jax.ops.search import Search
-
 STDIN = '-'
 # Flags that only one method has a use for.
 FLAGS = {'beam': ('beams', 'alpha', 'n_best'), 'sample': ('temperature', 'top_k', 'top_p', 'seed')}
@@ -107,13 +105,9 @@ def choose_search(task: Any, args: argparse.Namespace) -> Search:
     Raises:
       UserError: if more translations are asked for than there are beams, or as `decode.Search`.
     """
-    from vit_jax.ops.search import Search
-
     names = [name for names in FLAGS.values() for name in names if name not in ('n_best', 'seed')]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    search = dataclasses.replace(
-        getattr(task, 'decoding', Search()), method=chosen_method(args), **given
-    )
+    search = dataclasses.replace(task.decoding, method=chosen_method(args), **given)
     if args.n_best is None or search.method != 'beam':
         return search
     if args.n_best > search.beams:

@@ -46,7 +46,8 @@ def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
     A key that is left out says what its default says. Of `before`, which may be anybody's, no model
     and no task is imported that `now` does not name as well.
     """
-    names = (*keyword_only(schema.Config), 'optim.schedule')
+    sections = keyword_only(schema.Config)
+    names = [place for name in sections for place in (name, *schema.within(name))]
     return [name for name in names if _differ(before, now, name)]
 
 
@@ -57,14 +58,14 @@ def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
 
 
 def _complete(config: ConfigDict, name: str) -> Any:
-    """What a config says in one place; a schedule is not said in `optim`."""
+    """The keys of one place with their defaults; a group in it is a place of its own."""
     said = at(config, name)
     if not isinstance(said, (ConfigDict, dict)):
         return said
     known = {} if name == 'evals' else schema.parameters(config, name)
     found = {key: p.default for key, p in known.items()}
     found |= {key: _plain(value) for key, value in said.items()}
-    return {key: value for key, value in found.items() if key != 'schedule'}
+    return {k: value for k, value in found.items() if f'{name}.{k}' not in schema.SECTIONS}
 
 
 def complete(config: ConfigDict, info: Any) -> ConfigDict:

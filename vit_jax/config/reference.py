@@ -154,5 +154,4 @@ def _sections(config: ConfigDict) -> Iterator[str]:
             yield from (f'evals.{entry}' for entry in config.evals)
         elif values.kinds(parameter) == (dict,):
             yield name
-        if f'{name}.schedule' in schema.SECTIONS:
-            yield f'{name}.schedule'
+        yield from schema.within(name)

@@ -24,6 +24,7 @@ from vit_jax.errors import UserError, nearest, resolve
 from vit_jax.evaluators import base as evaluators
 from vit_jax.signatures import Duration, Parameters, keyword_only
 from vit_jax.signatures import parameters as all_parameters
+from vit_jax.tasks import base as tasks
 from vit_jax.writers import base as writers
 
 Group = Mapping[str, Any]
@@ -105,7 +106,9 @@ SECTIONS = {
     'data': 'vit_jax.data.dataset.Section',
     'optim': 'vit_jax.optim.make.make',
     'optim.schedule': 'vit_jax.optim.schedules.make',
+    'optim.decay_schedule': 'vit_jax.optim.schedules.make',
     'step': 'vit_jax.step.make_train_step',
+    'step.ema_schedule': 'vit_jax.optim.schedules.make',
     'every': 'vit_jax.config.durations.Every',
     'checkpoint': 'vit_jax.checkpoints.checkpointer.Checkpointer',
     'parallel': 'vit_jax.runtime.sharding.make_layout',
@@ -119,6 +122,11 @@ SECTIONS = {
 LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 
 
+def within(section: str) -> list[str]:
+    """The places of the groups in one of the trainer's own sections, as 'optim.schedule'."""
+    return [place for place in SECTIONS if place.startswith(f'{section}.')]
+
+
 def constructor(section: str) -> Callable:
     """What reads one of the trainer's own sections, as 'optim.schedule'."""
     module, _, name = SECTIONS[section].rpartition('.')
@@ -130,9 +138,19 @@ def model_class(config: ConfigDict) -> Any:
     return resolve('vit_jax.models', _name(config, 'model'), 'Model')
 
 
-def task_class(config: ConfigDict) -> Any:
-    """The task dataclass that `config.task.name` stands for."""
-    return resolve('vit_jax.tasks', _name(config, 'task'), 'Task')
+def task_class(config: ConfigDict) -> type[tasks.Task]:
+    """The task dataclass that `config.task.name` stands for.
+
+    Raises:
+      UserError: if there is none, or it is not derived from `tasks.base.Task`.
+    """
+    name = _name(config, 'task')
+    found = resolve('vit_jax.tasks', name, 'Task')
+    if not (isinstance(found, type) and issubclass(found, tasks.Task)):
+        raise UserError(
+            f'config.task.name={name!r}: its Task must be derived from {tasks.__name__}.Task'
+        )
+    return found
 
 
 def evaluator_class(name: str) -> type[evaluators.Evaluator]:

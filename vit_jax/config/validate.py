@@ -78,8 +78,7 @@ def _places(config: ConfigDict) -> Iterator[str]:
         yield section
         if section == 'evals':
             yield from (f'evals.{name}' for name in config.evals)
-        if section == 'optim' and 'schedule' in config.optim:
-            yield 'optim.schedule'
+        yield from (place for place in schema.within(section) if defaults.at(config, place))
 
 
 def _check_ranges(config: ConfigDict) -> None:
@@ -98,7 +97,8 @@ def _check_ranges(config: ConfigDict) -> None:
         if not isinstance(name, str):
             raise UserError(f'config.writers: {name!r} is no name')
         schema.writer_class(name)
-    schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step'))
+    step = defaults.arguments(config, 'step') | {'ema_schedule': {'name': 'constant'}}
+    schema.constructor('step')(None, None, None, **step)  # a schedule needs the length of the run
 
 
 def _check_finite(node: Any, path: str) -> None:

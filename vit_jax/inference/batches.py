@@ -18,8 +18,6 @@ def augmented(task: Any, batch: Batch, seed: int = 0) -> Batch:
       batch: on the host.
       seed: of what is drawn at random.
     """
-    if not hasattr(task, 'augment'):
-        return batch
     return jax.device_get(jax.jit(task.augment)(jax.random.key(seed), batch))
 
 

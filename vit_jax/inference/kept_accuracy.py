@@ -34,7 +34,7 @@ class Evaluator(base.Evaluator):
 
     def __init__(self, classifier: str):
         self._run = load_run(classifier)
-        if not hasattr(self._run.task, 'predict') or not self._run.class_names:
+        if not self._run.task.predicts or not self._run.class_names:
             raise UserError(f'classifier {classifier!r} is a run that predicts no classes')
         self._predict = jax.jit(step.make_predict_step(self._run.model, self._run.task))
         self._rows = 0  # of the first batch, to which the last is padded

@@ -22,7 +22,7 @@ def predictor(run: Run, seed: int = 0) -> Callable[[Example, int], dict[str, np.
     Raises:
       UserError: if the task of the run predicts nothing.
     """
-    if not hasattr(run.task, 'predict'):
+    if not run.task.predicts:
         raise UserError(f'task {run.config.task.name!r} has no predictions')
     compiled = jax.jit(step.make_predict_step(run.model, run.task, seed=seed))
 

@@ -188,6 +188,6 @@ class Translator:
 
 def own_translation(run: Run, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
     """The ids [m] of what a run itself makes of a source [n], by the search of its task."""
-    translate = Translator(run, reader, getattr(run.task, 'decoding', Search()))
+    translate = Translator(run, reader, run.task.decoding)
     (found,) = translate([Sentence(source, '')])
     return np.array(found[0].tokens, np.int32)

@@ -29,12 +29,13 @@ from vit_jax.optim.param_groups import (
     layer_scale,
     scale_by_path,
 )
-from vit_jax.signatures import Parameters, in_steps, keyword_only, parameters
+from vit_jax.optim.schedules import CONSTANT
+from vit_jax.signatures import Parameters, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
+Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 
-CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
 OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
     {'adafactor_zhai': adafactor_zhai}
 )
@@ -51,6 +52,7 @@ def make(
     lr: float,
     schedule: Mapping[str, Any] = CONSTANT,
     weight_decay: float = 0.0,
+    decay_schedule: Mapping[str, Any] = CONSTANT,
     decay_mask: str = 'kernel$',
     decay_mults: Rules = (),
     lr_mults: Rules = (),
@@ -80,6 +82,8 @@ def make(
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.
       weight_decay: its strength.
+      decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
+        peak, such as `dict(name='cosine', final=0.4)`.
       decay_mask: pattern of the parameters that decay. The default leaves out
         biases, normalisation and position embeddings.
       decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
@@ -104,10 +108,13 @@ def make(
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
-    rate = learning_rate(schedule, lr, total_steps, to_steps)
+    rate = schedules.of_config(schedule, lr, total_steps, to_steps)
+    decay = schedules.of_strength(
+        decay_schedule, weight_decay, total_steps, to_steps, 'config.optim.decay_schedule'
+    )
     tx = optax.chain(
         optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm),
-        _optimizer(name, rate, weight_decay, decay_mask, decay_mults, kwargs),
+        _optimizer(name, rate, decay, decay_mask, decay_mults, kwargs),
         scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
         optax.identity()
         if layer_decay is None
@@ -119,7 +126,7 @@ def make(
 def _optimizer(
     name: str,
     lr: optax.Schedule,
-    weight_decay: float,
+    weight_decay: Strength,
     decay_mask: str,
     decay_mults: Rules,
     kwargs: dict[str, Any],
@@ -135,9 +142,14 @@ def _optimizer(
     mults = [*(mult for _, mult in decay_mults), 1.0]
     ranks = [(pattern, i) for i, (pattern, _) in enumerate(decay_mults)]
     return optax.partition(
-        {str(i): build(lr, weight_decay * mult, mask) for i, mult in enumerate(mults)},
+        {str(i): build(lr, times(weight_decay, mult), mask) for i, mult in enumerate(mults)},
         lambda tree: map_paths(lambda path: str(first_match(ranks, path, len(ranks))), tree),
     )
+
+
+def times(strength: Strength, mult: float) -> Strength:
+    """A strength, or its schedule, multiplied."""
+    return (lambda count: mult * strength(count)) if callable(strength) else strength * mult
 
 
 def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
@@ -146,7 +158,7 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
     options = _options(name, kwargs)
     mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
 
-    def build(lr: optax.Schedule, weight_decay: float, mask: Callable) -> Any:
+    def build(lr: optax.Schedule, weight_decay: Strength, mask: Callable) -> Any:
         if mask_name not in takes:
             penalty = optax.add_decayed_weights(weight_decay, mask)
             return optax.chain(penalty, build_one(lr, **options))
@@ -154,7 +166,8 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
             return build_one(lr, weight_decay=weight_decay, **{mask_name: mask}, **options)
 
         def rate(count: jax.Array) -> jax.Array:
-            return weight_decay * lr(count)  # Adafactor's own rate is not scaled by lr.
+            strength = weight_decay(count) if callable(weight_decay) else weight_decay
+            return strength * lr(count)  # Adafactor's own rate is not scaled by lr.
 
         return build_one(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
 
@@ -220,18 +233,3 @@ def _dtype(key: str, name: Any) -> Any:
         return None if name is None else jnp.dtype(name)
     except TypeError as e:
         raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
-
-
-def learning_rate(
-    spec: Mapping[str, Any], lr: float, total_steps: int, to_steps: Callable[[str], int]
-) -> optax.Schedule:
-    """The learning rate as a function of the updates made; the arguments are those of `make`.
-
-    Raises:
-      UserError: for an unknown key or a value outside its range.
-    """
-    valid = keyword_only(schedules.make)
-    for key in spec:
-        if key not in valid:
-            raise UserError('config.optim.schedule: ' + nearest('key', key, valid))
-    return schedules.make(lr, total_steps, **in_steps(schedules.make, spec, to_steps))

@@ -1,20 +1,61 @@
-"""Learning rate schedules: a linear warm-up, a shape, and a cooldown."""
+"""Schedules of a learning rate, or of another number: a warm-up, a shape, and a cooldown."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, check_choice, nearest
-from vit_jax.signatures import Steps
+from vit_jax.signatures import Steps, in_steps, keyword_only
 
 COOLDOWNS = ('line', 'product')
+CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
+
+
+def of_config(
+    spec: Mapping[str, Any],
+    peak: float,
+    total_steps: int,
+    to_steps: Callable[[str], int],
+    where: str = 'config.optim.schedule',
+) -> optax.Schedule:
+    """The schedule that a section of a config describes.
+
+    Args:
+      spec: keywords of `make`, with durations as strings.
+      peak: the highest value; or the first, where `final` is above it.
+      total_steps: length of training.
+      to_steps: turns a duration such as `'5%'` into steps.
+      where: the section's place.
+
+    Raises:
+      UserError: for an unknown key or a value outside its range.
+    """
+    valid = keyword_only(make)
+    for key in spec:
+        if key not in valid:
+            raise UserError(f'{where}: ' + nearest('key', key, valid))
+    return make(peak, total_steps, **in_steps(make, spec, to_steps))
+
+
+def of_strength(
+    spec: Mapping[str, Any],
+    strength: float,
+    total_steps: int,
+    to_steps: Callable[[str], int],
+    where: str,
+) -> float | Callable[[Any], Any]:
+    """A number that may follow a schedule; the number itself where it is constant."""
+    if dict(spec) == dict(CONSTANT):
+        return strength
+    return of_config(spec, strength, total_steps, to_steps, where)
 
 
 def make(

@@ -83,11 +83,13 @@ def time_train(
     batch_size: int,
     steps: int = 20,
     seed: int = 0,
-    accum_steps: int = 1,
     ema_decay: float = 0.0,
-    max_skips: int = 0,
+    **step: Any,
 ) -> Timing:
-    """Times the train step; `tx` makes the optimizer from the parameters' shapes."""
+    """Times the train step; `tx` makes the optimizer from the parameters' shapes.
+
+    `step` are further keywords of `step.make_train_step`.
+    """
     batch = synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
 
@@ -100,13 +102,7 @@ def time_train(
         return step_lib.init_state(init_variables(), optimizer, seed, ema=ema_decay > 0)
 
     train_step = step_lib.make_train_step(
-        model,
-        task,
-        optimizer,
-        accum_steps=accum_steps,
-        ema_decay=ema_decay,
-        max_skips=max_skips,
-        axis_name=layout.axis_name,
+        model, task, optimizer, layout.axis_name, ema_decay=ema_decay, **step
     )
     compiled = layout.compile_train(train_step, jax.eval_shape(init))
     on_device, state = layout.put_batch(batch), layout.create(init)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +12,12 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import UserError, nearest
 from vit_jax.ops import pixels
 from vit_jax.ops.terms import Term
-
-Batch = dict[str, Any]
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """One label an image.
 
     Attributes:
@@ -53,7 +51,7 @@ class Task:
 
     @property
     def multiple(self) -> int:
-        """Of what the rows of a device must be a multiple: 2 where `augment` mixes pairs."""
+        """A number that divides the rows of a device: 2 where `augment` mixes pairs."""
         return 2 if self.mixup > 0 or self.cutmix > 0 else 1
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
@@ -83,8 +81,8 @@ class Task:
         if 'label_other' in batch:
             weight = batch['label_weight']
             losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
-        mask = batch.get('mask', jnp.ones_like(losses))
-        correct, count = is_correct(logits, label), mask.sum()
+        mask, correct = self.mask(batch), is_correct(logits, label)
+        count = mask.sum()
         return {
             'loss': Term((losses * mask).sum(), count),
             'accuracy': Term((correct * mask).sum(), count, weight=0.0),
@@ -95,16 +93,17 @@ class Task:
         target = optax.smooth_labels(target, self.label_smoothing)
         return LOSSES[self.loss_name](logits, target)
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the real examples; padding has mask 0."""
-        logits, label, mask = apply(*self.inputs(batch))['logits'], batch['label'], batch['mask']
+        logits, label = self.outputs(apply, batch)['logits'], batch['label']
+        mask = self.mask(batch)
         losses = dataclasses.replace(self, label_smoothing=0.0)._losses(logits, label)
         per_example = {'loss': losses, 'accuracy': is_correct(logits, label)}
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Class probabilities `probs` [B, C], and `features` [B, D]: what the head sees."""
-        outputs, predictions = apply(*self.inputs(batch)), {}
+        outputs, predictions = self.outputs(apply, batch), {}
         if 'logits' in outputs:
             predictions['probs'] = PROBABILITIES[self.loss_name](outputs['logits'])
         if 'pre_logits' in outputs:

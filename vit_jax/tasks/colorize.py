@@ -6,8 +6,6 @@ Zhang et al., 2016, arXiv:1603.08511, section 2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +16,12 @@ from vit_jax.errors import UserError
 from vit_jax.ops import color_bins, colors, pixels
 from vit_jax.ops.terms import Term
 from vit_jax.storage import color_prior
-
-Batch = dict[str, Any]
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """Cross entropy between the bins of (a, b) and soft labels, rare colours weighing more.
 
     Images are bytes or float, of three colours, or of one where there is no truth to compare with.
@@ -59,18 +57,18 @@ class Task:
         `accuracy`, how often the likeliest bin is that of the true colour, as a mere metric.
         """
         losses, correct = self._compare(outputs, batch)
-        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(losses))
+        mask = self.mask(batch)
         cells = mask.sum() * losses[0].size
         losses, correct = ((values * mask[:, None, None]).sum() for values in (losses, correct))
         return {'loss': Term(losses, cells), 'accuracy': Term(correct, cells, weight=0.0)}
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the real examples; padding has mask 0.
 
         Besides the terms of the loss: `psnr`, in dB, of the colour images, with `psnr_of_grey` to
         compare with, and `colorfulness` (Hasler and Suesstrunk, 2003), with `true_colorfulness`.
         """
-        outputs, truth = apply(*self.inputs(batch)), self._rgb(batch)
+        outputs, truth = self.outputs(apply, batch), self._rgb(batch)
         made, grey = self._colorize(outputs, batch), self._grey(batch)
         images = {
             'psnr': colors.psnr(made, truth),
@@ -78,20 +76,20 @@ class Task:
             'colorfulness': colors.colorfulness(made),
             'true_colorfulness': colors.colorfulness(truth),
         }
-        terms, mask = self.loss(outputs, batch), batch['mask']
+        terms, mask = self.loss(outputs, batch), self.mask(batch)
         return {
             **{name: (term.sum, term.count) for name, term in terms.items()},
             **{name: ((values * mask).sum(), mask.sum()) for name, values in images.items()},
         }
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """The colours.
 
         Returns:
           ab: [B h w 2] of the cells of the output.
           image: [B H W 3], bytes: the colours on the luminance of the input.
         """
-        outputs = apply(*self.inputs(batch))
+        outputs = self.outputs(apply, batch)
         image = colors.to_bytes(self._colorize(outputs, batch))
         return {'ab': self._ab(outputs), 'image': image}
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +17,14 @@ from jaxtyping import Array, Float, Int, Num, UInt8
 from vit_jax.errors import UserError
 from vit_jax.ops import coarse_colors, decoding
 from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
-Batch = dict[str, Any]
 NO_END = -1  # no colour ends an image
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """Bits a pixel of its coarse colour, one of 512: 9 bits for one who knows nothing.
 
     Images are bytes of three colours, or of one where there is no truth to compare with.
@@ -63,12 +62,12 @@ class Task:
             'parallel_bits_per_dim': Term(parallel, pixels, self.parallel_weight),
         }
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the pixels of the real examples; `loss` is that of the decoder."""
-        decoder, parallel, pixels = self._bits(apply(*self.inputs(batch)), batch)
+        decoder, parallel, pixels = self._bits(self.outputs(apply, batch), batch)
         return {'loss': (decoder, pixels), 'parallel_bits_per_dim': (parallel, pixels)}
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Samples.
 
         Returns:
@@ -94,8 +93,7 @@ class Task:
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
         """Sums of bits, of the decoder and of the parallel head, and the number of pixels."""
-        bins = self.inputs(batch)[1]
-        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(bins))
+        bins, mask = self.inputs(batch)[1], self.mask(batch)
         decoder, parallel = (
             (bits(outputs[name], bins) * mask[:, None, None]).sum()
             for name in ('logits', 'parallel_logits')

@@ -6,8 +6,6 @@ Kumar et al., 2021, arXiv:2102.04432, section 4.2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +15,13 @@ from vit_jax.errors import UserError
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops import coarse_colors
 from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 from vit_jax.tasks.coltran import bits, colored
-
-Batch = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """Bits a byte of the three channels: 8 bits for one who knows nothing.
 
     Images are bytes of three colours. In training each shows one channel, drawn at random.
@@ -34,8 +32,6 @@ class Task:
     """
 
     factor: int = 1
-
-    rngs = ()
 
     def __post_init__(self) -> None:
         if self.factor < 1:
@@ -63,16 +59,16 @@ class Task:
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the bytes, in bits."""
         truth = _take(colored(batch['image']), _channels(batch)).astype(jnp.int32)
-        mask = batch['mask'] if 'mask' in batch else jnp.ones(len(truth))
+        mask = self.mask(batch)
         total = (bits(outputs['logits'], truth) * mask[:, None, None, None]).sum()
         return {'bits_per_dim': Term(total, mask.sum() * truth[0].size)}
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over all bytes of the real examples."""
-        (term,) = self.loss(apply(*self.inputs(batch)), batch).values()
+        (term,) = self.loss(self.outputs(apply, batch), batch).values()
         return {'loss': (term.sum, term.count)}
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """The likeliest bytes, `image` [B H W 3], and the `coarse` image, enlarged to that size."""
         grey, coarse, channels = self.inputs(batch)
         logits = apply(grey, coarse, channels)['logits']

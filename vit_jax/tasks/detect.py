@@ -6,8 +6,7 @@ Carion et al., 2020, arXiv:2005.12872, sections 3.1 and A.2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,8 @@ from vit_jax.ops import boxes as box_ops
 from vit_jax.ops import pixels
 from vit_jax.ops.matching import match
 from vit_jax.ops.terms import Term
-
-Batch = dict[str, Any]
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 class Targets(NamedTuple):
@@ -37,7 +36,7 @@ class Targets(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """Boxes and classes of the objects of an image.
 
     Attributes:
@@ -102,12 +101,12 @@ class Task:
             'unmatched': Term(sums['unmatched'], sums['objects'], 0.0),
         }
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """What `loss` has for the last block, and `loss`: the mean of the losses of images, each
         with its own normalisers, so that it does not depend on the batches.
         """
-        outputs, targets = apply(*self.inputs(batch)), targets_of(batch)
-        return self.set_means(outputs, targets, self.match(outputs, targets), batch['mask'])
+        outputs, targets = self.outputs(apply, batch), targets_of(batch)
+        return self.set_means(outputs, targets, self.match(outputs, targets), self.mask(batch))
 
     def set_means(
         self,
@@ -115,7 +114,7 @@ class Task:
         targets: Targets,
         places: Int[Array, 'B L N'],
         examples: Float[Array, ' B'],
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    ) -> Sums:
         """`evaluate` for objects that are matched already, of the `examples` that are not 0."""
         found = self._sums(outputs, targets, places)
         found = jax.tree.map(lambda x: (x.T * examples).T, found)
@@ -136,7 +135,7 @@ class Task:
             'unmatched': (found['unmatched'].sum(), count),
         }
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """The most probable class of each prediction, that of no object left out.
 
         Returns:
@@ -144,7 +143,7 @@ class Task:
           labels: int32 [B Q].
           boxes: [B Q 4] by corners, shares of the sides of the real image.
         """
-        return self.detected(apply(*self.inputs(batch)))
+        return self.detected(self.outputs(apply, batch))
 
     def detected(self, outputs: dict) -> dict[str, jax.Array]:
         """`predict` for the model's outputs."""

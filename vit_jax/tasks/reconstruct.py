@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,15 +17,16 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.nn.patches import patch_grid, patchify, unpatchify
 from vit_jax.ops import pixels
 from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch
 
-Batch = dict[str, Any]
 Patches = Float[Array, 'B N P']
 TARGETS = ('normalized', 'pixels')
 EPS = 1e-6  # added to the variance of a patch
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """Mean squared error of the hidden patches.
 
     Attributes:
@@ -57,17 +57,10 @@ class Task:
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the hidden patches of a patch's mean squared error (section 3)."""
         errors = jnp.square(outputs['patches'] - self._target(outputs, batch)[0]).mean(-1)
-        hidden = outputs['mask']
-        if 'mask' in batch:
-            hidden = hidden * batch['mask'][:, None]
+        hidden = outputs['mask'] * self.mask(batch)[:, None]
         return {'loss': Term((errors * hidden).sum(), hidden.sum())}
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[Any, Any]]:
-        """Sums and counts over the hidden patches of the real examples; padding has mask 0."""
-        terms = self.loss(apply(*self.inputs(batch)), batch)
-        return {name: (term.sum, term.count) for name, term in terms.items()}
-
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """What is made of the images, and the features of the whole images.
 
         Returns:
@@ -76,7 +69,7 @@ class Task:
           mask: [B h w], 1 for a patch that was hidden and 0 for one that was seen.
           features: [B D], the mean over the tokens of all patches.
         """
-        outputs = apply(*self.inputs(batch))
+        outputs = self.outputs(apply, batch)
         patches, (mean, deviation) = outputs['patches'], self._target(outputs, batch)[1]
         _, height, width, channels = batch['image'].shape
         side = _patch_size(patches, channels)

@@ -6,7 +6,6 @@ Carion et al., 2020, arXiv:2005.12872, section 4.4.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ from vit_jax.errors import UserError
 from vit_jax.ops import masks as mask_ops
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import detect
-from vit_jax.tasks.detect import Batch, pixel_mask, targets_of
+from vit_jax.tasks.base import Apply, Batch, Sums
+from vit_jax.tasks.detect import pixel_mask, targets_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +51,14 @@ class Task(detect.Task):
             'dice': Term(sums['dice'].sum(), count, self.dice_weight),
         }
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """What `loss` has for the last block, and `loss` as in detection."""
-        outputs, targets = apply(*self.inputs(batch)), targets_of(batch)
+        outputs, targets = self.outputs(apply, batch), targets_of(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
-        means = self.set_means(outputs, targets, places, batch['mask'])
+        mask = self.mask(batch)
+        means = self.set_means(outputs, targets, places, mask)
         sums = mask_sums(outputs['masks'], places[:, -1], segments_of(batch), real)
-        sums = {name: x * batch['mask'] for name, x in sums.items()}
+        sums = {name: x * mask for name, x in sums.items()}
         per_image = self.mask_weight * sums['mask'] + self.dice_weight * sums['dice']
         loss, examples = means['loss']
         count = means['box'][1]
@@ -68,7 +69,7 @@ class Task(detect.Task):
             'dice': (sums['dice'].sum(), count),
         }
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """What `vit_jax.ops.panoptic.merge` makes segments of.
 
         Returns:
@@ -79,7 +80,7 @@ class Task(detect.Task):
           masks: [B Q h w], logits of the pixels of the padded image.
           frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
         """
-        outputs = apply(*self.inputs(batch))
+        outputs = self.outputs(apply, batch)
         found = self.detected(outputs)
         none = outputs['logits'].argmax(-1) == outputs['logits'].shape[-1] - 1
         mask = pixel_mask(batch)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +13,12 @@ from vit_jax.errors import UserError
 from vit_jax.ops.decoding import BOS, PAD
 from vit_jax.ops.search import Search, decode
 from vit_jax.ops.terms import Term
-
-Batch = dict[str, Any]
-Sums = dict[str, tuple[jax.Array, jax.Array]]
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """The target, token by token, given the source and the true tokens before.
 
     A batch has `source` and `target`, int32 [B S] and [B T]: tokens with eos at the end, then
@@ -71,19 +68,20 @@ class Task:
             **{name: Term(total, count, weight=0.0) for name, total in metrics.items()},
         }
 
-    def evaluate(self, apply: Callable, batch: Batch) -> Sums:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts: `loss` without smoothing, in nats a token, and shares that are right.
 
         A sequence is right where all of its tokens are, each given the true ones before: just
         then, greedy decoding would write the target.
         """
-        logits, target = apply(*self.inputs(batch))['logits'], batch['target']
+        logits, target = self.outputs(apply, batch)['logits'], batch['target']
         sums, count = token_sums(logits, target), (target != PAD).sum()
+        mask = self.mask(batch)
         right = jnp.all((logits.argmax(-1) == target) | (target == PAD), axis=-1)
         return {
             'loss': (sums['nll'], count),
             'token_accuracy': (sums['token_accuracy'], count),
-            'sequence_accuracy': (jnp.sum(right * batch['mask']), jnp.sum(batch['mask'])),
+            'sequence_accuracy': (jnp.sum(right * mask), jnp.sum(mask)),
         }
 
     def derive(self, means: dict[str, float]) -> dict[str, float]:
@@ -91,7 +89,7 @@ class Task:
         with np.errstate(over='ignore'):
             return {'perplexity': float(np.exp(means['loss']))}
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """The best hypothesis: `tokens` [B L] without bos, padded with 0, and its `score` [B]."""
         found = decode(apply, batch['source'], self.decoding)
         return {'tokens': found.tokens[:, 0], 'score': found.scores[:, 0]}

@@ -174,8 +174,8 @@ def make_program(
             config.batch_size,
             rows=shape.rows,
             accum_steps=step['accum_steps'],
-            multiple=getattr(task, 'multiple', 1),
-            reason=getattr(task, 'multiple_reason', ''),
+            multiple=task.multiple,
+            reason=task.multiple_reason,
         )
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
@@ -194,7 +194,9 @@ def make_program(
         return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
-    train_step = step_lib.make_train_step(model, task, tx, layout.axis_name, **step)
+    train_step = step_lib.make_train_step(
+        model, task, tx, layout.axis_name, times.total_steps, times.steps, **step
+    )
     program = Program(
         model=model,
         task=task,

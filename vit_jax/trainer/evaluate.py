@@ -71,8 +71,8 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0)
     return EvalSteps(
         layout=layout,
         evaluate=layout.compile_eval(eval_step),
-        predict=layout.compile_eval(predict_step) if hasattr(task, 'predict') else None,
-        derive=getattr(task, 'derive', lambda means: {}),
+        predict=layout.compile_eval(predict_step) if task.predicts else None,
+        derive=task.derive,
         look=_looker(model, task, layout, seed) if hasattr(model, 'attention_maps') else None,
     )
 

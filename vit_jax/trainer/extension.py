@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import durations
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.optim import make as optim
+from vit_jax.optim import schedules
 from vit_jax.storage import run_folder
 from vit_jax.trainer.build import Training
 
@@ -54,8 +54,8 @@ def forget_result(folder: pathlib.Path) -> None:
 
 def _rates(config: ConfigDict, times: durations.Durations, step: int) -> np.ndarray:
     """The learning rates of the first steps of a config."""
-    schedule = config.optim.to_dict().get('schedule', optim.CONSTANT)
-    rate = optim.learning_rate(schedule, config.optim.lr, times.total_steps, times.steps)
+    schedule = config.optim.to_dict().get('schedule', schedules.CONSTANT)
+    rate = schedules.of_config(schedule, config.optim.lr, times.total_steps, times.steps)
     return np.asarray(rate(np.arange(step)))
 
 

@@ -78,5 +78,5 @@ def _of_task(text: str) -> tuple[str, ...]:
     batch['mask'] = jax.ShapeDtypeStruct((1,), jnp.float32)
     init = functools.partial(step_lib.init_variables, model, task, seed=0)
     sums = jax.eval_shape(step_lib.make_eval_step(model, task), jax.eval_shape(init, batch), batch)
-    derived = task.derive(dict.fromkeys(sums, 1.0)) if hasattr(task, 'derive') else {}
+    derived = task.derive(dict.fromkeys(sums, 1.0))
     return (*sums, *derived)

@@ -23,10 +23,10 @@ from vit_jax.interop import head_classes
 from vit_jax.interop import load as interop_lib
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.workdir import FREE
+from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 # What a branch is there to change.
-BRANCHED = (*FREE, 'total', 'early_stop', 'optim.schedule', 'init', 'branch')
+BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
+SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
 
 
 def finished(
@@ -56,7 +57,7 @@ def finished(
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
     """How a run is made longer, if it is that what its config is changed for."""
-    if 'total' not in changed or not {*changed} <= {'total', 'optim.schedule'}:
+    if 'total' not in changed or not {*changed} <= {'total', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)
     if not steps:

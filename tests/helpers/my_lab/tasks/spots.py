@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +10,12 @@ import optax
 
 from vit_jax.ops import pixels
 from vit_jax.ops.terms import Term
-
-Batch = dict[str, Any]
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Task(base.Task):
     """The spots of an image, in the order of the data.
 
     Attributes:
@@ -46,7 +44,7 @@ class Task:
             'right': Term((outputs['classes'].argmax(-1) == classes).sum(), classes.size, 0.0),
         }
 
-    def evaluate(self, apply: Callable, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         outputs = apply(*self.inputs(batch))
         classes, boxes = self._targets(outputs, batch)
         real = batch['mask'][:, None]
@@ -60,7 +58,7 @@ class Task:
             'box_error': ((distances * there).sum(), there.sum()),
         }
 
-    def predict(self, apply: Callable, batch: Batch) -> dict[str, jax.Array]:
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Boxes in pixels [B slots 4], and the probabilities [B slots C + 1] of their classes."""
         outputs = apply(*self.inputs(batch))
         return {

@@ -1,0 +1,5 @@
+"""A class of the right name that is derived from nothing."""
+
+
+class Task:
+    """No task."""

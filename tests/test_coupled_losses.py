@@ -1,0 +1,141 @@
+"""A loss that couples rows is the same on any devices and in any microbatches.
+
+Its gradient too: the model drops units, is called twice, and has a scalar among its outputs.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import contrastive
+
+from vit_jax import apply as apply_lib
+from vit_jax import step as step_lib
+from vit_jax.errors import UserError
+from vit_jax.nn import stochastic
+from vit_jax.ops import terms
+from vit_jax.runtime import sharding
+
+pytestmark = pytest.mark.slow
+
+MODEL, TASK, TX = contrastive.Model(), contrastive.Task(), optax.sgd(1.0)
+LAYOUTS = {
+    'one': {},
+    'jit': {},
+    'fsdp': {'fsdp': 8, 'min_split_size': 8},
+    'pmap': {'strategy': 'pmap'},
+}
+
+
+def init():
+    example = {k: jnp.asarray(x[:1]) for k, x in contrastive.make_batch().items()}
+    variables = step_lib.init_variables(MODEL, TASK, example, seed=0)
+    return step_lib.init_state(variables, TX, seed=0, ema=False)
+
+
+@functools.cache
+def expected():
+    """Loss and gradients of the whole batch, differentiated in one piece."""
+    state = jax.jit(init)()
+    batch = {k: jnp.asarray(x) for k, x in contrastive.make_batch().items()}
+    keys = {'dropout': step_lib.step_keys(state, ('augment', 'dropout'))['dropout']}
+
+    def loss(params):
+        apply = apply_lib.Training(MODEL, params, {}, keys, None)
+        with stochastic.example_positions(jnp.arange(contrastive.ROWS)):
+            found = TASK.loss(TASK.outputs(apply, batch), batch)
+        return terms.means(found)['pairs']
+
+    return jax.jit(jax.value_and_grad(loss))(state.params)
+
+
+def stepped(name, accum_steps):
+    """The metrics of a step and the gradients, which it takes as they are."""
+    layout = sharding.make_layout(
+        **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
+    )
+    train_step = step_lib.make_train_step(
+        MODEL, TASK, TX, axis_name=layout.axis_name, accum_steps=accum_steps
+    )
+    step = layout.compile_train(train_step, jax.eval_shape(init))
+    state = layout.create(init)
+    before = jax.tree.map(np.asarray, layout.to_global(state).params)
+    state, metrics = step(state, layout.put_batch(contrastive.make_batch()))
+    after = layout.to_global(state).params
+    return metrics, jax.tree.map(lambda a, b: a - np.asarray(b), before, after)
+
+
+@pytest.mark.parametrize(
+    ('name', 'accum_steps'),
+    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2)]
+    + [
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in [('one', 2), ('one', 4), ('jit', 1), ('fsdp', 1), ('fsdp', 4), ('pmap', 4)]
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_whole_batch(name, accum_steps):
+    metrics, grads = stepped(name, accum_steps)
+    loss, wanted = expected()
+    assert float(metrics['loss']) == pytest.approx(float(loss), rel=1e-6)
+    assert float(metrics['grad_norm']) == pytest.approx(float(optax.tree.norm(wanted)), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, wanted)
+    assert abs(wanted['scale']) > 1e-3
+
+
+def test_each_call_of_the_model_draws_for_itself():
+    state = jax.jit(init)()
+    apply = apply_lib.Training(MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None)
+    ones = jnp.ones((8, contrastive.WIDTH))
+    first, second = (apply(ones, method='embed', train=True) for _ in range(2))
+    assert not np.allclose(first, second)
+
+
+def test_an_average_has_no_gradient_and_needs_one_to_be_kept():
+    state = jax.jit(init)()
+    ones = jnp.ones((2, contrastive.WIDTH))
+
+    def summed(params, average):
+        apply = apply_lib.Training(MODEL, params, {}, {'dropout': jax.random.key(0)}, average)
+        return apply.average(ones)['z'].sum()
+
+    # Even where the average is the parameters themselves.
+    value, grads = jax.value_and_grad(lambda params: summed(params, params))(state.params)
+    assert value != 0 and not any(map(np.any, jax.tree.leaves(grads)))
+    plain = MODEL.apply({'params': state.params}, ones)['z'].sum()
+    assert float(value) == pytest.approx(float(plain))
+    with pytest.raises(UserError, match=r'config.step.ema_decay=0'):
+        summed(state.params, None)
+
+
+def test_outputs_without_rows_are_refused_by_name():
+    class Summed(contrastive.Task):
+        def outputs(self, apply, batch):
+            return {**super().outputs(apply, batch), 'extra': jnp.ones((3, 2))}
+
+    step = step_lib.make_train_step(MODEL, Summed(), TX, accum_steps=2)
+    with pytest.raises(ValueError, match=r'extra.* needs a row for each of the 32 examples'):
+        jax.eval_shape(step, jax.eval_shape(init), contrastive.make_batch())
+
+
+def test_the_average_follows_its_schedule():
+    schedule = {'name': 'linear', 'final': 1.0}
+    step = jax.jit(
+        step_lib.make_train_step(
+            MODEL, TASK, TX, None, 4, int, ema_decay=0.5, ema_schedule=schedule
+        )
+    )
+    state = jax.jit(init)()
+    state = state.replace(ema=state.params)
+    for k, decay in enumerate([0.5, 0.625, 0.75]):
+        before, (state, _) = state, step(state, contrastive.make_batch(k))
+        jax.tree.map(
+            lambda old, new, ema, d=decay: np.testing.assert_allclose(
+                ema, d * old + (1 - d) * new, atol=1e-6
+            ),
+            before.ema,
+            state.params,
+            state.ema,
+        )

@@ -1,0 +1,264 @@
+"""Gradients of the loss of a whole global batch, however microbatches and devices share it.
+
+A loss that is a sum over rows is differentiated one microbatch at a time: only the counts that
+divide it are of the whole batch. A loss that couples rows needs the outputs of all rows at once. So
+these are computed first, the loss is differentiated by them, and each microbatch takes its rows of
+that gradient back through the model (GradCache: Gao et al., 2021, arXiv:2101.06983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from vit_jax.ops import terms
+from vit_jax.ops.terms import Term
+from vit_jax.tree_paths import path_name
+
+PyTree = Any
+Metrics = dict[str, jax.Array]
+
+
+class Examples(NamedTuple):
+    """Rows of a global batch.
+
+    Attributes:
+      batch: {name: array [b ...]}.
+      positions: of the rows in the global batch, the keys of their randomness.
+    """
+
+    batch: dict[str, Any]
+    positions: Int[Array, ' b']
+
+
+class Split(NamedTuple):
+    """How a global batch is shared.
+
+    Attributes:
+      accum_steps: microbatches that a device computes one after the other.
+      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
+    """
+
+    accum_steps: int = 1
+    axis_name: str | None = None
+
+
+# (params, collections, examples) -> (outputs, collections)
+Forward = Callable[[PyTree, PyTree, Examples], tuple[dict[str, Any], PyTree]]
+Loss = Callable[[dict[str, Any], dict[str, Any]], dict[str, Term]]
+
+
+def separable(
+    forward: Forward,
+    loss: Loss,
+    params: PyTree,
+    collections: PyTree,
+    examples: Examples,
+    split: Split,
+) -> tuple[PyTree, Metrics, PyTree]:
+    """Differentiate a loss whose terms are sums over rows.
+
+    Args:
+      forward: the model.
+      loss: the terms for outputs and their batch.
+      params: differentiated by.
+      collections: other variables, which pass from microbatch to microbatch.
+      examples: this device's.
+      split: of the global batch.
+
+    Returns:
+      Gradients and metrics of the global batch, and the collections after it.
+    """
+
+    def found(params: PyTree, collections: PyTree, examples: Examples):
+        outputs, collections = forward(params, collections, examples)
+        return loss(outputs, examples.batch), collections
+
+    def count(examples: Examples):
+        return terms.counts(found(params, collections, examples)[0])
+
+    counts = global_counts(count, examples, split)
+
+    def share(params: PyTree, collections: PyTree, examples: Examples):
+        parts, collections = found(params, collections, examples)
+        total, metrics = weighed(parts, counts)
+        return total, (metrics, collections)
+
+    def microbatch(collections: PyTree, examples: Examples):
+        grads, (metrics, collections) = jax.grad(share, has_aux=True)(params, collections, examples)
+        return collections, (grads, metrics)
+
+    collections, sums = accumulate(microbatch, collections, examples, split.accum_steps)
+    if split.axis_name is not None:
+        sums = jax.lax.psum(sums, split.axis_name)
+        collections = jax.lax.pmean(collections, split.axis_name)
+    return *sums, collections
+
+
+def coupled(
+    forward: Forward,
+    loss: Loss,
+    params: PyTree,
+    collections: PyTree,
+    examples: Examples,
+    split: Split,
+) -> tuple[PyTree, Metrics, PyTree]:
+    """Differentiate a loss in which rows depend on one another; see `separable`.
+
+    Scalar outputs, such as a learned temperature, are averaged over microbatches and devices.
+    """
+    if split == Split():
+        return separable(forward, loss, params, collections, examples, split)
+
+    def output(collections: PyTree, examples: Examples):
+        outputs, collections = forward(params, collections, examples)
+        return collections, outputs
+
+    outputs = join(output, collections, examples, split.accum_steps)
+    whole, batch = gather((outputs, examples.batch), split.axis_name)
+
+    def total(floats: PyTree):
+        parts = loss(merge(floats, whole), batch)
+        return weighed(parts, None)
+
+    by_output, metrics = jax.grad(total, has_aux=True)(inexact(whole))
+    by_output = own_share(by_output, outputs, split)
+
+    def microbatch(collections: PyTree, rows: tuple[Examples, PyTree]):
+        examples, cotangents = rows
+
+        def run(params: PyTree):
+            outputs, after = forward(params, collections, examples)
+            return inexact(outputs), after
+
+        made, back, after = jax.vjp(run, params, has_aux=True)
+        (grads,) = back(jax.tree.map(lambda g, x: g.reshape(x.shape), cotangents, made))
+        return after, grads
+
+    collections, grads = accumulate(
+        microbatch, collections, (examples, by_output), split.accum_steps
+    )
+    if split.axis_name is not None:
+        grads = jax.lax.psum(grads, split.axis_name)
+        collections = jax.lax.pmean(collections, split.axis_name)
+    return grads, metrics, collections
+
+
+def weighed(parts: dict[str, Term], counts: terms.Scalars | None) -> tuple[jax.Array, Metrics]:
+    """The loss, and the mean of every term with the loss among them."""
+    means = terms.means(parts, counts)
+    loss = terms.total(parts, means)
+    return loss, {**means, 'loss': loss}
+
+
+def global_counts(
+    count: Callable[[Examples], terms.Scalars], examples: Examples, split: Split
+) -> terms.Scalars | None:
+    """The counts of the whole global batch; None where a microbatch is all of it.
+
+    Nothing else is kept of the loss, so that the compiler leaves out the forward pass wherever
+    the counts depend on the batch alone.
+    """
+    if split == Split():
+        return None
+    each = jax.lax.map(count, divide(examples, split.accum_steps))
+    counts = jax.tree.map(lambda x: x.sum(0), each)
+    return counts if split.axis_name is None else jax.lax.psum(counts, split.axis_name)
+
+
+def accumulate(fn: Callable, carry: PyTree, examples: PyTree, steps: int) -> tuple[PyTree, PyTree]:
+    """`fn(carry, examples) -> (carry, out)` over `steps` microbatches, and the sum of `out`."""
+    if steps == 1:
+        return fn(carry, examples)
+
+    def body(carry, microbatch):
+        inner, total = carry
+        inner, out = fn(inner, microbatch)
+        return (inner, jax.tree.map(jnp.add, total, out)), None
+
+    microbatches = divide(examples, steps)
+    shape = jax.eval_shape(fn, carry, jax.tree.map(lambda x: x[0], microbatches))[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    (carry, total), _ = jax.lax.scan(body, (carry, zeros), microbatches)
+    return carry, total
+
+
+def divide(examples: PyTree, steps: int) -> PyTree:
+    """Microbatches along a new axis 0; the j-th holds examples j, j + steps, ...
+
+    So every device keeps its own rows.
+    """
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // steps, steps, *x.shape[1:]).swapaxes(0, 1), examples
+    )
+
+
+def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
+    """The outputs of `fn(carry, examples) -> (carry, outputs)` for all rows, in their order.
+
+    Raises:
+      ValueError: for an output that is neither a scalar nor has a row for every example.
+    """
+    if steps == 1:
+        outputs = fn(carry, examples)[1]
+    else:
+        _, stacked = jax.lax.scan(fn, carry, divide(examples, steps))
+        outputs = jax.tree.map(_joined, stacked)
+    rows = len(examples.positions)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
+        if leaf.ndim and len(leaf) != rows:
+            raise ValueError(
+                f'output {path_name(path)} of shape {leaf.shape}: a task that couples rows needs a '
+                f'row for each of the {rows} examples, or a scalar'
+            )
+    return outputs
+
+
+def _joined(stacked: jax.Array) -> jax.Array:
+    """The inverse of `divide`; the mean for what is a scalar in each microbatch."""
+    if stacked.ndim == 1:
+        return stacked.mean(0)
+    return stacked.swapaxes(0, 1).reshape(-1, *stacked.shape[2:])
+
+
+def gather(tree: PyTree, axis_name: str | None) -> PyTree:
+    """The rows of all devices, and the means of scalars."""
+    if axis_name is None:
+        return tree
+    return jax.tree.map(
+        lambda x: (
+            jax.lax.all_gather(x, axis_name, tiled=True) if x.ndim else jax.lax.pmean(x, axis_name)
+        ),
+        tree,
+    )
+
+
+def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:
+    """The gradient by this device's outputs, with one number a microbatch for each scalar."""
+    first: Any = 0
+    devices: Any = 1
+    if split.axis_name is not None:
+        first, devices = jax.lax.axis_index(split.axis_name), jax.lax.psum(1, split.axis_name)
+
+    def own(whole: jax.Array, mine: jax.Array) -> jax.Array:
+        if not mine.ndim:
+            return jnp.full(split.accum_steps, whole / (split.accum_steps * devices))
+        return jax.lax.dynamic_slice_in_dim(whole, first * len(mine), len(mine))
+
+    return jax.tree.map(own, by_output, inexact(outputs))
+
+
+def inexact(tree: PyTree) -> PyTree:
+    """The leaves that have gradients; None for the others."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
+
+
+def merge(floats: PyTree, tree: PyTree) -> PyTree:
+    """`tree` with the leaves of `floats` in place of its own; the inverse of `inexact`."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, floats, tree, is_leaf=lambda x: x is None
+    )

@@ -1,0 +1,120 @@
+"""The base of all tasks: what a model learns, by which loss, and how it is measured."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.ops.search import Search
+from vit_jax.ops.terms import Term
+
+Batch = dict[str, Any]
+Sums = dict[str, tuple[Any, Any]]
+
+
+@runtime_checkable
+class Apply(Protocol):
+    """The model with its variables and random keys.
+
+    A call without `method` is the model's own, in training or not as the step is. Other methods
+    get the keywords that they are called with, such as `train=apply.train`. Each call draws from
+    keys of its own.
+
+    Attributes:
+      train: whether the step trains.
+    """
+
+    train: bool
+
+    def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any: ...
+
+    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
+        """Call the model at the running average of its parameters, without gradient.
+
+        The model does not train there unless `train=True` is given.
+
+        Raises:
+          UserError: in training, if the run keeps no average.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC):
+    """Defaults of a task; a task of one's own needs `loss`, and `inputs` if it reads no image.
+
+    Attributes:
+      rngs: names of the model's random streams.
+      couples_rows: whether the loss of a row depends on other rows, as a contrastive one does. Then
+        `loss` gets the outputs of the whole global batch at once, however many microbatches and
+        devices have computed them. Each output has a row for every example, or is a scalar, which
+        is averaged over microbatches and devices.
+      multiple_reason: for messages, why `multiple` is not 1.
+    """
+
+    rngs: ClassVar[tuple[str, ...]] = ()
+    couples_rows: ClassVar[bool] = False
+    multiple_reason: ClassVar[str] = ''
+
+    @property
+    def multiple(self) -> int:
+        """A number that divides the rows of a device."""
+        return 1
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the task has predictions."""
+        return type(self).predict is not Task.predict
+
+    @property
+    def decoding(self) -> Search:
+        """The search by which sequences are decoded, for models that write any."""
+        return Search()
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """The model's arguments, here the images alone."""
+        return (batch['image'],)
+
+    def mask(self, batch: Batch) -> Float[Array, ' B']:
+        """1 for a real row and 0 for padding; all ones where the batch has no padding."""
+        if 'mask' in batch:
+            return batch['mask']
+        return jnp.ones(len(jax.tree.leaves(batch)[0]), jnp.float32)
+
+    def augment(self, key: jax.Array, batch: Batch) -> Batch:
+        """The batch that is trained on, made on the devices."""
+        del key
+        return batch
+
+    def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
+        """The arrays that `loss` reads. The model may be called on several views, or averaged."""
+        return apply(*self.inputs(batch))
+
+    @abc.abstractmethod
+    def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
+        """Terms of the loss: sums over the real rows, and their counts.
+
+        The loss is the sum of weight * sum / count over the terms, with sums and counts of the
+        whole global batch; a term of weight 0 is a metric. Counts that are functions of the batch
+        alone save a forward pass under accumulation and pmap.
+        """
+
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
+        """Sums and counts over the real rows, {name: (sum, count)}; here the terms of the loss."""
+        terms = self.loss(self.outputs(apply, batch), batch)
+        return {name: (term.sum, term.count) for name, term in terms.items()}
+
+    def derive(self, means: dict[str, float]) -> dict[str, float]:
+        """Further metrics, computed from the means of `evaluate` over all data."""
+        del means
+        return {}
+
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
+        """Predictions, {name: array with a row for every example}; none by default."""
+        del apply, batch
+        return {}
