@@ -8,7 +8,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags
 from vit_jax.commands._parser import Parser
@@ -16,6 +16,9 @@ from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
     from vit_jax.inference.text import Sentence, SentenceReader, Translation
+    from vit_jax.ops.search import Search
+    from vit_jax.tasks.base import Task
+
 STDIN = '-'
 # Flags that only one method has a use for.
 FLAGS = {'beam': ('beams', 'alpha', 'n_best'), 'sample': ('temperature', 'top_k', 'top_p', 'seed')}
@@ -99,7 +102,7 @@ def chosen_method(args: argparse.Namespace) -> str:
     return 'greedy' if args.greedy else 'sample' if args.sample else 'beam'
 
 
-def choose_search(task: Any, args: argparse.Namespace) -> Search:
+def choose_search(task: Task, args: argparse.Namespace) -> Search:
     """The search of the run's task, changed by the flags.
 
     Raises:
