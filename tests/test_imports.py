@@ -77,7 +77,7 @@ def ours(*names: str) -> tuple[str, ...]:
 ORDER = (
     ('errors', 'signatures', 'tree_paths'),
     ('runtime', 'optim', 'nn', 'ops'),
-    ('config', 'storage', 'models', 'tasks', 'step', 'evaluators', 'writers'),
+    ('config', 'storage', 'models', 'tasks', 'apply', 'gradients', 'step', 'evaluators', 'writers'),
     ('data', 'checkpoints', 'viz'),
     ('interop',),
     ('inference',),
@@ -88,17 +88,21 @@ ORDER = (
 )
 ROOMS = [room for row in ORDER for room in row]
 TRAINER = ours('config', 'trainer', 'checkpoints', 'optim', 'runtime')
+# All but their base.
+TASKS = tuple(m for m in FILES if m.startswith('vit_jax.tasks.') and m != 'vit_jax.tasks.base')
 # What a room must not reach besides the rows below its own.
 FORBIDDEN = {
     'nn': ours('ops', 'optim', 'runtime'),
     'ops': (*ours('nn', 'optim', 'runtime'), 'flax'),
     'models': (*ours('tasks', 'step'), *TRAINER),
     'tasks': (*ours('models', 'step'), *TRAINER),
-    'step': (*ours('models', 'tasks'), *TRAINER),
+    'apply': (*ours('models', 'tasks'), *TRAINER),
+    'gradients': (*ours('models', 'tasks'), *TRAINER),
+    'step': (*ours('models'), *TASKS, *ours('config', 'trainer', 'checkpoints', 'runtime')),
     'evaluators': (*ours('nn', 'models', 'tasks', 'step'), *TRAINER, 'jax', 'flax'),
     'data': (*ours('nn', 'models', 'tasks', 'step', 'checkpoints', 'viz', 'optim'), 'flax'),
     'viz': (*ours('models', 'tasks', 'step', 'data'), *TRAINER),
-    'interop': ours('tasks', 'step'),
+    'interop': (*TASKS, *ours('step')),
     'scaling': (*ours('models', 'tasks', 'step', 'data', 'trainer', 'config'), 'flax'),
     'launch': (*ours('nn', 'models', 'tasks', 'step', 'data', 'storage', 'trainer'), 'jax', 'flax'),
 }
