@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
 from vit_jax.errors import UserError, nearest
-from vit_jax.runtime import interrupts, memory
+from vit_jax.runtime import interrupts, memory, output
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
@@ -55,7 +55,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
+    if argv is None:
+        output.prepare()
     words = list(sys.argv[1:] if argv is None else argv)
+    with output.escaped():
+        try:
+            code = run(words, whole_process=argv is None)
+            sys.stdout.flush()
+            return code
+        except output.Unread as e:
+            return e.exit_code
+        except UserError as e:
+            print(f'error: {output.one_line(str(e))}', file=sys.stderr)
+            return getattr(e, 'exit_code', 2)
+        except BaseException as e:
+            if not interrupts.interrupted(e):
+                raise
+            return interrupts.tell(e)
+
+
+def run(words: Sequence[str], whole_process: bool) -> int:
+    """Runs the command that the words name, and returns its exit code.
+
+    Args:
+      words: the command line.
+      whole_process: whether this process has nothing else to do.
+    """
     if not words or words[0] in ('-h', '--help'):
         print(usage())
         return 0
@@ -63,29 +88,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == '--version':
         print(f'vit_jax {__version__}')
         return 0
-    try:
-        if name == '--completion':
-            from vit_jax.commands import _completion
+    if name == '--completion':
+        from vit_jax.commands import _completion
 
-            print(_completion.script(' '.join(rest), described()), end='')
-            return 0
-        if argv is None:
-            interrupts.watch()
-        if name not in commands():
-            raise UserError(nearest('command', name, commands()))
-        if argv is None:
-            memory.keep_freed_memory()
-            # Pythons that this one starts; the workers of the data are told its path.
-            os.environ['PYTHONSAFEPATH'] = '1'
-        with readable_names():
-            return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
-    except UserError as e:
-        print(f'error: {e}', file=sys.stderr)
-        return getattr(e, 'exit_code', 2)
-    except BaseException as e:
-        if not interrupts.interrupted(e):
-            raise
-        return interrupts.tell(e)
+        print(_completion.script(' '.join(rest), described()), end='')
+        return 0
+    if whole_process:
+        interrupts.watch()
+    if name not in commands():
+        raise UserError(nearest('command', name, commands()))
+    if whole_process:
+        memory.keep_freed_memory()
+        # Pythons that this one starts; the workers of the data are told its path.
+        os.environ['PYTHONSAFEPATH'] = '1'
+    with readable_names():
+        return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -66,3 +68,31 @@ def test_a_file_in_the_way_is_refused(repo, tmp_path, capsys):
     assert train(repo, tmp_path / 'file' / 'run') == 2
     assert 'is not a folder' in capsys.readouterr().err
     assert os.listdir(tmp_path) == ['file']
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.fault(71)
+@pytest.mark.parametrize(
+    ('size', 'transforms'),
+    [('64k', ''), pytest.param('1M', 'resize(128)', marks=pytest.mark.long)],
+)
+def test_shared_memory_that_is_too_small_for_workers(repo, tmp_path, size, transforms):
+    """Of 64 kB there is no room for semaphores, of a megabyte none for a batch."""
+    changes = {'data.cache': False, 'data.workers': 1, 'batch_size': 256, 'evals.test.cache': False}
+    changes |= {'data.transforms': transforms, 'evals.test.transforms': transforms}
+    words = ['train', '--config', 'tests/helpers/linear.py', '--workdir', str(tmp_path / 'run')]
+    words += [f'--config.{name}={value}' for name, value in changes.items()]
+    private = f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"'
+    start = ['unshare', '-m', 'sh', '-c', private, 'sh', sys.executable, '-m', 'vit_jax', *words]
+    path = {'PYTHONPATH': f'{repo}:{repo}/tests'}
+    done = subprocess.run(start, cwd=repo, env=os.environ | path, capture_output=True, text=True)
+    if 'unshare' in done.stderr or 'mount' in done.stderr:
+        pytest.skip(f'mounting takes root and the capability to: {done.stderr}')
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+    assert (done.returncode, line.split(':')[1:3]) == (
+        2,
+        [' data.workers', ' /dev/shm is too small for batches'],
+    )
+    assert 'Traceback' not in done.stderr
+    assert not (tmp_path / 'run').exists()

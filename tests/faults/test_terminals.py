@@ -1,13 +1,16 @@
-"""Whoever watches a run may leave: the reader of its words, or the terminal that it runs in."""
+"""Whoever watches a run may leave or never come: readers of its words, the terminal it runs in."""
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from helpers import forked
 from helpers.runs import started, steps, undrawn  # noqa: F401
 from helpers.xla import xla_flags
 
+from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.storage import run_folder
 
@@ -65,3 +68,53 @@ def test_a_terminal_that_is_closed_saves_the_state(repo, tmp_path):
         process.kill()
         process.wait()
     assert steps(tmp_path)[-1] == run_folder.read_metrics(tmp_path)[-1]['step']
+
+
+@pytest.mark.fault(70)
+@pytest.mark.parametrize(
+    'closed',
+    [
+        '<&- >&- 2>&-',
+        pytest.param('>&-', marks=pytest.mark.long),
+        pytest.param('2>&-', marks=pytest.mark.long),
+    ],
+)
+def test_a_run_without_standard_streams_is_whole(repo, tmp_path, closed):
+    flags = ['--config.total=1', '--config.every.eval=1', '--workdir', str(tmp_path / 'run')]
+    start = [sys.executable, '-m', 'vit_jax', 'train', '--config', 'tests/helpers/linear.py']
+    done = subprocess.run(
+        ['sh', '-c', f'exec "$@" {closed}', 'sh', *start, *flags],
+        cwd=repo,
+        env={**os.environ, 'XLA_FLAGS': xla_flags(1), 'PYTHONPATH': f'{repo}:{repo}/tests'},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, '')
+    assert run_folder.steps(tmp_path / 'run') == [1]
+    assert main(['inspect', '--verify', str(tmp_path / 'run')]) == 0
+
+
+@pytest.mark.fault(70)
+@pytest.mark.parametrize(
+    ('closed', 'code', 'said'),
+    [
+        ('>&-', 0, ''),
+        ('2>&-', 0, ''),
+        ('>/dev/full', 2, 'error: standard output cannot be written: No space left on device\n'),
+        ('2>/dev/full >/dev/full', 2, ''),
+    ],
+)
+def test_a_command_without_standard_streams_ends_in_order(repo, closed, code, said):
+    words = ['sh', '-c', f'exec "$@" {closed}', 'sh', sys.executable, '-m', 'vit_jax', 'list']
+    done = subprocess.run(words, cwd=repo, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.fault(70)
+def test_a_reader_that_has_left_is_no_error(repo):
+    words = [sys.executable, '-m', 'vit_jax', 'list']
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(words, cwd=repo, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b'')

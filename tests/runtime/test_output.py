@@ -1,5 +1,6 @@
-"""A run whose words nobody reads any more goes on."""
+"""Words that nobody reads any more, and names that terminals would obey."""
 
+import json
 import os
 import sys
 
@@ -40,3 +41,26 @@ def test_words_that_are_read_arrive(capfd):
         print('to the reader')
         print('of errors', file=sys.stderr)
     assert capfd.readouterr() == ('to the reader\n', 'of errors\n')
+
+
+@pytest.mark.parametrize(
+    ('text', 'shown'),
+    [
+        ('Größe 猫 🐈\t1\n', 'Größe 猫 🐈\t1\n'),
+        ('\x1b]0;title\x07', '\\u001b]0;title\\u0007'),
+        ('a\rb\x9bc\x7f', 'a\\u000db\\u009bc\\u007f'),
+        ('\u202egnp.cat', '\\u202egnp.cat'),
+        (os.fsdecode(b'\xff'), '\\udcff'),
+    ],
+)
+def test_control_characters_are_visible(text, shown):
+    assert output.visible(text) == shown == output.visible(shown)
+    assert json.loads(output.visible(json.dumps(text, ensure_ascii=False))) == text
+
+
+def test_all_that_is_written_is_escaped(capsys):
+    with output.escaped(), output.unheard():
+        print('\x1b[2J')
+        print('\x1b[2J', file=sys.stderr)
+        sys.stdout.exact.write('\x1b[2J\n')
+    assert capsys.readouterr() == ('\\u001b[2J\n\x1b[2J\n', '\\u001b[2J\n')

@@ -1,6 +1,7 @@
 """What all figures share."""
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
 
@@ -14,3 +15,25 @@ def test_pictures_for_people():
     picture = figures.as_picture(floats)
     assert (picture.dtype, picture.min(), picture.max()) == (np.uint8, 0, 255)
     assert (np.diff(picture.ravel().astype(int)) > 0).all()
+
+
+def test_names_are_no_tex_but_formulas_are(tmp_path):
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot([1, 2], label='_$x_{$')
+    axes.plot([1, 2], label='cost $5 or $6')
+    axes.plot([1, 2])
+    axes.set_title('\x1b[31m$\\nosuch$')
+    axes.set_xticks([0, 1], ['$^$', 'b'])
+    figures.legend(axes)
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ['_$x_{$', 'cost $5 or $6']
+    formula = axes.set_ylabel('$x^{2}$')
+    figures.set_formula(formula)
+    figures.save(figure, tmp_path / 'a.svg')
+    assert axes.get_title() == '\\u001b[31m$\\nosuch$'
+    svg = (tmp_path / 'a.svg').read_text()
+    for text in (*labels, '$^$', axes.get_title()):
+        assert f'<!-- {text} -->' in svg
+    assert '<!-- $x^{2}$ -->' in svg
+    assert formula.get_parse_math()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.runtime.output import one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +78,7 @@ def overview(
 
 def align(lines: Sequence[Sequence[str]], left: int) -> str:
     """Columns as wide as their widest cell, the first `left` of them flush left."""
+    lines = [[one_line(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         [

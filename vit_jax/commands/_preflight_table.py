@@ -12,7 +12,7 @@ WIDTH = 200  # a narrower terminal breaks lines, where rich would leave out digi
 
 def status(text: str) -> Any:
     """Shows what goes on while it does, if standard error is a terminal."""
-    from rich.console import Console
+    from vit_jax.runtime.console import Console
 
     return Console(stderr=True).status(text)
 
@@ -42,9 +42,9 @@ def print_report(report: Any) -> None:
     """Memory, time, collectives, the costliest parts."""
     console = _console()
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
-    verdict = 'fits' if report.fits else '[bold]does not fit[/bold]'
+    verdict = 'fits' if report.fits else 'does not fit'
     of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB a chip'
-    console.print(f'{verdict}: {of}\n')
+    console.print(f'{verdict}: {of}\n', style=None if report.fits else 'bold')
     _print_memory(console, report)
     if not report.fits:
         return
@@ -179,15 +179,15 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from vit_jax.runtime.console import Console
 
-    return Console(highlight=False, soft_wrap=True, width=WIDTH)
+    return Console(soft_wrap=True, width=WIDTH)
 
 
 def _table(first: str, *headings: str) -> Any:
-    from rich.table import Table
+    from vit_jax.runtime.console import Table
 
-    table = Table(box=None, pad_edge=False)
+    table = Table()
     table.add_column(first, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify='right', no_wrap=True)

@@ -102,17 +102,16 @@ def print_title(
 
 def status(step: str) -> Any:
     """Shows what goes on while it does, if standard error is a terminal."""
-    from rich.console import Console
+    from vit_jax.runtime.console import Console
 
     return Console(stderr=True).status(f'compiling the {step} step, and timing it')
 
 
 def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
     """A line a measurement."""
-    from rich.console import Console
-    from rich.table import Table
+    from vit_jax.runtime.console import Console, Table
 
-    table = Table(box=None, pad_edge=False)
+    table = Table()
     table.add_column('step')
     # No token of a measured batch is padding.
     unit, each = ('tokens/s', spec['target'].shape[0]) if 'target' in spec else ('images/s', 1)
@@ -130,4 +129,4 @@ def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
             '-' if t.mfu is None else f'{t.mfu:.1%}',
             '-' if t.peak_bytes is None else f'{t.peak_bytes / 2**30:.2f}',
         )
-    Console(highlight=False).print(table)
+    Console().print(table)

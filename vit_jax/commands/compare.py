@@ -86,16 +86,15 @@ def reach(history: History, metric: str, value: float, falls: bool) -> Row:
 
 def print_table(rows: Sequence[Row]) -> None:
     """A column a run: there are more numbers than runs."""
-    from rich.console import Console
-    from rich.table import Table
+    from vit_jax.runtime.console import Console, Table
 
-    table = Table(box=None, pad_edge=False)
+    table = Table()
     table.add_column('')
     for one in rows:
         table.add_column(one['run'], justify='right')
     for name in dict.fromkeys(key for one in rows for key in one if key != 'run'):
         table.add_row(name, *[shown(name, one.get(name)) for one in rows])
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(soft_wrap=True).print(table)
 
 
 def shown(name: str, value: float | None) -> str:

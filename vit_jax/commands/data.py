@@ -12,6 +12,7 @@ from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
+from vit_jax.runtime.output import one_line
 
 SHOWN = 32  # examples of the picture
 LISTED = 20  # classes and broken files in the text
@@ -59,8 +60,9 @@ def main(argv: Sequence[str]) -> int:
 @contextlib.contextmanager
 def progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar of the batches that were read, where there is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    from vit_jax.runtime.console import Console, Progress
 
     console = Console(stderr=True)
     columns = (TextColumn('batches'), MofNCompleteColumn(), BarColumn())
@@ -107,5 +109,5 @@ def text(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:
     lines.append(f'first batch after {result["first_batch_sec"]:.2f} s')
     lines += [f'{rate:,.0f} {name}/s, nothing else running' for name, rate in rates.items()]
     lines.append(f'{broken} broken' + ':' * bool(broken))
-    lines += [f'  {name}' for name in result['broken'][:LISTED]]
+    lines += [f'  {one_line(name)}' for name in result['broken'][:LISTED]]
     return '\n'.join(lines)

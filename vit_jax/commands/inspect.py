@@ -201,14 +201,12 @@ def natural_order(path: str) -> list[tuple[str, int]]:
 
 def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
     """The parameters, other collections, and the sums; alike blocks are one unless `unfold`."""
-    from rich.console import Console
-    from rich.table import Table
-
     from vit_jax.profiling import repeats
+    from vit_jax.runtime.console import Console, Table
 
-    console = Console(highlight=False, markup=False)
+    console = Console()
     for name, entries in {'parameter': result['parameters'], **result['collections']}.items():
-        table = Table(box=None, pad_edge=False)
+        table = Table()
         table.add_column(name, no_wrap=True)
         table.add_column('shape', no_wrap=True)
         table.add_column('dtype')

@@ -23,6 +23,7 @@ from vit_jax.commands._pictures import (
     save_figure,
     save_images,
 )
+from vit_jax.runtime.output import one_line
 
 HELP = {'-h', '--help'}
 
@@ -127,33 +128,39 @@ def print_tables(
       columns: the keys of a row to show; None for all.
       bar: the key whose values, in [0, 1], are drawn behind the row.
     """
-    from rich.console import Console
-    from rich.markup import escape
+    from vit_jax.runtime.console import Console
 
     console = Console()
     for result in results:
-        title = f'[b]{escape(result["image"])}[/b]  {result["read_as"]}'
-        console.print(title, soft_wrap=True, highlight=False)
+        console.print(title(result), soft_wrap=True)
         if result['predictions']:
             console.print(table(result['predictions'], columns, bar))
         console.print()
 
 
+def title(result: dict[str, Any]) -> Any:
+    """The name of an image, and how it was read."""
+    from rich.text import Text
+
+    return Text.assemble((one_line(result['image']), 'bold'), f'  {result["read_as"]}')
+
+
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None) -> Any:
     """The rows of one image; numbers stand at the right of their column."""
-    from rich.markup import escape
-    from rich.table import Table
+    from rich.text import Text
+
+    from vit_jax.runtime.console import Table
 
     names = columns or list(dict.fromkeys(name for row in rows for name in row))
-    made = Table(box=None, pad_edge=False)
+    made = Table()
     for name in names:
         text = any(isinstance(row.get(name), str) for row in rows)
         made.add_column(name, justify='left' if text else 'right', min_width=16 if text else None)
     if bar is not None:
         made.add_column(min_width=20)
     for row in rows:
-        blocks = [f'[blue]{"█" * round(20 * row[bar])}[/blue]'] if bar is not None else []
-        made.add_row(*(escape(shown(row.get(name))) for name in names), *blocks)
+        blocks = [Text('█' * round(20 * row[bar]), 'blue')] if bar is not None else []
+        made.add_row(*(shown(row.get(name)) for name in names), *blocks)
     return made
 
 

@@ -119,25 +119,23 @@ def retry(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     """Show how many trials are in which state, and a line a trial with who is at work on it."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from vit_jax.runtime.console import Console, Table
     from vit_jax.sweeps import status as status_lib
 
     study = open_study(args)
     tally = '  '.join(f'{state} {count}' for state, count in status_lib.counts(study).items())
-    console = Console(highlight=False)
+    console = Console()
     sweep = study.sweep
     title = f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}'
-    console.print(title, soft_wrap=True, markup=False)
-    table = Table(box=None, pad_edge=False)
+    console.print(title, soft_wrap=True)
+    table = Table()
     for heading in ('trial', 'state', 'step', sweep.metric, *sweep.dimensions()):
         table.add_column(heading, justify='left' if heading == 'state' else 'right')
     for row in status_lib.rows(study):
         table.add_row(*row)
     console.print(table)
     for line in status_lib.notes(study):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     return 0
 
 

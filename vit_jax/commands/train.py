@@ -101,14 +101,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
 
 def print_keys(config: ConfigDict) -> None:
     """A table of the keys of every section; those that the config does not set are dim."""
-    from rich.console import Console
-    from rich.table import Table
-
     from vit_jax.config import reference
+    from vit_jax.runtime.console import Console, Table
 
-    console = Console(highlight=False, markup=False)
+    console = Console()
     for section, keys in reference.of_config(config).items():
-        table = Table('key', 'value', 'type', 'default', 'meaning', box=None, pad_edge=False)
+        table = Table('key', 'value', 'type', 'default', 'meaning')
         table.columns[0].no_wrap = True
         table.title, table.title_justify = section, 'left'
         for key in keys:

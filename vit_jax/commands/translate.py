@@ -169,8 +169,9 @@ def progress(
     translations: Iterable[list[Translation]], total: int, hidden: bool
 ) -> Iterator[list[Translation]]:
     """The same, with a bar on standard error if that is a terminal."""
-    from rich.console import Console
     from rich.progress import track
+
+    from vit_jax.runtime.console import Console
 
     console = Console(stderr=True)
     disabled = hidden or not console.is_terminal

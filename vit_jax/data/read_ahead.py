@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import threading
 import weakref
@@ -13,13 +16,17 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime.hangs import Stalled, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 STALL_SECONDS = 1800.0
+_NO_ROOM = (
+    'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
+    'set workers to 0'
+)
 CLOSE_SECONDS = 10.0  # what worker processes may take to end
 
 
@@ -108,13 +115,49 @@ class _Heard(Iterator[T], Generic[T]):
         self._iterator, self._counting = iterator, counting
 
     def __next__(self) -> T:
-        batch, found = next(self._iterator)
+        with _explained():
+            batch, found = next(self._iterator)
         self._counting.note(found)
         return batch
 
     def close(self) -> None:
         if hasattr(self._iterator, 'close'):
             self._iterator.close()
+
+
+class WorkerDied(UserError):
+    """A reading process has ended before its time; nothing is known to be wrong with the run."""
+
+    exit_code = EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn failures of the processes themselves, not of what they read, into one line.
+
+    Raises:
+      UserError: where shared memory is too small: it has no room for semaphores, or a process that
+        writes a batch to it dies of SIGBUS.
+      WorkerDied: if a process was killed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise UserError(_NO_ROOM) from error
+    except RuntimeError as error:
+        if (
+            died := re.search(r'terminated unexpectedly with exit code -(\d+)', str(error))
+        ) is None:
+            raise
+        name = signal.Signals(int(died[1])).name
+        if name == 'SIGBUS':
+            raise UserError(_NO_ROOM) from error
+        raise WorkerDied(
+            f'a reading process of data.workers was ended by {name}, as where memory is short; '
+            'the same command, started again, continues from the last checkpoint'
+        ) from error
 
 
 def _deaf(iterator: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from vit_jax.errors import EXIT_FAILED
+from vit_jax.runtime import output
 
 CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
 _ENOUGH = 10.0  # seconds for the end of a process that is under way
@@ -70,7 +71,7 @@ def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    _last_words(line + '\n', code, linger)
+    _last_words(output.one_line(line) + '\n', code, linger)
 
 
 _who = 'this process'

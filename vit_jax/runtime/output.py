@@ -1,12 +1,58 @@
-"""Standard output and error that nobody may be reading any more."""
+"""Standard output and error: names that hold control characters, and readers that are gone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
+
+from vit_jax.errors import EXIT_FAILED, UserError
+
+# Obeyed by terminals instead of shown: control characters except tab and newline, and changes of
+# the writing direction. Lone surrogates, as in names of files that are no UTF-8, cannot be encoded.
+_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters escaped, so that a terminal shows and does not obey them.
+
+    ESC becomes `\u001b`, as in JSON, whose strings keep their value. A second time changes nothing.
+    """
+    return _CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
+
+
+def one_line(text: str) -> str:
+    r"""Visible text with every newline written as `\n`."""
+    return visible(text).replace('\n', '\\n')
+
+
+class Lost(UserError):
+    """Standard output cannot be written, as on a full disk."""
+
+
+class Unread(Lost):
+    """The reader of standard output has left, as `head` does when it has read enough."""
+
+    exit_code = EXIT_FAILED
+
+
+@contextlib.contextmanager
+def escaped() -> Iterator[None]:
+    """Make everything written to standard output and error meanwhile `visible`.
+
+    Writing to standard output raises `Lost` where it fails; what standard error loses is lost.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout = Escaped(Checked(sys.stdout))
+    sys.stderr = Escaped(Unheard(sys.stderr))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 @contextlib.contextmanager
@@ -18,7 +64,7 @@ def unheard() -> Iterator[None]:
     processes of its job wait for it.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
+    sys.stdout, sys.stderr = Unheard(sys.stdout), Unheard(sys.stderr)
     try:
         yield
     finally:
@@ -27,30 +73,99 @@ def unheard() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-class _Unheard:
-    """A stream whose errors are swallowed."""
+def prepare() -> None:
+    """Make the standard streams of this process usable, whatever they were started with.
 
-    def __init__(self, stream: TextIO):
+    Those that were closed (`>&-`) lead nowhere: otherwise the next file that is opened takes their
+    number, and gets what libraries write there. Characters that the locale lacks are escaped, and
+    so are the control characters of a traceback.
+    """
+    for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, 'w' if number else 'r', closefd=False))
+        stream = getattr(sys, name)
+        if number and stream.encoding.lower() != 'utf-8':
+            stream.reconfigure(errors='backslashreplace')
+    sys.excepthook = _print_traceback
+
+
+def _print_traceback(*error: Any) -> None:
+    print(visible(''.join(traceback.format_exception(*error))), end='', file=sys.stderr)
+
+
+class _Stream:
+    """A stream that writes through another one.
+
+    Attributes:
+      exact: the same without escaping, for writers that escape names themselves.
+    """
+
+    def __init__(self, stream: Any):
         self._stream = stream
 
+    @property
+    def exact(self) -> Any:
+        return type(self)(getattr(self._stream, 'exact', self._stream))
+
     def write(self, text: str) -> int:
-        with self._swallowed():
+        with self._guarded():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._swallowed():
+        with self._guarded():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextlib.contextmanager
-    def _swallowed(self) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
+        yield
+
+    def _lead_nowhere(self) -> None:
+        """Lose what is still buffered, and what C++ writes."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+class Escaped(_Stream):
+    """A stream on which control characters are visible."""
+
+    @property
+    def exact(self) -> Any:
+        return self._stream.exact
+
+    def write(self, text: str) -> int:
+        return self._stream.write(visible(text))
+
+
+class Unheard(_Stream):
+    """A stream whose errors are swallowed."""
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except OSError:
-            # What is still buffered, and what C++ writes, goes to the same place.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+        except (OSError, Lost):
+            self._lead_nowhere()
+
+
+class Checked(_Stream):
+    """A stream whose errors are a user's."""
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError as error:
+            self._lead_nowhere()
+            raise Unread('nobody reads standard output any more') from error
+        except OSError as error:
+            self._lead_nowhere()
+            raise Lost(f'standard output cannot be written: {error.strerror}') from error

@@ -187,10 +187,10 @@ def _points(
 
 
 def _legend(curve: Curve) -> str:
-    if curve.fit is None:
-        return f'{curve.label}: too few points'
-    error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     label = curve.label.replace('$', r'\$')
+    if curve.fit is None:
+        return f'{label}: too few points'
+    error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     return f'{label}: ${formula(curve.fit)}${error}'
 
 
@@ -227,6 +227,8 @@ def _add_legend(figure: Figure, note: str = '') -> None:
         labelspacing=0.25,
     )
     legend.get_title().set_color(figures.FAINT)
+    for text in legend.get_texts():
+        figures.set_formula(text)
 
 
 def _note(axes: Axes, text: str) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from vit_jax.config import schema
 from vit_jax.errors import UserError
+from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import run_folder
 from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
@@ -77,7 +77,7 @@ class Writer:
         self.enabled = jax.process_index() == 0
         if not self.enabled:
             return
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(soft_wrap=True)
         self.config = run_folder.read_config(workdir)
         self.mirror = Mirror(workdir)
         self.mirror.fetch(run_folder.METRICS)
@@ -93,7 +93,7 @@ class Writer:
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
             BarColumn(),
-            TextColumn('{task.fields[summary]}'),
+            TextColumn('{task.fields[summary]}', markup=False),
             Eta(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -106,7 +106,7 @@ class Writer:
     def say(self, text: str) -> None:
         """A line for the person at the terminal."""
         if self.enabled:
-            self.console.print(text, markup=False)
+            self.console.print(text)
 
     def progress(self, step: int) -> None:
         """Moves the bar; once the first step is taken, nothing is compiled any more."""

@@ -48,13 +48,13 @@ def draw(
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=30, shrink=0.6)
     bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
     bar.outline.set_visible(False)
-    figure.suptitle(title, x=0.01, ha='left', fontsize=11, color=figures.INK, parse_math=False)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=11, color=figures.INK)
     return figure
 
 
 def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
     """The pieces on both axes, and lines between words: what is not parted belongs together."""
-    style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK, 'parse_math': False}
+    style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK}
     axes.set_yticks(range(len(rows)), [_shown(piece) for piece in rows], **style)
     axes.set_xticks(range(len(columns)), [_shown(piece) for piece in columns], rotation=90, **style)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)

@@ -42,5 +42,5 @@ def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
         axes.text(column, -1, name, fontsize=10, fontweight='bold', color=figures.INK)
         for line, text in enumerate(texts):
             shown = text[name] if len(text[name]) < 90 else f'{text[name][:88]} …'
-            axes.text(column, line, shown, fontsize=8, color=figures.INK, parse_math=False)
+            axes.text(column, line, shown, fontsize=8, color=figures.INK)
     return figure

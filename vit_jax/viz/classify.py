@@ -98,7 +98,7 @@ def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> N
     axes.barh(places, shares, height=0.86, color=figures.COLOURS[0], alpha=0.3)
     for place, row in zip(places, classes, strict=True):
         style: dict[str, Any] = {'va': 'center', 'fontsize': 8, 'color': figures.INK}
-        axes.text(0.02, place, _short(row['class']), parse_math=False, **style)
+        axes.text(0.02, place, _short(row['class']), **style)
         axes.text(0.99, place, f'{row["probability"]:.3f}', ha='right', **style)
     axes.set(xlim=(0, 1), ylim=(room + 0.5, -0.5))  # a line of air below
     axes.set_axis_off()

@@ -134,7 +134,7 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
         else:
             figures.style(axes, names.title(metric))
             _draw_histories(axes, histories, metric, x)
-        axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
+        figures.legend(axes)
     return figure
 
 

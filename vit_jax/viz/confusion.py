@@ -9,6 +9,7 @@ from jaxtyping import Int
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from vit_jax.runtime.output import visible
 from vit_jax.viz import figures
 
 NAMED = 40  # classes that have room for names
@@ -35,7 +36,7 @@ def draw(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Fi
     axes.set_xlabel('predicted', color=figures.FAINT)
     axes.set_ylabel('class', color=figures.FAINT)
     if classes <= NAMED:
-        shown = [name if len(name) <= 18 else f'{name[:17]}…' for name in names]
+        shown = [name if len(name) <= 18 else f'{name[:17]}…' for name in map(visible, names)]
         turned = max(map(len, shown)) > 3
         axes.set_xticks(range(classes), shown, rotation=90 if turned else 0)
         axes.set_yticks(range(classes), shown)

@@ -101,7 +101,7 @@ def draw(
             label = ', '.join(filter(None, (prefix, (remarks or {}).get(name))))
             _draw_line(axes, series[name], colours[prefix], label, smooth=key != 'lr')
         _scale(axes, key, last, bottom=i + columns >= len(groups))
-        axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1.4)
+        figures.legend(axes)
     return figure
 
 

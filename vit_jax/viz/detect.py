@@ -139,7 +139,7 @@ def write_mark(axes: Axes, place: tuple[float, float], name: str, index: int) ->
     """A small label with its upper left corner at (x, y), in the colour of an object."""
     style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
     ground = {'facecolor': colour(index), 'edgecolor': 'none', 'pad': 0.8}
-    axes.text(*place, name, parse_math=False, bbox=ground, **style)
+    axes.text(*place, name, bbox=ground, **style)
 
 
 def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[str, Any]]) -> None:
@@ -179,7 +179,6 @@ def write_label(axes: Axes, place: Box, text: str, ground: Any, inch: float) -> 
         va='center',
         fontsize=SIZE,
         color='white',
-        parse_math=False,
         bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.5},
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -12,14 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError
+from vit_jax.runtime.output import visible
 from vit_jax.storage import paths
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLOURS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
 FORMATS = ('png', 'pdf', 'svg', 'jpg')
+_UNLABELLED = re.compile(r'_(child|container)\d+')
+_formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 
 
 def style(axes: Axes, title: str) -> None:
@@ -79,8 +86,33 @@ def check_format(path: str | paths.Path, flag: str) -> None:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
 
 
+def legend(axes: Axes) -> None:
+    """A legend in the colors of its lines or bars.
+
+    Matplotlib alone would leave out labels that begin with an underscore, as names of runs may.
+    """
+    artists: list[Any] = [*axes.lines, *axes.containers]
+    shown = [artist for artist in artists if not _UNLABELLED.match(artist.get_label())]
+    labels = [artist.get_label() for artist in shown]
+    style: dict[str, Any] = {'labelcolor': 'linecolor', 'handlelength': 1.4}
+    axes.legend(shown, labels, frameon=False, fontsize=9, **style)
+
+
+def set_formula(text: Text) -> None:
+    """Let what stands between dollar signs be drawn as TeX math, as in no other text."""
+    _formulas.add(text)
+
+
+def _take_literally(figure: Figure) -> None:
+    """Keep TeX and control characters out of names of classes, files and runs."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in _formulas)
+        text.set_text(visible(text.get_text()))
+
+
 def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
     """A figure as a person sees it, on white."""
+    _take_literally(figure)
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -95,6 +127,7 @@ def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     """
     path = paths.path(path)
     paths.make_folder(path.parent)
+    _take_literally(figure)
     picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
     figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
