@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, exit codes, and names resolved to what they stand for."""
+"""The one exception for a user's mistake, exit codes, and names: resolved, or shown to people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import re
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # as shells call the end by SIGINT
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
+# Obeyed by terminals instead of shown: control characters except tab and newline, and changes of
+# the writing direction. Lone surrogates, as in names of files that are no UTF-8, cannot be encoded.
+_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 class UserError(Exception):
@@ -92,3 +96,16 @@ def modules(package: str) -> list[str]:
     paths = importlib.import_module(package).__path__
     names = [m.name for m in pkgutil.iter_modules(paths)]
     return sorted(n for n in names if n != 'base' and not n.startswith('_'))
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters escaped, so that a terminal shows and does not obey them.
+
+    ESC becomes `\u001b`, as in JSON, whose strings keep their value. A second time changes nothing.
+    """
+    return _CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
+
+
+def one_line(text: str) -> str:
+    r"""Visible text with every newline written as `\n`."""
+    return visible(text).replace('\n', '\\n')

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from vit_jax.errors import visible
 from vit_jax.runtime import output
 
 
@@ -54,8 +55,8 @@ def test_words_that_are_read_arrive(capfd):
     ],
 )
 def test_control_characters_are_visible(text, shown):
-    assert output.visible(text) == shown == output.visible(shown)
-    assert json.loads(output.visible(json.dumps(text, ensure_ascii=False))) == text
+    assert visible(text) == shown == visible(shown)
+    assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
 
 
 def test_all_that_is_written_is_escaped(capsys):

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from vit_jax.errors import UserError, nearest
-from vit_jax.runtime.output import one_line
+from vit_jax.errors import UserError, nearest, one_line
 
 
 class Parser(argparse.ArgumentParser):

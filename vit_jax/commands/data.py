@@ -11,8 +11,7 @@ from typing import Any
 from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError
-from vit_jax.runtime.output import one_line
+from vit_jax.errors import UserError, one_line
 
 SHOWN = 32  # examples of the picture
 LISTED = 20  # classes and broken files in the text

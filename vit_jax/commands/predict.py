@@ -23,7 +23,7 @@ from vit_jax.commands._pictures import (
     save_figure,
     save_images,
 )
-from vit_jax.runtime.output import one_line
+from vit_jax.errors import one_line
 
 HELP = {'-h', '--help'}
 

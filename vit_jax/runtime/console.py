@@ -14,7 +14,8 @@ from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
-from vit_jax.runtime.output import Escaped, one_line, visible
+from vit_jax.errors import one_line, visible
+from vit_jax.runtime.output import Escaped
 
 
 class Console(rich.console.Console):

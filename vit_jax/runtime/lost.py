@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-from vit_jax.errors import EXIT_FAILED
-from vit_jax.runtime import output
+from vit_jax.errors import EXIT_FAILED, one_line
 
 CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
 _ENOUGH = 10.0  # seconds for the end of a process that is under way
@@ -71,7 +70,7 @@ def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    _last_words(output.one_line(line) + '\n', code, linger)
+    _last_words(one_line(line) + '\n', code, linger)
 
 
 _who = 'this process'

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.errors import EXIT_FAILED, UserError
-
-# Obeyed by terminals instead of shown: control characters except tab and newline, and changes of
-# the writing direction. Lone surrogates, as in names of files that are no UTF-8, cannot be encoded.
-_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
-
-
-def visible(text: str) -> str:
-    r"""Text with its control characters escaped, so that a terminal shows and does not obey them.
-
-    ESC becomes `\u001b`, as in JSON, whose strings keep their value. A second time changes nothing.
-    """
-    return _CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
-
-
-def one_line(text: str) -> str:
-    r"""Visible text with every newline written as `\n`."""
-    return visible(text).replace('\n', '\\n')
+from vit_jax.errors import EXIT_FAILED, UserError, visible
 
 
 class Lost(UserError):

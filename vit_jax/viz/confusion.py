@@ -9,7 +9,7 @@ from jaxtyping import Int
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from vit_jax.runtime.output import visible
+from vit_jax.errors import visible
 from vit_jax.viz import figures
 
 NAMED = 40  # classes that have room for names

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from vit_jax.errors import UserError
-from vit_jax.runtime.output import visible
+from vit_jax.errors import UserError, visible
 from vit_jax.storage import paths
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
