@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -130,6 +131,56 @@ def test_no_module_imports_what_stands_below_it(room):
     ]
     assert modules
     assert not wrong
+
+
+def docstrings(module: str) -> set[ast.expr]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree(module)) if isinstance(node, documented)]
+    return {body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)}
+
+
+@functools.cache
+def named(module: str) -> frozenset[str]:
+    """Every dotted name in the package that is a string of `module`, docstrings apart."""
+    constants = {node for node in ast.walk(tree(module)) if isinstance(node, ast.Constant)}
+    texts = {str(node.value) for node in constants - docstrings(module)}
+    return frozenset(text for text in texts if re.fullmatch(r'vit_jax(\.\w+)+', text))
+
+
+def module_of(name: str) -> str:
+    """The module of a dotted name, which may be that of something in it."""
+    return name if name in FILES else name.rpartition('.')[0]
+
+
+# Modules below their own room that strings name: they are looked up for those that call from below.
+NAMED_BELOW = {
+    'vit_jax.config.catalogue': set(ours('data.sources', 'data.transforms.registry')),
+    'vit_jax.config.schema': set(ours('checkpoints.checkpointer', 'data.dataset')),
+    'vit_jax.profiling.compile_for': set(ours('trainer.ahead')),
+}
+
+
+@pytest.mark.parametrize('room', ROOMS)
+def test_no_string_names_a_module_below_but_those_listed(room):
+    found = {
+        module: {
+            module_of(name)
+            for name in named(module)
+            if within(module_of(name), *ours(*below(room)))
+        }
+        for module in FILES
+        if within(module, *ours(room))
+    }
+    listed = {module: names for module, names in NAMED_BELOW.items() if within(module, *ours(room))}
+    assert {module: names for module, names in found.items() if names} == listed
+
+
+@pytest.mark.parametrize('module', [m for m in FILES if named(m)])
+def test_names_in_strings_are_of_something(module):
+    for name in named(module):
+        body = tree(module_of(name)).body
+        defined = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        assert name in FILES or name.rpartition('.')[2] in defined, name
 
 
 def test_no_module_imports_itself_by_a_detour():

@@ -9,6 +9,7 @@ import shlex
 
 import jax
 import pytest
+from PIL import Image
 
 from vit_jax import __main__
 from vit_jax.commands import _parser as parser
@@ -209,7 +210,8 @@ def released(tmp_path, monkeypatch):
 
 BLOCKS = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
 TRAINING = [code for code in BLOCKS if 'vit_jax.train(' in code]
-CODE = [code for code in BLOCKS if code not in TRAINING]
+TRAINED = [code for code in BLOCKS if 'vit_jax.evaluate(' in code]
+CODE = [code for code in BLOCKS if code not in (*TRAINING, *TRAINED)]
 
 
 @pytest.mark.slow
@@ -225,6 +227,17 @@ def test_training_in_the_readme_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr('vit_jax.trainer.train.train', lambda config, folder: {'test/accuracy': 1})
     exec(TRAINING[0].replace("'runs/digits'", repr(str(tmp_path))), {})
     assert capsys.readouterr().out == '1\n'
+
+
+@pytest.mark.slow
+def test_what_the_readme_asks_of_a_run_runs(smoke_run, monkeypatch, tmp_path, capsys):
+    for name in ('a.png', 'b.png'):
+        Image.new('L', (30, 50)).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    exec(TRAINED[0].replace("'runs/digits'", repr(str(smoke_run))), {})
+    accuracy, *labels = capsys.readouterr().out.split()
+    assert 0 <= float(accuracy) <= 1
+    assert len(labels) == 2 and set(map(int, labels)) <= set(range(10))
 
 
 PAGES = sorted((ROOT / 'docs').glob('*.md'))

@@ -1,7 +1,9 @@
 """Transformers on images in JAX: pure-function Flax models, one trainer.
 
-`vit_jax.load(path)` makes a model of a checkpoint: see `vit_jax.interop.load.load`.
 `vit_jax.train(config, workdir)` trains: see `vit_jax.trainer.api.train`.
+`vit_jax.load(path)` loads a model and its weights: see `vit_jax.inference.load.load`.
+`vit_jax.predict(path, files)` predicts for image files: see `vit_jax.inference.predict.predict`.
+`vit_jax.evaluate(path)` measures: see `vit_jax.trainer.api.evaluate`.
 """
 
 import importlib
@@ -9,7 +11,12 @@ import importlib
 __version__ = '0.1.0'
 
 # What the package offers, and the modules that have it: the package alone imports nothing heavy.
-_FOUND_IN = {'load': 'vit_jax.interop.load', 'train': 'vit_jax.trainer.api'}
+_FOUND_IN = {
+    'evaluate': 'vit_jax.trainer.api',
+    'load': 'vit_jax.inference.load',
+    'predict': 'vit_jax.inference.predict',
+    'train': 'vit_jax.trainer.api',
+}
 
 
 def __getattr__(name: str):

@@ -30,17 +30,28 @@ def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda keys, _: f(path_name(keys)), tree)
 
 
-def unrolled(path: str, leaf: Any) -> list[str]:
+def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
     """The paths that a parameter has in each of its blocks.
 
     Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] stands for
     `encoder/block_0/norm1/scale` and so on. Any other parameter has its own path alone.
     """
-    stacked = re.match('((?:.*/)?)blocks/', path)
+    stacked = re.match(f'((?:.*/)?){scanned}/', path)
     if stacked is None:
         return [path]
     rest = path[stacked.end() :]
-    return [f'{stacked[1]}block_{i}/{rest}' for i in range(leaf.shape[0])]
+    return [f'{stacked[1]}{block}{i}/{rest}' for i in range(leaf.shape[0])]
+
+
+def unroll(
+    flat: Mapping[str, Any], scanned: str = 'blocks', block: str = 'block_'
+) -> dict[str, Any]:
+    """Arrays by path with scanned blocks taken apart; see `unrolled`."""
+    apart: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        paths = unrolled(path, leaf, scanned, block)
+        apart |= {path: leaf} if paths == [path] else dict(zip(paths, leaf, strict=True))
+    return apart
 
 
 def require_fit(

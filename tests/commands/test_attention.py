@@ -33,7 +33,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
 
 
 def test_weights_belong_to_the_prediction(smoke_run):
-    run = inference_lib.load_run(smoke_run)
+    run = inference_lib.open_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
     outputs, maps = look(run, {'image': image})
     weights = stacked(choose_stack(maps))

@@ -13,9 +13,10 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
 from vit_jax.inference.attention import look
-from vit_jax.inference.load import load_run
+from vit_jax.inference.load import open_run
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.inference.text import sentence_reader
+from vit_jax.interop.trained import fields
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.viz import alignment
 from vit_jax.viz.attention_pictures import choose_stack, sentence_axes, stacked
@@ -44,17 +45,18 @@ def weights_of(run, source, target, pattern=''):
 @pytest.fixture(scope='module')
 def run(translating_run):
     """That run with two layers of random weights."""
-    loaded = load_run(translating_run)
-    fields = {'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 16, 'dropout': 0.0}
-    model = seq2seq.Model(loaded.config.model.vocab_size, **fields)
-    return dataclasses.replace(loaded, model=model, variables={'params': perturbed(model)})
+    loaded = open_run(translating_run)
+    sizes = {'width': 16, 'depth': 2, 'num_heads': 2, 'mlp_dim': 16, 'dropout': 0.0}
+    model = seq2seq.Model(loaded.config.model.vocab_size, **sizes)
+    return dataclasses.replace(loaded.adapted(model=model), params=perturbed(model))
 
 
 @pytest.fixture(scope='module')
 def lstm_run(run):
     """The same with an LSTM of random weights."""
     model = rnn_seq2seq.Model(run.config.model.vocab_size, width=8, embed_dim=8)
-    return dataclasses.replace(run, model=model, variables={'params': perturbed(model)})
+    named = run.with_groups(model={'name': 'rnn_seq2seq', **fields(model)})
+    return dataclasses.replace(named, params=perturbed(model))
 
 
 def ids_of(run, *sentences):

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference import colorize as chain_lib
 from vit_jax.inference import load as load_lib
 from vit_jax.inference.colorize import check_chain
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
 
 TINY = {'width': 8, 'num_heads': 1, 'mlp_dim': 8}
@@ -40,9 +41,8 @@ def untrained(sections, side, folder):
     rng = np.random.default_rng(0)
     variables = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
     image = {'channels': 3, 'size': None}
-    return load_lib.Run(
-        pathlib.Path(folder), config, model, task, variables, 1, (), image, (side, side)
-    )
+    params, path = variables['params'], pathlib.Path(folder)
+    return TrainedModel(params, config, (side, side), '', path=path, step=1, raw_images=image)
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +60,7 @@ def predictor():
     make, made = chain_lib.predictor, {}
 
     def once(run, seed):
-        key = (run.workdir, run.task, seed)
+        key = (run.path, run.task, seed)
         if key not in made:
             made[key] = make(run, seed)
         return made[key]
@@ -72,7 +72,7 @@ def predictor():
 def colorize(runs, predictor, monkeypatch, capsys, tmp_path):
     """The command on a photograph of these runs; what it prints."""
     monkeypatch.setattr(chain_lib, 'predictor', predictor)
-    monkeypatch.setattr(load_lib, 'load_run', lambda path, *args, **kwargs: runs[path])
+    monkeypatch.setattr(load_lib, 'open_run', lambda path, *args, **kwargs: runs[path])
     path = tmp_path / 'photo.png'
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (10, 16, 3), dtype=np.uint8)).save(path)
@@ -134,6 +134,6 @@ def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):
         check_chain(runs['color'], [])
     with pytest.raises(UserError, match="--upsampler 'core' is a run of the task 'coltran'"):
         check_chain(runs['core'], [runs['core']])
-    larger = dataclasses.replace(runs['core'], input_size=(8, 8))
+    larger = dataclasses.replace(runs['core'], image_size=(8, 8))
     with pytest.raises(UserError, match='goes on with images of 4 x 4 pixels, but core makes 8'):
         check_chain(larger, [runs['color']])

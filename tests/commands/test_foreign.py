@@ -56,7 +56,7 @@ def call(*words):
 
 
 def logits(path, images):
-    run = inference_lib.load_foreign(path)
+    run = inference_lib.open_model(path)
     inputs = images.astype(np.float32) / 127.5 - 1
     return np.asarray(jax.jit(run.model.apply)(run.variables, inputs)['logits'])
 
@@ -98,7 +98,7 @@ def test_evaluate(folder, capsys):
 def test_inspect(folder, capsys):
     assert call('inspect', '--checkpoint', folder / 'vit.npz', '--json') == 0
     small = json.loads(capsys.readouterr().out)
-    run = inference_lib.load_foreign(folder / 'vit.npz')
+    run = inference_lib.open_model(folder / 'vit.npz')
     assert small['total'] == sum(x.size for x in jax.tree.leaves(run.variables))
     assert small['inputs'] == [[8, 8, 1]]
     words = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
@@ -145,7 +145,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 
 @pytest.mark.slow
 def test_attention_weights_are_those_of_the_resized_model(folder):
-    run = inference_lib.load_foreign(folder / 'vit.npz', (12, 20))
+    run = inference_lib.open_model(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
     outputs, maps = look(run, batch)
     weights = stacked(choose_stack(maps))

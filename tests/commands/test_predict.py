@@ -24,7 +24,7 @@ def files(tmp_path_factory):
 
 def probabilities(workdir, index):
     """Of a test image, straight from the model."""
-    run = inference_lib.load_run(workdir)
+    run = inference_lib.open_run(workdir)
     image = open_source('digits', 'test')[index]['image'][None].astype(np.float32)
     logits = jax.jit(run.model.apply)(run.variables, image / 127.5 - 1)['logits']
     return np.asarray(jax.nn.softmax(logits))[0]

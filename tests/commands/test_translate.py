@@ -28,7 +28,7 @@ LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
 
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return inference_lib.load_run(translating_run)
+    return inference_lib.open_run(translating_run)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -61,7 +61,7 @@ def command(translating_run, capsys):
 
 def alone(run, line, search):
     """[(text, score)] of one sentence, without padding and outside of any batch."""
-    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     source = np.append(vocab.encode(line.lower()), 2)[None]
 
     @jax.jit
@@ -128,7 +128,7 @@ def test_json(run, command):
     assert 'Männer' in out
     assert (first['line'], first['source']) == (1, 'Männer spielen.')
     (found,) = first['translations']
-    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     assert vocab.decode(found['tokens']) == found['text']
     assert found['score'] < 0
     assert second == {'line': 2, 'source': '', 'translations': []}
@@ -154,7 +154,7 @@ def test_what_is_too_long_is_cut_and_said(run, command):
     code, out, err = command('A dog runs.', LONG, '--greedy')
     assert code == 0
     assert out.count('\n') == 2
-    vocab = vocabulary.load(run.workdir / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     rest = vocab.decode(vocab.encode(LONG.lower())[15:])
     assert rest
     assert err == (
@@ -253,7 +253,7 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
 
 def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     """Their text is that of the source, which the run needs no file for."""
-    run = inference_lib.load_run(reversing_run)
+    run = inference_lib.open_run(reversing_run)
     reader = text_lib.sentence_reader(run)
     assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
     assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from helpers import loading
 
+from vit_jax.data.batches import kinds_of_checkpoint
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.profiling.examples import kinds_of_checkpoint
 from vit_jax.runtime.hangs import Stalled
 
 PLAIN = parse_transforms('')

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from helpers.transformers_models import perturbed
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import Model
 
 SHAPE = {
@@ -40,7 +40,7 @@ def _compiled(model: Any) -> Any:
     return jax.jit(model.apply)
 
 
-def ours(imported: ImportedModel, images: Any) -> Any:
+def ours(imported: TrainedModel, images: Any) -> Any:
     """What our model returns with the parameters that were read."""
-    model = Model(**{k: v for k, v in imported.model.items() if k != 'name'})
+    model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
     return apply(model, imported.params, images)

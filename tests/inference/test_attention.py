@@ -46,16 +46,15 @@ class Model:
 @pytest.fixture
 def run():
     task = SimpleNamespace(rngs=(), inputs=lambda batch: (jnp.asarray(batch['image']),))
-    data = {'data': {}, 'evals': {}}
-    config = SimpleNamespace(
-        model=SimpleNamespace(name='toy'),
-        task=SimpleNamespace(name='classify'),
-        evals={},
-        data=data,
-    )
-    image = {'channels': 1, 'size': (8, 8)}
+    names = {'model': SimpleNamespace(name='toy'), 'task': SimpleNamespace(name='classify')}
     return SimpleNamespace(
-        model=Model(), task=task, config=config, variables={}, image=image, class_names=()
+        model=Model(),
+        task=task,
+        config=SimpleNamespace(**names),
+        variables={},
+        raw_images={'channels': 1, 'size': (8, 8)},
+        data_config={},
+        class_names=(),
     )
 
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.inference import drawn_colors
-from vit_jax.inference.load import Run
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
 from vit_jax.tasks.coltran_upsampler import Task
 
@@ -31,7 +31,14 @@ class Same(nn.Module):
 
 SECTIONS = {'data': {'transforms': ''}, 'evals': {}, 'task': {'name': 'coltran_upsampler'}}
 IMAGE = {'channels': 3, 'size': (4, 4)}
-RUN = Run(pathlib.Path('larger'), ConfigDict(SECTIONS), Same(), Task(2), {}, 1, (), IMAGE, (4, 4))
+
+
+class Run(TrainedModel):
+    model, task = Same(), Task(2)
+
+
+PATH = pathlib.Path('larger')
+RUN = Run({}, ConfigDict(SECTIONS), (4, 4), '', path=PATH, step=1, raw_images=IMAGE)
 
 
 def measure(samples, **options):
@@ -55,7 +62,7 @@ def test_true_colours_and_none():
 
 def test_an_upsampler_goes_on_with_the_sample(monkeypatch):
     """Smooth colours of blocks are not theirs; an upsampler that repeats pixels does better."""
-    monkeypatch.setattr(drawn_colors, 'load_run', lambda path: RUN)
+    monkeypatch.setattr(drawn_colors, 'open_run', lambda path: RUN)
     assert measure(BLOCKS)['psnr'] < 40
     assert measure(BLOCKS, upsamplers=('larger',))['psnr'] > 45
     with pytest.raises(UserError, match='larger goes on with images of 2 x 2 pixels, but what'):

@@ -1,7 +1,5 @@
 """A user's files as the model gets them."""
 
-import pathlib
-
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -11,7 +9,7 @@ from vit_jax.data.dataset import raw_images
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.inference import images as image_files
-from vit_jax.inference.load import Run
+from vit_jax.interop.trained import TrainedModel
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def run_on(source, split='train', transforms='', task='classify'):
     sections = {'data': data | {'split': 'nowhere'}, 'evals': {'test': data}}
     config = ConfigDict({**sections, 'task': {'name': task}})
     image = raw_images(open_source(source, split))
-    return Run(pathlib.Path(), config, None, None, {}, 0, (), image, (8, 8))
+    return TrainedModel({}, config, (8, 8), '', step=0, raw_images=image)
 
 
 def halves(height, width):
@@ -134,7 +132,7 @@ def test_points_of_the_input_are_found_in_the_file(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     transforms = "resize(30)|central_crop((20, 10))|keep('image', 'label')"
     run = run_on('digits', 'test', transforms)
-    run.image['size'] = None
+    run.raw_images['size'] = None
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
     assert photo.original.shape == (100, 300, 1)
     assert {name: x.shape for name, x in photo.fields.items()} == {'image': (20, 10, 1)}
@@ -165,7 +163,7 @@ def test_transforms_that_do_not_tell_where_pixels_come_from(tmp_path, monkeypatc
 def test_images_are_padded_as_in_evaluation(tmp_path):
     Image.fromarray(halves(30, 60)).save(tmp_path / 'a.png')
     run = run_on('digits', 'test', 'resize_small(8)')
-    run.image['size'] = None
+    run.raw_images['size'] = None
     with run.config.unlocked():
         run.config.evals.test.sizes = ((8, 8), (12, 24))
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import kept_accuracy
-from vit_jax.inference.load import Run
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
 from vit_jax.tasks.classify import Task
 
@@ -32,12 +32,16 @@ class Redness(nn.Module):
         return {'logits': jnp.stack([red - green, jnp.full_like(red, 1e-3)], axis=-1)}
 
 
-RUN = Run(pathlib.Path('a'), ConfigDict(), Redness(), Task(), {}, 1, ('red', 'green'), {}, (4, 4))
+class Run(TrainedModel):
+    model, task = Redness(), Task()
+
+
+RUN = Run({}, ConfigDict(), (4, 4), '', ('red', 'green'), path=pathlib.Path('a'), step=1)
 
 
 @pytest.fixture
 def evaluator(monkeypatch):
-    monkeypatch.setattr(kept_accuracy, 'load_run', lambda path: RUN)
+    monkeypatch.setattr(kept_accuracy, 'open_run', lambda path: RUN)
     found = kept_accuracy.Evaluator('runs/a')
     found.open(DATA)
     found.start()
@@ -76,6 +80,6 @@ def test_mistakes(evaluator, monkeypatch):
     with pytest.raises(UserError, match='tells 2 classes apart, which are not the 3 of the data'):
         evaluator.open(other)
     nameless = dataclasses.replace(RUN, class_names=())
-    monkeypatch.setattr(kept_accuracy, 'load_run', lambda path: nameless)
+    monkeypatch.setattr(kept_accuracy, 'open_run', lambda path: nameless)
     with pytest.raises(UserError, match="classifier 'b' is a run that predicts no classes"):
         kept_accuracy.Evaluator('b')

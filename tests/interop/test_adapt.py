@@ -12,6 +12,7 @@ from flax import traverse_util
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
 from vit_jax.models import vit
+from vit_jax.tree_paths import unroll
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
 
@@ -95,7 +96,8 @@ def test_scanned_and_unrolled_blocks_compute_the_same(scan, images):
 
 def test_unroll_is_the_inverse_of_stacking():
     params = random(shapes(scan=True))
-    unrolled = adapting.unroll(params)
+    flat = unroll(traverse_util.flatten_dict(params, sep='/'))
+    unrolled = traverse_util.unflatten_dict(flat, sep='/')
     assert jax.tree.map(np.shape, unrolled) == jax.tree.map(np.shape, shapes())
     stacked = params['encoder']['blocks']['mlp']['fc1']['kernel']
     np.testing.assert_array_equal(

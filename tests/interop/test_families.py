@@ -11,8 +11,10 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError, modules
-from vit_jax.interop import families, files, load
+from vit_jax.inference import load
+from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
+from vit_jax.interop.trained import fields
 from vit_jax.models import bit_resnet, hybrid, mae, swin, vit
 from vit_jax.tree_paths import param_paths
 
@@ -34,14 +36,14 @@ SIZES = {'bit_resnet': None, 'detr': (800, 1333), 'detr_panoptic': (800, 1333)}
 TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
 
 OWN = """
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 
 def matches(flat):
     return 'patches' in flat
 
 def read(flat, extra):
     fields = dict(num_classes=None, patch_size=4, width=8, depth=1, mlp_dim=8, num_heads=1)
-    return ImportedModel(made(flat['patches']), {'name': 'vit', **fields}, (8, 8), 'mine')
+    return TrainedModel.of_file(made(flat['patches']), {'name': 'vit', **fields}, (8, 8), 'mine')
 
 def made(kernel):
     import jax, numpy as np
@@ -81,7 +83,7 @@ def imported(name):
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     size = SIZES.get(name, (32, 32))
-    return interop.ImportedModel(params, {'name': name, **load.fields(model)}, size, 'a test')
+    return interop.TrainedModel.of_file(params, {'name': name, **fields(model)}, size, 'a test')
 
 
 def test_every_module_of_the_folder_is_a_family():
@@ -124,7 +126,7 @@ def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form
     names = modules(families.__name__)
     assert sum(bool(families.find(name).matches(flat)) for name in names) == 1
     again = interop.read(path)
-    assert again.model['name'] == model
+    assert again.model_config['name'] == model
     assert again.image_size == original.image_size
     before, after = param_paths(original.params), param_paths(again.params)
     assert before.keys() == after.keys()
@@ -224,8 +226,11 @@ def test_mistakes_are_one_line(own, tmp_path):
 
 def test_what_a_file_cannot_say_is_told(tmp_path):
     original = imported('vit')
-    exact = interop.ImportedModel(original.params, original.model | {'gelu': 'erf'}, (32, 32), '')
+    exact = interop.TrainedModel.of_file(
+        original.params, original.model_config | {'gelu': 'erf'}, (32, 32), ''
+    )
     assert interop.write(original, tmp_path / 'a.npz') == ()
-    assert interop.write(exact, tmp_path / 'b.npz') == tuple(vision_transformer.losses(exact.model))
+    losses = tuple(vision_transformer.losses(exact.model_config))
+    assert interop.write(exact, tmp_path / 'b.npz') == losses
     assert interop.write(exact, tmp_path / 'folder') == ()
     assert transformers_vit.matches(files.read_arrays(tmp_path / 'folder')[0])

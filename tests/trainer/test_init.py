@@ -15,7 +15,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import files, head_classes
 from vit_jax.interop.families import vision_transformer
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
@@ -144,7 +144,7 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
     if text is not None:
         (tmp_path / 'classes.txt').write_text(text)
     head = {'kernel': np.zeros((4, 10)), 'bias': np.zeros(10)}
-    imported = ImportedModel({'head': head}, {}, None, 'a file')
+    imported = TrainedModel.of_file({'head': head}, {}, None, 'a file')
 
     def take():
         chosen = head_classes.read_classes(str(tmp_path / 'classes.txt'))
@@ -155,7 +155,7 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
 
 
 def test_classes_are_taken_from_a_head():
-    imported = ImportedModel({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
+    imported = TrainedModel.of_file({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
     with pytest.raises(UserError, match='the checkpoint has no head to take classes from'):
         head_classes.take_classes(imported, vit.Model(num_classes=3), np.arange(3))
 

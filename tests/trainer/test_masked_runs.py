@@ -13,7 +13,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.config import load as config_lib
-from vit_jax.inference.load import load_run
+from vit_jax.inference.load import open_run
 from vit_jax.models import vit
 from vit_jax.trainer import build, start, train
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(folder):
-    return load_run(folder)
+    return open_run(folder)
 
 
 def test_fine_tuning_is_a_change_of_the_config(run, folder, repo, one_device):
@@ -53,7 +53,7 @@ def test_what_is_frozen_stays_and_the_norm_before_the_head_follows(folder, repo,
         use_one_device(patch)
         train.train(config, tmp_path / 'probe')
     model, variables = vit_jax.load(tmp_path / 'probe')
-    before = load_run(folder).variables['params']
+    before = open_run(folder).variables['params']
     for part in ('patch_embed', 'cls_token', 'pos_embed', 'encoder'):
         jax.tree.map(np.testing.assert_array_equal, variables['params'][part], before[part])
     assert np.any(variables['params']['head']['kernel'])

@@ -229,7 +229,7 @@ def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None
     result = one_run(text_config(text), tmp_path / 'run')
     vocab = vocabulary.load(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
-    run = inference_lib.load_run(tmp_path / 'run', allowed=['my_text'])
+    run = inference_lib.open_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
     assert vocabulary.load(run.config.data.vocab) == vocab
     _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
@@ -289,14 +289,14 @@ def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, capsys) -> Non
 
 @pytest.mark.slow
 def test_the_mean_of_the_last_checkpoints(translated) -> None:
-    run = inference_lib.load_run(translated, average=2)
+    run = inference_lib.open_run(translated, average=2)
     kept = [checkpoint_lib.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *kept)
     jax.tree.map(np.testing.assert_array_equal, run.variables, mean)
     assert run.step == 5
-    assert inference_lib.load_run(translated, step=4, average=2).step == 4
+    assert inference_lib.open_run(translated, step=4, average=2).step == 4
     with pytest.raises(UserError, match=r'average of 4 checkpoints: .* has 3 up to step 5'):
-        inference_lib.load_run(translated, average=4)
+        inference_lib.open_run(translated, average=4)
 
 
 def test_text_is_needed_for_bleu() -> None:

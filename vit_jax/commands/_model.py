@@ -30,6 +30,11 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     add_allow_flag(parser)
 
 
+def run_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `add_run_flags` as keywords of `inference.load.open_run`."""
+    return {'step': args.step, 'average': args.average, 'allowed': args.allow}
+
+
 def _step(text: str) -> int | str:
     if text == 'best':
         return text
@@ -56,7 +61,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
-    """The `inference.load.Run` of the flags.
+    """The `TrainedModel` of the flags.
 
     Args:
       parser: for its name.
@@ -67,31 +72,27 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     """
     check_model_flags(parser, args)
     size = image_size(args)
-    from vit_jax.inference.load import load_foreign, load_run, own_run
+    from vit_jax.inference import load
 
     if args.checkpoint is not None:
-        if (own := own_run(args.checkpoint)) is not None:
-            return load_run(*own, size, allowed=args.allow)
-        return load_foreign(args.checkpoint, size, getattr(args, 'imported', None), args.allow)
-    return load_run(args.workdir, args.step, size, args.average, args.allow)
+        stored = getattr(args, 'stored', None)
+        return load.open_model(args.checkpoint, size, allowed=args.allow, stored=stored)
+    return load.open_run(args.workdir, size, **run_options(args))
 
 
 def task_name(args: argparse.Namespace) -> str:
-    """What the model of the flags does; a checkpoint is read for it, once, into `args.imported`.
+    """The task of the model of the flags; a checkpoint is read for it, once, into `args.stored`.
 
     Raises:
       UserError: if the folder holds no run, the checkpoint cannot be read, or its config names code
         that is not allowed.
     """
-    from vit_jax.inference.load import own_run, read_config
-    from vit_jax.interop import load
+    from vit_jax.inference import load
 
-    if args.workdir is None:
-        if (own := own_run(args.checkpoint)) is not None:
-            return read_config(own[0], args.allow).task.name
-        args.imported = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
-        return args.imported.task['name']
-    return read_config(args.workdir, args.allow).task.name
+    if args.workdir is not None:
+        return load.read_config(args.workdir, args.allow).task.name
+    args.stored = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
+    return args.stored.config.task.name
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

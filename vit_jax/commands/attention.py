@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     if args.parameters is not None:
         figure, line = draw_parameters(run, args)
     else:
-        check_inputs(parser, args, of_text=not run.image)
-        figure, line = draw_image(run, args) if run.image else draw_text(run, args)
+        check_inputs(parser, args, of_text=not run.raw_images)
+        figure, line = draw_image(run, args) if run.raw_images else draw_text(run, args)
     print(f'{save_figure(figure, args.out, "--out")}: {line}')
     return 0
 
@@ -143,7 +143,7 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     from vit_jax.viz import parameters
 
     chosen = maps_of.parameter_pictures(run, args.parameters)
-    title = f'{run.config.model.name}, {run.workdir.name}'
+    title = f'{run.config.model.name}, {run.path.name}'
     figure = parameters.draw(chosen, only=args.head, title=title)
     more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
     return figure, f'{chosen[0].name}{more}'

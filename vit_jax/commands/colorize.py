@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_run_flags
+from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import Parser
 from vit_jax.commands._pictures import (
     check_names,
@@ -23,19 +22,19 @@ def main(argv: Sequence[str]) -> int:
     """Prints a line a sample, or JSON, and draws the samples if asked to."""
     args = parse_args(argv)
     from vit_jax.inference.colorize import Colored, colorizer
-    from vit_jax.inference.load import load_run
+    from vit_jax.inference.load import open_run
     from vit_jax.runtime import sharding
     from vit_jax.viz import coltran, figures
 
     folder = args.out is not None and is_folder(args.out)
     if args.out is not None and not folder:
         figures.check_format(args.out, '--out')
-    core = load_run(args.workdir, args.step, None, args.average, args.allow)
-    core = dataclasses.replace(core, task=coltran.Viz().adapt_task(core.task, args))
+    core = open_run(args.workdir, **run_options(args))
+    core = core.adapted(task=coltran.Viz().adapt_task(core.task, args))
     names = image_names(args.image, core.task.samples)
     if folder:
         check_names(names, args.image, args.out, '--out')
-    upsamplers = [load_run(path, allowed=args.allow) for path in args.upsampler]
+    upsamplers = [open_run(path, allowed=args.allow) for path in args.upsampler]
     sharding.use_compilation_cache()
     colorize = colorizer(core, upsamplers, args.seed)
     found = [colorize(path) for path in args.image]

@@ -37,13 +37,13 @@ def main(argv: Sequence[str]) -> int:
     import jax
 
     from vit_jax import interop
-    from vit_jax.interop import load
+    from vit_jax.inference import load
 
     imported = load.read(args.src, allowed=args.allow)
     notes = interop.write(imported, args.dst)
     count = sum(x.size for x in jax.tree.leaves(imported.params))
     size = ' for {} x {} images'.format(*imported.image_size) if imported.image_size else ''
-    name = imported.model['name']
+    name = imported.config.model.name
     print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
     print(f'{place}: written')
     for note in (*imported.notes, *notes):

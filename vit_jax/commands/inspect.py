@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.checkpoints.best import Step
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import load as config_lib
@@ -64,31 +62,18 @@ def main(argv: Sequence[str]) -> int:
         from vit_jax.commands._verify import verify
 
         return verify(args.verify, args.json)
+    from vit_jax.inference import load
+
     if config is not None:
         subject = from_config(config, args.image_size, args.channels)
-    elif (found := locate(args.workdir, args.checkpoint, args.allow)) is not None:
-        subject = from_checkpoint(*found, args.image_size, args.channels, args.allow)
     else:
-        subject = from_foreign(args.checkpoint, args.image_size)
+        if args.workdir is not None:
+            load.read_config(args.workdir, args.allow)
+        path = args.workdir if args.checkpoint is None else args.checkpoint
+        subject = from_checkpoint(path, args.image_size, args.channels, args.allow)
     result = report(subject)
     print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
-
-
-def locate(
-    workdir: str | None, checkpoint: str | None, allowed: Sequence[str]
-) -> tuple[pathlib.Path, Step] | None:
-    """The folder of a run's checkpoints, and the step if one is named; None if it is no run's."""
-    if checkpoint is None:
-        from vit_jax.inference.load import read_config
-        from vit_jax.storage import paths, run_folder
-
-        assert workdir is not None
-        read_config(workdir, allowed)
-        return paths.path(workdir) / run_folder.CHECKPOINTS, None
-    from vit_jax.interop import load
-
-    return load.locate(checkpoint)
 
 
 def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:
@@ -107,51 +92,24 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
 
 
 def from_checkpoint(
-    folder: pathlib.Path,
-    step: Step,
-    image_size: int | None,
-    channels: int | None,
-    allowed: Sequence[str],
+    path: str, image_size: int | None, channels: int | None, allowed: Sequence[str]
 ) -> Subject:
-    """What a checkpoint holds for inference, with the config that it was trained with.
-
-    Raises:
-      UserError: if the config names code that is not allowed.
-    """
-    from ml_collections import ConfigDict
-
-    from vit_jax.checkpoints.checkpointer import load_variables
-    from vit_jax.config.allowed import require_allowed
+    """A trained model, for images of its own size or another."""
+    from vit_jax.inference import load
     from vit_jax.profiling.examples import example_spec
 
-    step, variables, meta = load_variables(folder, step)
-    require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(step)}')
-    config = ConfigDict(meta['config'])
-    try:
-        config, spec = example_spec(config, image_size, channels)
-        return Subject(config, variables, spec)
-    except UserError as e:
-        return Subject(config, variables, {}, note=str(e))
-
-
-def from_foreign(path: str, image_size: int | None) -> Subject:
-    """A checkpoint of another code base, for images of its own size or another."""
-    import jax
-    import numpy as np
-    from ml_collections import ConfigDict
-
-    from vit_jax.inference.load import native_size
-    from vit_jax.interop import load
-
     given = (image_size, image_size) if image_size else None
-    imported = load.read(path, image_size=given)
-    model, variables = load.instantiate(imported, given)
-    config = ConfigDict({'model': imported.model, 'task': imported.task})
-    size = given or native_size(imported, model)
-    if size is None:
-        return Subject(config, variables, {}, note='give --image-size')
-    image = jax.ShapeDtypeStruct((*size, load.channels(model, variables['params'])), np.uint8)
-    return Subject(config, variables, {'image': image})
+    trained = load.read(path, image_size=given, allowed=allowed)
+    trained = load.fitted(trained, given) if trained.step is None else trained
+    config, spec, note = trained.config, {}, ''
+    try:
+        if trained.step is None:
+            spec = load.example_spec(trained, load.input_size(trained))
+        else:
+            config, spec = example_spec(config, image_size, channels)
+    except UserError as e:
+        note = str(e)
+    return Subject(config, trained.variables, spec, note)
 
 
 def report(subject: Subject) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -43,19 +42,16 @@ def main(argv: Sequence[str]) -> int:
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
     check_out(args)
-    from vit_jax.inference.images import photo_reader
-    from vit_jax.inference.predict import predictor
+    from vit_jax.inference.predict import predict_photos, read_photos
     from vit_jax.runtime import sharding
     from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
     model, task = viz.adapt_model(run.model, args), viz.adapt_task(run.task, args)
-    run = dataclasses.replace(run, model=model, task=task)
-    read = photo_reader(run).read
-    photos = [read(path, image_size(args)) for path in args.image]
+    run = run.adapted(model=model, task=task)
+    photos = read_photos(run, args.image, image_size(args))
     sharding.use_compilation_cache()
-    predict = predictor(run, args.seed)
-    predictions = [predict(photo.fields, photo.number) for photo in photos]
+    predictions = predict_photos(run, photos, args.seed)
     context = Context(run.class_names, args)
     results = [
         {

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vit_jax.commands._model import add_run_flags
+from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import Parser
 from vit_jax.errors import UserError
 
@@ -32,13 +32,13 @@ def main(argv: Sequence[str]) -> int:
     lines = [*args.sentence] if args.file is None else read_lines(args.file)
     if args.sentence == [STDIN]:
         lines = read_lines(STDIN)
-    from vit_jax.inference.load import load_run
+    from vit_jax.inference.load import open_run
     from vit_jax.inference.text import Translator, sentence_reader
     from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
     sharding.use_compilation_cache()
-    run = load_run(args.workdir, args.step, average=args.average, allowed=args.allow)
+    run = open_run(args.workdir, **run_options(args))
     reader = sentence_reader(run)
     search = choose_search(run.task, args)
     sentences = read_sentences(reader, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,13 +18,24 @@ def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
     Raises:
       UserError: if a constructor refuses its keywords.
     """
-    made = []
-    for kind, cls in (('model', schema.model_class(config)), ('task', schema.task_class(config))):
-        try:
-            made.append(cls(**defaults.keywords(config[kind])))
-        except TypeError as e:
-            raise UserError(f'config.{kind}: {e}') from e
-    return made[0], made[1]
+    return make_model(config), make_task(config)
+
+
+def make_model(config: ConfigDict) -> Any:
+    """The Linen module of `config.model`; raises UserError if it refuses its keywords."""
+    return _make(schema.model_class(config), config, 'model')
+
+
+def make_task(config: ConfigDict) -> Any:
+    """The task of `config.task`; raises UserError if it refuses its keywords."""
+    return _make(schema.task_class(config), config, 'task')
+
+
+def _make(cls: Callable[..., Any], config: ConfigDict, kind: str) -> Any:
+    try:
+        return cls(**defaults.keywords(config[kind]))
+    except TypeError as e:
+        raise UserError(f'config.{kind}: {e}') from e
 
 
 def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,28 @@ def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
             {name: ArraySpec(tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in it.items()},
         )
         for rows, it in facts
+    ]
+
+
+def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
+    """Each kind of batch that a run was trained on, see `from_facts`.
+
+    Args:
+      meta: of a checkpoint.
+
+    Returns:
+      An empty list for a checkpoint that does not tell the shapes of its examples.
+    """
+    if 'shapes' in meta:
+        return from_facts(meta['shapes'])
+    # Checkpoints of before said as much of plain images and of sequences alone.
+    size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
+    if size and channels:
+        images = ArraySpec((*size, channels), np.dtype(np.uint8))
+        return [(meta['config']['batch_size'], {'image': images})]
+    return [
+        (rows, {name: ArraySpec(tuple(shape), np.dtype(np.int32)) for name, shape in it.items()})
+        for rows, it in meta.get('sequences', [])
     ]
 
 

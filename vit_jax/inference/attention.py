@@ -10,13 +10,15 @@ import numpy as np
 
 from vit_jax import step
 from vit_jax.errors import UserError, nearest
-from vit_jax.inference.load import Run
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.viz.attention_pictures import begins
 
 
-def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], list[AttentionMap]]:
+def look(
+    run: TrainedModel, batch: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], list[AttentionMap]]:
     """The model's outputs for a batch, and the attention maps of all its layers.
 
     Raises:
@@ -31,7 +33,7 @@ def look(run: Run, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], lis
     return outputs, attention_maps(intermediates, *inputs)
 
 
-def parameter_pictures(run: Run, pattern: str) -> list[ParameterPictures]:
+def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPictures]:
     """What a model offers of its parameters to look at.
 
     Args:
@@ -44,7 +46,7 @@ def parameter_pictures(run: Run, pattern: str) -> list[ParameterPictures]:
     offer = getattr(run.model, 'parameter_pictures', None)
     if offer is None:
         raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
-    found = offer(run.variables['params'], run.input_size)
+    found = offer(run.params, run.image_size)
     chosen = [p for p in found if begins(pattern, p.name)]
     if not chosen:
         raise UserError(nearest('parameter', pattern, {p.name for p in found}))

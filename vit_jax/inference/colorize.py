@@ -14,8 +14,8 @@ from jaxtyping import Float, UInt8
 
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
-from vit_jax.inference.load import Run
 from vit_jax.inference.predict import predictor
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.viz.photo import Photo
 
 
@@ -35,7 +35,7 @@ class Colored:
 
 
 def colorizer(
-    core: Run, upsamplers: Sequence[Run], seed: int = 0
+    core: TrainedModel, upsamplers: Sequence[TrainedModel], seed: int = 0
 ) -> Callable[[str | pathlib.Path], Colored]:
     """A function of a file, whatever its size; its colours, if it has any, are not looked at.
 
@@ -65,33 +65,33 @@ def colorizer(
     return colorize
 
 
-def check_chain(core: Run, upsamplers: Sequence[Run]) -> None:
+def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
     """Raises UserError unless each run takes what the one before makes."""
     check_task(core, 'coltran', '--workdir')
     before = core
     for run in upsamplers:
         check_task(run, 'coltran_upsampler', '--upsampler')
-        assert before.input_size is not None
-        check_size(run, before.input_size, str(before.workdir))
+        assert before.image_size is not None
+        check_size(run, before.image_size, str(before.path))
         before = run
 
 
-def check_size(run: Run, made: Sequence[int], maker: str) -> None:
+def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
     """Raises UserError unless an upsampler takes images of the size [H W] that are made."""
-    assert run.input_size is not None
-    takes = tuple(side // run.task.factor for side in run.input_size)
+    assert run.image_size is not None
+    takes = tuple(side // run.task.factor for side in run.image_size)
     if takes != tuple(made):
         raise UserError(
-            f'{run.workdir} goes on with images of {_pixels(takes)} pixels, but {maker} makes '
+            f'{run.path} goes on with images of {_pixels(takes)} pixels, but {maker} makes '
             f'{_pixels(made)}'
         )
 
 
-def check_task(run: Run, name: str, flag: str) -> None:
+def check_task(run: TrainedModel, name: str, flag: str) -> None:
     """Raises UserError unless a run is of this task."""
     if run.config.task.name != name:
         raise UserError(
-            f'{flag} {str(run.workdir)!r} is a run of the task {run.config.task.name!r}, not of '
+            f'{flag} {str(run.path)!r} is a run of the task {run.config.task.name!r}, not of '
             f'{name!r}'
         )
 

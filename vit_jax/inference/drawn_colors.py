@@ -24,7 +24,8 @@ from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.inference import kept_accuracy
 from vit_jax.inference.colorize import check_size, check_task
 from vit_jax.inference.images import photo_reader
-from vit_jax.inference.load import Run, load_run
+from vit_jax.inference.load import open_run
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
 
 Images = UInt8[np.ndarray, 'B H W 3']
@@ -40,7 +41,7 @@ class Evaluator(base.Evaluator):
     """
 
     def __init__(self, upsamplers: Sequence[str] = (), classifier: str = ''):
-        runs = [load_run(folder) for folder in upsamplers]
+        runs = [open_run(folder) for folder in upsamplers]
         for run in runs:
             check_task(run, 'coltran_upsampler', 'upsamplers')
         self._chain = [upsampler(run) for run in runs]
@@ -81,7 +82,7 @@ class Evaluator(base.Evaluator):
         return {name: total / max(self._seen, 1) for name, total in self._sums.items()} | kept
 
 
-def upsampler(run: Run) -> Callable[[Images, Images], Images]:
+def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
     """A function of whole images and of what was made of them before: their finer colours.
 
     It raises UserError if that is of another size than the run goes on with.

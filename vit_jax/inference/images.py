@@ -16,7 +16,7 @@ from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.inference.load import Run, eval_section
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.viz import predictions
 from vit_jax.viz.photo import Photo
 
@@ -99,24 +99,24 @@ def affine_between(
     return np.linalg.solve(np.column_stack([before, np.ones(3)]), after).T
 
 
-def photo_reader(run: Run) -> PhotoReader:
+def photo_reader(run: TrainedModel) -> PhotoReader:
     """The reader for a run's model; the data themselves are not needed.
 
     Raises:
       UserError: if the run's model does not take images.
     """
-    if not run.image:
+    if not run.raw_images:
         raise UserError(
-            f'{run.workdir}: the model of this run was not trained on images; '
+            f'{run.path}: the model of this run was not trained on images; '
             'for sentences, use translate'
         )
-    section, size = eval_section(run.config), run.image['size']
+    section, size = run.data_config, run.raw_images['size']
     return PhotoReader(
         parse_transforms(without_annotations(section.get('transforms', ''))),
-        run.image['channels'],
+        run.raw_images['channels'],
         tuple(size) if size else None,
         tuple(section.sizes[-1]) if section.get('sizes') else None,
-        run.input_size if predictions.find(run.config.task.name).whole else None,
+        run.image_size if predictions.find(run.config.task.name).whole else None,
     )
 
 

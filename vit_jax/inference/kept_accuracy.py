@@ -18,7 +18,7 @@ from vit_jax import step
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
-from vit_jax.inference.load import load_run
+from vit_jax.inference.load import open_run
 from vit_jax.ops import colors
 
 Images = UInt8[np.ndarray, 'B H W 3']
@@ -33,7 +33,7 @@ class Evaluator(base.Evaluator):
     """
 
     def __init__(self, classifier: str):
-        self._run = load_run(classifier)
+        self._run = open_run(classifier)
         if not self._run.task.predicts or not self._run.class_names:
             raise UserError(f'classifier {classifier!r} is a run that predicts no classes')
         self._predict = jax.jit(step.make_predict_step(self._run.model, self._run.task))
@@ -45,7 +45,7 @@ class Evaluator(base.Evaluator):
         known, found = self._run.class_names, tuple(dataset.info.class_names)
         if known != found:
             raise UserError(
-                f'the classifier {self._run.workdir} tells {len(known)} classes apart, which are '
+                f'the classifier {self._run.path} tells {len(known)} classes apart, which are '
                 f'not the {len(found)} of the data'
             )
         self._source = dataset.source
@@ -74,7 +74,7 @@ class Evaluator(base.Evaluator):
         return tuple(f'accuracy_{kind}' for kind in KINDS)
 
     def _check_sizes(self, made: tuple[int, ...], raw: tuple[int, ...]) -> None:
-        size = tuple(self._run.input_size or made)
+        size = tuple(self._run.image_size or made)
         if not made == raw == size:
             told = (' x '.join(map(str, sides)) for sides in (made, raw, size))
             raise UserError(

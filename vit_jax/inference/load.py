@@ -1,64 +1,187 @@
-"""Trained models as commands read them: config, model, task, restored variables."""
+"""Trained models from run folders and from checkpoints of other code bases.
+
+model, variables = vit_jax.load('ViT-B_16.npz', image_size=384)
+logits = model.apply(variables, images)['logits']
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
 from ml_collections import ConfigDict
 
+from vit_jax import interop
+from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer
-from vit_jax.checkpoints.best import Step
-from vit_jax.config import objects
+from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
-from vit_jax.data.records import SourceInfo
+from vit_jax.data import batches
+from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.errors import UserError
-from vit_jax.interop import load as interop
-from vit_jax.interop.imported import ImportedModel
-from vit_jax.storage import paths, run_folder
+from vit_jax.interop import adapt
+from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.storage import paths, run_folder, step_folder
 
+_log = logging.getLogger(__name__)
+PyTree = Any
+Path = str | os.PathLike[str]
 RESNET_SIZE = (224, 224)
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A trained model.
+def load(
+    path: Path,
+    image_size: int | Size | None = None,
+    num_classes: int | None = None,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    allowed: Sequence[str] = (),
+) -> tuple[Any, dict[str, PyTree]]:
+    """Load a model and its weights; of a masked autoencoder, or any model with a `backbone`, this
+    part alone.
 
-    Attributes:
-      workdir: the run folder, or the checkpoint of another code base.
-      config: its resolved config.
-      model, task: built from the config.
-      variables: `params` (averaged where the run kept an average) and other
-        collections, as numpy arrays.
-      step: the checkpoint's step; None where that is not known.
-      class_names: names of the classes, empty where the data had none.
-      image: channels and size of the raw images, see `data.dataset.raw_images`.
-      input_size: height and width of the images that the model gets; None where that is not known.
+    Its inputs are those of the task that it was trained for, which `read(path).task.inputs` makes
+    of bytes. For classifiers of others these are images in [-1, 1] in RGB, whatever mean and
+    deviation they were trained with: these become part of the weights. A DETR takes images less
+    its task's `mean`, divided by its `std`, and a mask of the pixels that are no padding; the model
+    of a run takes what the run's task makes. `read(path).value_range()` gives the numbers.
+
+    Args:
+      path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
+        one, with a family in front where it is one of your own: `my_lab.swin:FILE`), a run
+        folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
+      image_size: side, or height and width, in pixels of the images to come; by default those that
+        the checkpoint was made for.
+      num_classes: a head for so many classes; one that the checkpoint lacks starts at zero.
+      mean, std: that a checkpoint of others was trained with: of images in [0, 1], a number or one
+        for each colour. Defaults to the `preprocessor_config.json` next to the file.
+      allowed: modules of your own that the config of a run may name, as `['my_lab']`.
+
+    Returns:
+      The Linen module, built with the keywords that fit the checkpoint, and {'params': ...}, with
+      other collections of a run beside them, in numpy for `model.apply(variables, *inputs)`.
+
+    Raises:
+      UserError: if there is no such file, or it is none that is known; if its parameters make no
+        whole model; if the images cannot be cut into patches; if a run's config names code from
+        outside of this package that is not allowed.
     """
-
-    workdir: pathlib.Path
-    config: ConfigDict
-    model: Any
-    task: Any
-    variables: dict[str, Any]
-    step: int | None
-    class_names: tuple[str, ...]
-    image: dict[str, Any]
-    input_size: interop.Size | None = None
-
-    @property
-    def trained_on(self) -> SourceInfo | None:
-        """The classes of its training data; None for a checkpoint of another code base."""
-        if self.step is None:
-            return None
-        outputs = self.config.model.get('num_classes') or 0
-        return SourceInfo(len(self.class_names) or outputs, self.class_names)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
+    trained = fitted(stored, size, num_classes)
+    return trained.model, trained.variables
 
 
-def read_config(workdir: str | pathlib.Path, allowed: Sequence[str] = ()) -> ConfigDict:
+def read(
+    path: Path,
+    *,
+    step: Step = None,
+    average: int = 1,
+    mean: Any = None,
+    std: Any = None,
+    image_size: Size | None = None,
+    allowed: Sequence[str] = (),
+) -> TrainedModel:
+    """Read a model of a run or of another code base, as it is stored.
+
+    Args:
+      path, mean, std, image_size, allowed: as for `load`.
+      step: of a run, if `path` names none: a kept checkpoint, or 'best'; the newest by default.
+      average: of a run, how many checkpoints to take the mean of, that of `step` and those before.
+
+    Raises:
+      UserError: as `load`, or if there are no such checkpoints.
+    """
+    if (found := locate(path)) is None:
+        return interop.read(path, mean, std, image_size)
+    if mean is not None or std is not None:
+        raise UserError(f'{path}: mean and std are for checkpoints of others, not for a run')
+    folder, named = found
+    return _read_run(folder, named if named is not None else step, average, allowed)
+
+
+def open_run(
+    workdir: Path,
+    image_size: Size | None = None,
+    *,
+    step: Step = None,
+    average: int = 1,
+    allowed: Sequence[str] = (),
+) -> TrainedModel:
+    """`open_model` for the folder of a run; raises UserError for any other, or as it does."""
+    read_config(workdir, allowed)
+    folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
+    return fitted(_read_run(folder, step, average, allowed), image_size)
+
+
+def open_model(
+    path: Path,
+    image_size: Size | None = None,
+    *,
+    step: Step = None,
+    average: int = 1,
+    allowed: Sequence[str] = (),
+    stored: TrainedModel | None = None,
+) -> TrainedModel:
+    """Read any checkpoint, ready for images of `image_size`.
+
+    Where it does not say how its inputs are made, images are resized and cropped to the size that
+    it was made for.
+
+    Args:
+      path, allowed: as for `load`.
+      image_size: height and width in pixels of the images to come; the model's own by default.
+      step, average: of a run, as for `read`.
+      stored: the record that `read` gave of it, if it was read before.
+
+    Raises:
+      UserError: as `load`, or if the size of the images is not known.
+    """
+    stored = stored or read(
+        path, step=step, average=average, image_size=image_size, allowed=allowed
+    )
+    trained = fitted(stored, image_size)
+    if trained.step is not None:
+        return trained
+    size = input_size(trained)
+    transforms = stored.transforms if stored.transforms and not image_size else crop(size)
+    return dataclasses.replace(
+        trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
+        image_size=size,
+        raw_images={'channels': trained.channels, 'size': None},
+        spec=example_spec(trained, size),
+    )
+
+
+def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
+    """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's.
+
+    Raises:
+      UserError: if object storage cannot be reached.
+    """
+    path = paths.path(path)
+    with paths.reaching(path):
+        if (path / run_folder.CHECKPOINTS).is_dir():
+            return path / run_folder.CHECKPOINTS, None
+        folder = path.parent
+        if (path.name == BEST or path.name.isdecimal()) and (
+            folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
+        ):
+            return folder, BEST if path.name == BEST else int(path.name)
+        return (path, None) if step_folder.finished(path) else None
+
+
+def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
     """The config stored in a run folder, to make objects of what it names.
 
     Args:
@@ -73,7 +196,7 @@ def read_config(workdir: str | pathlib.Path, allowed: Sequence[str] = ()) -> Con
     return config
 
 
-def stored_config(workdir: str | pathlib.Path) -> ConfigDict:
+def stored_config(workdir: Path) -> ConfigDict:
     """The config stored in a run folder, to look at: what it names may be anybody's code.
 
     Its vocabulary is the one that the folder keeps.
@@ -95,107 +218,132 @@ def stored_config(workdir: str | pathlib.Path) -> ConfigDict:
     return config
 
 
-def load_run(
-    workdir: str | pathlib.Path,
-    step: Step = None,
-    image_size: interop.Size | None = None,
-    average: int = 1,
-    allowed: Sequence[str] = (),
-) -> Run:
-    """The run in `workdir` at `step`, or at its newest valid checkpoint.
-
-    Args:
-      workdir: the run folder.
-      step: of a kept checkpoint, or 'best'.
-      image_size: height and width of the images to come, for which a learned position embedding is
-        resized.
-      average: how many checkpoints to take the mean of, that of `step` and those before.
-      allowed: modules of the user's own that the config may name.
-
-    Raises:
-      UserError: if there is no run, no such checkpoint or not as many, its config names code that
-        is not allowed, or images of this size do not fit it.
-    """
-    workdir = paths.absolute(workdir)
-    config = read_config(workdir, allowed)
-    model, task = objects.model_and_task(config)
-    found, variables, meta = checkpointer.load_mean(workdir / run_folder.CHECKPOINTS, step, average)
-    trained_on = tuple(meta.get('input_size') or ()) or None
-    if image_size is not None:
-        variables['params'] = interop.resize(variables['params'], model, trained_on, image_size)
-    names = tuple(meta.get('class_names', ()))
-    image, size = meta.get('image', {}), image_size or trained_on
-    return Run(workdir, config, model, task, variables, found, names, image, size)
+def backbone(trained: TrainedModel) -> TrainedModel:
+    """The part that a model names by its method `backbone`; all of a model without one."""
+    if not hasattr(trained.model, 'backbone'):
+        return trained
+    keywords, parts = trained.model.backbone()
+    part = dataclasses.replace(
+        trained, params={name: trained.params[name] for name in parts}, collections={}
+    )
+    part = part.with_groups(model=keywords, task={'name': 'classify'})
+    return part.adapted(model=part.model)
 
 
-def own_run(path: str | pathlib.Path) -> tuple[pathlib.Path, Step] | None:
-    """The run folder and the step that the path of a checkpoint names; None if it is no run's.
+def fitted(
+    trained: TrainedModel, image_size: Size | None = None, num_classes: int | None = None
+) -> TrainedModel:
+    """The same model for images of another size or other classes; logs its notes.
 
     Raises:
-      UserError: if object storage cannot be reached.
+      UserError: if its parameters make no whole model, or images of this size do not fit it.
     """
-    if (found := interop.locate(path)) is None:
-        return None
-    folder, step = found
-    return (folder.parent, step) if (folder.parent / run_folder.CONFIG).is_file() else None
+    if trained.step is not None and image_size is None and num_classes is None:
+        return trained
+    for note in trained.notes:
+        _log.warning('%s: %s', trained.source, note)
+    if num_classes is not None:
+        trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
+    size = image_size or trained.image_size or _any_size(trained)
+    spec = example_spec(trained, size)
+
+    def init() -> PyTree:
+        example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec.items()}
+        return step_lib.init_variables(trained.model, trained.task, example, 0)['params']
+
+    params, _ = adapt.fit(trained, trained.model, jax.eval_shape(init), size)
+    return dataclasses.replace(
+        trained,
+        params=_complete(params, init),
+        image_size=image_size or trained.image_size,
+        spec=spec,
+    )
 
 
-def eval_section(config: ConfigDict) -> ConfigDict:
-    """The data section of the first evaluation; that of training if there is none."""
-    return next(iter(config.evals.values()), config.data)
-
-
-def native_size(imported: ImportedModel, model: Any) -> interop.Size | None:
-    """Height and width of the images that a checkpoint was made for; None if nothing tells.
+def input_size(trained: TrainedModel) -> Size:
+    """Height and width of the images that a checkpoint was made for.
 
     A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
     tell their number, and at a wrong one memory may run out.
+
+    Raises:
+      UserError: if nothing tells.
     """
-    return imported.image_size or (None if hasattr(model, 'stride') else RESNET_SIZE)
+    if size := trained.image_size or (None if hasattr(trained.model, 'stride') else RESNET_SIZE):
+        return size
+    raise UserError(f'{trained.path} does not tell the size of its images: give --image-size')
 
 
-def crop(size: interop.Size) -> str:
+def crop(size: Size) -> str:
     """The transforms that make images of any size ones of this height and width."""
     height, width = size
     return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
 
-def load_foreign(
-    path: str | pathlib.Path,
-    image_size: interop.Size | None = None,
-    imported: ImportedModel | None = None,
-    allowed: Sequence[str] = (),
-) -> Run:
-    """The model that a checkpoint holds, as if it were a run without data.
-
-    Where the checkpoint does not say how its inputs are made, images are resized and cropped to
-    the size that it was made for. The names of its classes are those that it tells.
-
-    Args:
-      path: as for `interop.load.load`.
-      image_size: height and width to use it with instead.
-      imported: what is in it, if it was read before.
-      allowed: as for `interop.load.load`.
-
-    Raises:
-      UserError: as `interop.load.load`, or if nothing tells the size of the images.
-    """
-    imported = imported or interop.read(path, image_size=image_size, allowed=allowed)
-    model, variables = interop.instantiate(imported, image_size)
-    size = image_size or native_size(imported, model)
-    if size is None:
-        raise UserError(f'{path} does not tell the size of its images: give --image-size')
-    transforms = imported.transforms if imported.transforms and not image_size else crop(size)
-    config = ConfigDict(
-        {
-            'batch_size': 64,
-            'model': imported.model,
-            'task': imported.task,
-            'data': {'source': '', 'split': '', 'transforms': transforms},
-            'evals': {},
-        }
+def _read_run(
+    folder: pathlib.Path, step: Step, average: int, allowed: Sequence[str]
+) -> TrainedModel:
+    """The run whose checkpoints are in `folder`; its config is in a checkpoint if nowhere else."""
+    kept = (folder.parent / run_folder.CONFIG).is_file()
+    config = read_config(folder.parent, allowed) if kept else None
+    found, variables, meta = checkpointer.load_mean(folder, step, average)
+    if config is None:
+        require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(found)}')
+        config = from_dict(meta['config'])
+    size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
+    kinds = batches.kinds_of_checkpoint(meta)
+    trained = TrainedModel(
+        params=variables['params'],
+        config=config,
+        image_size=tuple(size) if size else None,
+        source=f'run {folder.parent}, step {found}',
+        class_names=names,
+        collections={name: tree for name, tree in variables.items() if name != 'params'},
+        path=paths.absolute(folder.parent),
+        step=found,
+        num_classes=len(names) or config.model.get('num_classes') or 0,
+        raw_images=meta.get('image', {}),
+        spec=kinds[-1][1] if kinds else {},
     )
-    image = {'channels': interop.channels(model, variables['params']), 'size': None}
-    _, task = objects.model_and_task(config)
-    names = imported.class_names
-    return Run(pathlib.Path(path), config, model, task, variables, None, names, image, size)
+    return trained.adapted(model=trained.model)  # with the defaults of those that it leaves out
+
+
+def _any_size(trained: TrainedModel) -> Size:
+    """A size for a model whose parameters do not depend on it."""
+    size = (getattr(trained.model, 'stride', 32),) * 2
+    try:
+        _, changes = adapt.resize(trained.params, trained.model, None, size)
+    except UserError as error:
+        changes = [str(error)]
+    if changes:
+        raise UserError(
+            'the parameters are for images of one size, and nothing tells which '
+            f'({changes[0]}): give the image size'
+        )
+    return size
+
+
+def example_spec(trained: TrainedModel, size: Size) -> Spec:
+    """The arrays of one example of the training data, with images of this size."""
+    if 'image' not in trained.spec:
+        return trained.spec or {'image': ArraySpec((*size, trained.channels), np.dtype(np.uint8))}
+    before = trained.spec['image'].shape[:2]
+    return {
+        name: ArraySpec((*size, *s.shape[2:]), s.dtype) if s.shape[:2] == before else s
+        for name, s in trained.spec.items()
+    }
+
+
+def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:
+    """Add initial values where there are no others; only these are computed."""
+    flat = traverse_util.flatten_dict(params, sep='/')
+    names = traverse_util.flatten_dict(jax.eval_shape(init), sep='/').keys() - flat.keys()
+    if not names:
+        return params
+
+    def missing() -> dict[str, Any]:
+        initial = traverse_util.flatten_dict(init(), sep='/')
+        return {name: initial[name] for name in names}
+
+    flat |= jax.tree.map(np.asarray, jax.jit(missing)())
+    return traverse_util.unflatten_dict(flat, sep='/')

@@ -1,36 +1,88 @@
-"""What the task of a run predicts for single examples."""
+"""Predictions of a trained model for single examples, and for image files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax import step
+from vit_jax import step as step_lib
 from vit_jax.errors import UserError
-from vit_jax.inference.load import Run
+from vit_jax.inference.images import photo_reader
+from vit_jax.inference.load import Path, open_model
+from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.viz.photo import Photo
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
+Prediction = dict[str, np.ndarray]
 
 
-def predictor(run: Run, seed: int = 0) -> Callable[[Example, int], dict[str, np.ndarray]]:
-    """A compiled function (example, its number) -> {name: array} of this example.
+def predict(
+    path: Path,
+    files: Sequence[str | os.PathLike[str]],
+    *,
+    image_size: Size | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> list[Prediction]:
+    """Predict for image files, which are read as the model's evaluation images are.
 
-    What a task draws at random is a function of the seed and the number.
+    Args:
+      path: a run folder, or a checkpoint as for `vit_jax.load`.
+      files: JPEG, PNG or WebP files of any size.
+      image_size: crop and resize to this height and width instead of the model's own.
+      seed: of random draws, which depend on it and the file alone.
+      **options: further keywords of `inference.load.open_model`, such as `step`.
+
+    Returns:
+      {name: array} of each file, as the task's `predict` names them: of a classifier `probs`, of a
+      DETR `scores`, `labels` and `boxes`.
 
     Raises:
-      UserError: if the task of the run predicts nothing.
+      UserError: if the model or a file cannot be read, or the task predicts nothing.
     """
-    if not run.task.predicts:
-        raise UserError(f'task {run.config.task.name!r} has no predictions')
-    compiled = jax.jit(step.make_predict_step(run.model, run.task, seed=seed))
+    trained = open_model(path, image_size, **options)
+    return predict_photos(trained, read_photos(trained, files, image_size), seed)
 
-    def predict(example: Example, index: int) -> dict[str, np.ndarray]:
-        predictions, _ = compiled(run.variables, batch_of_one(example, index))
+
+def read_photos(
+    trained: TrainedModel,
+    files: Sequence[str | os.PathLike[str]],
+    image_size: Size | None = None,
+) -> list[Photo]:
+    """Read files as a model's evaluation images; the arguments are those of `predict`."""
+    reader = photo_reader(trained)
+    return [reader.read(os.fspath(file), image_size) for file in files]
+
+
+def predict_photos(
+    trained: TrainedModel, photos: Sequence[Photo], seed: int = 0
+) -> list[Prediction]:
+    """{name: array} for each photo; raises UserError if the task predicts nothing."""
+    predict_one = predictor(trained, seed)
+    return [predict_one(photo.fields, photo.number) for photo in photos]
+
+
+def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
+    """A compiled function (example, its number) -> {name: array} of this example.
+
+    Random draws of the task are a function of the seed and the number.
+
+    Raises:
+      UserError: if the task predicts nothing.
+    """
+    if not trained.task.predicts:
+        raise UserError(f'task {trained.config.task.name!r} has no predictions')
+    compiled = jax.jit(step_lib.make_predict_step(trained.model, trained.task, seed=seed))
+
+    def predict_one(example: Example, index: int) -> Prediction:
+        predictions, _ = compiled(trained.variables, batch_of_one(example, index))
         return {name: np.asarray(value[0]) for name, value in predictions.items()}
 
-    return predict
+    return predict_one
 
 
 def batch_of_one(example: Example, index: int = 0) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
-from vit_jax.inference.load import Run, eval_section
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops.search import Search, decode
 
 WINDOW = 4096  # sentences that are sorted by their lengths together
@@ -98,19 +98,19 @@ class SentenceReader:
         return ids
 
 
-def sentence_reader(run: Run) -> SentenceReader:
+def sentence_reader(run: TrainedModel) -> SentenceReader:
     """The reader for a run's model; the data themselves are not needed.
 
     Raises:
       UserError: if the run does not translate text.
     """
-    section, data = eval_section(run.config), run.config.data
+    section, data = run.data_config, run.config.data
     path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
     if not hasattr(run.model, 'decode_step'):
-        raise UserError(f'{run.workdir}: model {run.config.model.name!r} does not translate')
+        raise UserError(f'{run.path}: model {run.config.model.name!r} does not translate')
     vocab = vocabulary.load(path) if path else sources.own_vocab(section.source)
     if vocab is None or not bounds:
-        raise UserError(f'{run.workdir}: the model of this run was not trained on text')
+        raise UserError(f'{run.path}: the model of this run was not trained on text')
     steps = [section.get('transforms', ''), '' if path else 'tokenize']
     return SentenceReader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
 
@@ -127,7 +127,7 @@ class Translator:
       seed: of what is drawn when sampling: a function of it, the line's number and the sentence.
     """
 
-    run: Run
+    run: TrainedModel
     reader: SentenceReader
     search: Search
     batch_size: int = 32
@@ -186,7 +186,7 @@ class Translator:
         return jax.jit(translate)
 
 
-def own_translation(run: Run, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
+def own_translation(run: TrainedModel, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
     """The ids [m] of what a run itself makes of a source [n], by the search of its task."""
     translate = Translator(run, reader, run.task.decoding)
     (found,) = translate([Sentence(source, '')])

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, families, files, labels
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
-from vit_jax.tree_paths import param_paths
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
+from vit_jax.tree_paths import param_paths, unroll
 
 
 def read(
@@ -21,7 +22,7 @@ def read(
     mean: Any = None,
     std: Any = None,
     image_size: tuple[int, int] | None = None,
-) -> ImportedModel:
+) -> TrainedModel:
     """The model in a checkpoint of another code base, whatever its form.
 
     Args:
@@ -41,7 +42,7 @@ def read(
     try:
         imported = families.reader(flat, family).read(flat, extra)
         _require_finite(imported.params)
-        return dataclasses.replace(imported, class_names=labels.read(extra))
+        return dataclasses.replace(imported, class_names=labels.read(extra), path=Path(path))
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -59,7 +60,7 @@ def _require_finite(params: Mapping[str, Any]) -> None:
             raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
 
 
-def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
+def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Write a model for another code base.
 
     Args:
@@ -75,8 +76,10 @@ def write(imported: ImportedModel, path: str | os.PathLike[str]) -> tuple[str, .
     """
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
-    make = families.writer(imported.model['name'], 'npz' if is_npz else 'transformers', family)
-    written = Written(*make(imported))
+    make = families.writer(imported.config.model.name, 'npz' if is_npz else 'transformers', family)
+    flat = unroll(param_paths(imported.params))
+    unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
+    written = Written(*make(unrolled))
     if is_npz:
         files.write_npz(place, written.arrays)
     else:

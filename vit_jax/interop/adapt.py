@@ -16,10 +16,57 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.interop.select import pick
-from vit_jax.tree_paths import require_fit, unrolled
+from vit_jax.interop.trained import Size, TrainedModel, fields
+from vit_jax.tree_paths import require_fit, unroll, unrolled
 
 PyTree = Any
-Size = tuple[int, int]  # height and width in pixels
+# Keywords of a model that its parameters do not depend on, or that `adapt` takes care of.
+_FREE = {
+    *('name', 'num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
+    *('scan', 'remat', 'dtype', 'gelu', 'norm_eps', 'posemb_std', 'head_norm'),
+    *('attention', 'residual_dtype', 'pool_padding'),
+}
+
+
+def fit(
+    trained: TrainedModel,
+    model: Any,
+    target: PyTree,
+    image_size: Size | None,
+    posemb: str = 'bilinear',
+    select: str = '',
+) -> tuple[PyTree, list[str]]:
+    """The parameters of a checkpoint for a model that may differ in its head and image size.
+
+    Args:
+      trained: the checkpoint.
+      model: the Linen module.
+      target: shapes of its parameters for images of `image_size`.
+      image_size: height and width in pixels; None if the model takes no images.
+      posemb: how position embeddings are resized, 'bilinear' or 'bicubic'.
+      select: the parts of the checkpoint to take, where the models are not the same otherwise;
+        see `interop.select`. If empty, all has to fit.
+
+    Returns:
+      Parameters without those that start anew, and notes for people; see `adapt`.
+
+    Raises:
+      UserError: if the architectures differ, or those of the parts that are selected.
+    """
+    notes = [*trained.notes, *_compare_fields(trained.model_config, model)]
+    try:
+        params, changes = adapt(
+            trained.params,
+            target,
+            model,
+            old_size=trained.image_size,
+            new_size=image_size,
+            posemb=posemb,
+            select=select,
+        )
+    except UserError as error:
+        raise UserError(f'{error}{_differences(trained.model_config, model)}') from None
+    return params, notes + changes
 
 
 def adapt(
@@ -96,18 +143,9 @@ def overlay(initial: Mapping[str, PyTree], given: Mapping[str, PyTree]) -> dict[
     return merged
 
 
-def unroll(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Scanned `blocks`, stacked on axis 0, as `block_0`, `block_1`, ...; the rest as it is."""
-    return traverse_util.unflatten_dict(_flat(params), sep='/')
-
-
 def _flat(params: Mapping[str, PyTree]) -> dict[str, Any]:
     """Arrays by '/'-joined names of unrolled blocks."""
-    flat: dict[str, Any] = {}
-    for name, array in traverse_util.flatten_dict(dict(params), sep='/').items():
-        names = unrolled(name, array)
-        flat |= {name: array} if names == [name] else dict(zip(names, array, strict=True))
-    return flat
+    return unroll(traverse_util.flatten_dict(dict(params), sep='/'))
 
 
 def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -156,3 +194,27 @@ def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str])
 def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
     for name in [n for n in flat if n.startswith(tuple(f'{layer}/' for layer in layers))]:
         del flat[name]
+
+
+def _differences(theirs: Mapping[str, Any], model: Any) -> str:
+    """Where two models differ in what makes their parameters, for people."""
+    ours = fields(model)
+    differ = [
+        key for key in theirs if key not in _FREE and theirs[key] != ours.get(key, theirs[key])
+    ]
+    there, here = (', '.join(f'{key}={of[key]!r}' for key in differ) for of in (theirs, ours))
+    return f' (the checkpoint has {there}; config.model has {here})' if differ else ''
+
+
+def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
+    """What changes the outputs although no parameter shows it: another GELU is another model."""
+    ours = fields(model)
+    keys = ('gelu', 'norm_eps', 'pool_padding')
+    differ = [key for key in keys if key in ours and key in theirs]
+    differ = [key for key in differ if theirs[key] != ours[key]]
+    if 'gelu' in differ:
+        raise UserError(
+            f'the checkpoint was trained with gelu {theirs["gelu"]!r}, config.model has '
+            f'{ours["gelu"]!r}: set config.model.gelu={theirs["gelu"]!r}'
+        )
+    return [f'{key}: {ours[key]}, but {theirs[key]} in the checkpoint' for key in differ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim.param_groups import layer_order
 
 # In the `extra` of `files.read_arrays`, beside what config.json holds.
@@ -39,7 +39,7 @@ def given(mean: Any, std: Any) -> dict[str, Any]:
     return {} if mean is None else {GIVEN: {'mean': mean, 'std': std}}
 
 
-def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') -> ImportedModel:
+def folded(imported: TrainedModel, extra: Mapping[str, Any], untold: str = '') -> TrainedModel:
     """The model for images in [-1, 1], whatever its own were normalised by.
 
     Args:
@@ -57,10 +57,10 @@ def folded(imported: ImportedModel, extra: Mapping[str, Any], untold: str = '') 
     if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
         return imported
     embed = imported.params.get('patch_embed', {})
-    if 'kernel' not in embed or not _embeds_pixels(imported.model):
+    if 'kernel' not in embed or not _embeds_pixels(imported.model_config):
         words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
         if GIVEN in extra:
-            raise UserError(f'{words} cannot be folded into a {imported.model["name"]}')
+            raise UserError(f'{words} cannot be folded into a {imported.model_config["name"]}')
         return imported.with_notes(f'{words} is not accounted for: images here are in [-1, 1]')
     kernel, bias = embed['kernel'], embed['bias']
     for name, values in (('mean', mean), ('std', std)):

@@ -14,7 +14,7 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.interop.adapt import head_layers
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.storage import paths
 
 
@@ -35,7 +35,7 @@ def read_classes(path: str) -> np.ndarray:
     return np.array([int(line) for line in lines], np.int64)
 
 
-def take_classes(imported: ImportedModel, model: Any, chosen: np.ndarray) -> ImportedModel:
+def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> TrainedModel:
     """A checkpoint whose head has the chosen classes only, with a note that says so.
 
     Args:

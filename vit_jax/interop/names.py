@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Flat
+from vit_jax.tree_paths import unroll
 
 # Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' stand for an index that counts from
 # 0 or 1 and is otherwise the same on both sides, '*' for any number, which is written as 0.
@@ -96,22 +97,6 @@ def join(flat: Mapping[str, np.ndarray]) -> Flat:
         if not any(module in parts for parts in fused.values()):
             joined[name] = array
     return joined
-
-
-def unroll(
-    flat: Mapping[str, np.ndarray], scanned: str = 'encoder/blocks/', block: str = 'encoder/block_'
-) -> Flat:
-    """Take scanned blocks apart, stacked on axis 0: `encoder/blocks/...` to `encoder/block_0/...`
-    and so on.
-    """
-    unrolled: Flat = {}
-    for name, array in flat.items():
-        if not name.startswith(scanned):
-            unrolled[name] = array
-            continue
-        for i, layer in enumerate(array):
-            unrolled[f'{block}{i}/{name.removeprefix(scanned)}'] = layer
-    return unrolled
 
 
 def flattened(params: Mapping[str, Any]) -> Flat:

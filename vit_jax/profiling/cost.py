@@ -15,14 +15,14 @@ from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.data import known
-from vit_jax.data.batches import Shape
+from vit_jax.data.batches import Shape, kinds_of_checkpoint
 from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.data.examples import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark, flops
-from vit_jax.profiling.examples import Spec, example_spec, kinds_of_checkpoint
+from vit_jax.profiling.examples import Spec, example_spec
 from vit_jax.profiling.plan import PlannedRun
 
 

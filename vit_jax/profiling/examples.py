@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
-from vit_jax.data import batches
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import buckets
 from vit_jax.data.records import SourceInfo
@@ -75,25 +71,3 @@ def batch_rows(config: ConfigDict) -> int:
     if not (bounds := config.data.get('buckets')):
         return int(config.batch_size)
     return buckets.train_rows(bounds, config.batch_size)[-1]
-
-
-def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
-    """The inputs of one example of each kind of batch, and how many of them a step has.
-
-    Args:
-      meta: of a checkpoint.
-
-    Returns:
-      An empty list for a checkpoint that does not tell the shapes of its examples.
-    """
-    if 'shapes' in meta:
-        return [(rows, dict(spec)) for rows, spec in batches.from_facts(meta['shapes'])]
-    # Checkpoints of before said as much of plain images and of sequences alone.
-    size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
-    if size and channels:
-        return [(meta['config']['batch_size'], _spec({'image': [*size, channels]}, np.uint8))]
-    return [(rows, _spec(shapes, np.int32)) for rows, shapes in meta.get('sequences', [])]
-
-
-def _spec(shapes: Mapping[str, Any], dtype: type) -> Spec:
-    return {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, shape in shapes.items()}

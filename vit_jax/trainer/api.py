@@ -1,4 +1,4 @@
-"""Training from Python, as the command `train` does it."""
+"""Training and evaluation from Python, as the commands `train` and `evaluate` do them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints.best import Step
 from vit_jax.config import load
+from vit_jax.inference.load import Path, open_model
+from vit_jax.interop.trained import Size
+from vit_jax.trainer import measure
 from vit_jax.trainer import train as trainer
 
 
@@ -37,3 +41,33 @@ def train(
     else:
         checked = load.override(config, overrides)
     return trainer.train(checked, os.fspath(workdir), **options)
+
+
+def evaluate(
+    path: Path,
+    *,
+    step: Step = None,
+    average: int = 1,
+    image_size: Size | None = None,
+    allowed: Sequence[str] = (),
+    **choices: Any,
+) -> dict[str, float]:
+    """Evaluate a model exactly: every example counts once.
+
+    Args:
+      path: a run folder, or a checkpoint as for `vit_jax.load`; one of another code base needs
+        `source` and `split`.
+      step, average: of a run, see `vit_jax.inference.load.read`.
+      image_size: crop and resize to this height and width instead of the model's own.
+      allowed: modules of your own that the config of a run may name.
+      **choices: further keywords of `vit_jax.trainer.measure.prepare`, such as `split='train'` or
+        `evaluators=['knn(k=5)']`.
+
+    Returns:
+      {'EVALUATION/METRIC': value}.
+
+    Raises:
+      UserError: if the model cannot be read, or does not suit the data.
+    """
+    trained = open_model(path, image_size, step=step, average=average, allowed=allowed)
+    return measure.prepare(trained, image_size=image_size, **choices).run()

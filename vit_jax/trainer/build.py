@@ -21,14 +21,15 @@ from vit_jax.config import defaults, durations, objects
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
 from vit_jax.interop import adapt
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate, evaluations, examples
 from vit_jax.trainer import judge as judge_lib
+from vit_jax.trainer.compatibility import abstract_variables
 from vit_jax.trainer.judge import Judge
-from vit_jax.trainer.suits import Trained, abstract_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +125,15 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     program, lr = make_program(config, data.shapes, layout, times)
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
-    params = program.abstract_state.params
-    trained = Trained(program.model, program.task, params, data.info, data.spec)
+    trained = TrainedModel(
+        params=program.abstract_state.params,
+        config=config,
+        image_size=data.image_size,
+        source='this run',
+        class_names=data.info.class_names,
+        num_classes=data.info.num_classes,
+        spec=data.spec,
+    )
     opened = evaluations.open_evals(config, layout, program.eval_steps, trained)
     return Training(
         config=config,

@@ -13,7 +13,9 @@ from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Evaluator
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import sharding
+from vit_jax.trainer import compatibility
 from vit_jax.trainer.evaluate import (
     EvalSteps,
     PyTree,
@@ -24,7 +26,6 @@ from vit_jax.trainer.evaluate import (
     open_data,
     predict,
 )
-from vit_jax.trainer.suits import Trained
 
 Take = Callable[[Batch, Batch], None]
 
@@ -101,7 +102,7 @@ def open_evals(
     config: ConfigDict,
     layout: sharding.Layout,
     steps: EvalSteps,
-    trained: Trained | None = None,
+    trained: TrainedModel | None = None,
 ) -> dict[str, Evaluation]:
     """The evaluation of every entry of `config.evals`; entries of the same data share them.
 
@@ -133,15 +134,15 @@ def _open_eval(
     config: ConfigDict,
     open_once: Callable[..., Dataset],
     steps: EvalSteps,
-    trained: Trained | None,
+    trained: TrainedModel | None,
 ) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
     data = open_once(section)
     evaluator = objects.make_evaluator(section, where)
     if trained is not None:
         if config.model.get('num_classes') and not (evaluator and evaluator.learns):
-            trained.require_classes(where, data)
-        trained.require_shapes(where, data)
+            compatibility.require_classes(trained, where, data)
+        compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))
     if evaluator is None:
         return Evaluation(data)

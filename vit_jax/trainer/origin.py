@@ -19,8 +19,7 @@ from vit_jax.config.allowed import dotted_names
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.interop import head_classes
-from vit_jax.interop import load as interop_lib
+from vit_jax.interop import adapt, head_classes
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.workdir import FREE, SCHEDULES
@@ -73,12 +72,12 @@ def find_origin(training: Training, allowed: Sequence[str] = ()) -> Origin:
     if not (path := init.from_):
         return Origin()
     own = [name for _, name in dotted_names(training.config)]
-    imported = interop_lib.read(path, allowed=[*allowed, *own])
+    imported = inference_lib.read(path, allowed=[*allowed, *own])
     if init.classes:
         chosen = head_classes.read_classes(init.classes)
         imported = head_classes.take_classes(imported, training.program.model, chosen)
     try:
-        params, notes = interop_lib.fit(
+        params, notes = adapt.fit(
             imported,
             training.program.model,
             training.program.abstract_state.params,

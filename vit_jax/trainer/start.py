@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.errors import UserError
-from vit_jax.trainer import suits
+from vit_jax.trainer import compatibility
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.judge import Bests
 from vit_jax.trainer.origin import Origin, find_origin
@@ -55,7 +55,7 @@ def restore(
     found = checkpointer.restore_latest(program.target, strict=strict)
     if found is not None:
         step, saved, meta = found
-        suits.require_same_classes(meta.get('class_names', ()), training.data.info)
+        compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         return Beginning(
             program.layout.from_global(saved),
             step,

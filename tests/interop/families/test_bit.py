@@ -93,7 +93,7 @@ def test_every_form_reads_back(params, form):
     imported = bit.read(flat, extra)
     assert imported.source == FORMS[form]
     padding = {'pool_padding': 'nothing'} if form is big_vision else {}
-    assert (imported.model, imported.image_size) == (MODEL | padding, None)
+    assert (imported.model_config, imported.image_size) == (MODEL | padding, None)
     assert_same(imported.params, params)
 
 
@@ -123,14 +123,14 @@ def test_units_beyond_nine():
     assert 'resnet/block1/unit09/b/group_norm/beta' in flat
     assert 'resnet/block1/unit11/b/group_norm/beta' in flat
     imported = bit.read(flat, {})
-    assert imported.model['layers'] == (11,)
+    assert imported.model_config['layers'] == (11,)
     assert_same(imported.params, params)
 
 
 def test_the_width_is_that_of_the_root():
     model = MODEL | {'layers': (1,), 'width_factor': 3}
     imported = bit.read(bit.write_npz(random_params(model, 0), model), {})
-    assert imported.model == model
+    assert imported.model_config == model
     _, config = bit.write_transformers(imported.params, model)
     assert (config['embedding_size'], config['hidden_sizes']) == (192, [768])
 
@@ -139,7 +139,7 @@ def test_a_body_without_a_head(params):
     body = {name: value for name, value in params.items() if name != 'head'}
     flat, config = bit.write_transformers(body, MODEL | {'num_classes': None})
     imported = bit.read(flat, config)
-    assert imported.model['num_classes'] is None
+    assert imported.model_config['num_classes'] is None
     assert_same(imported.params, body)
     bare = {name.removeprefix('bit.'): array for name, array in flat.items()}
     assert bit.matches(bare)
@@ -178,7 +178,7 @@ def test_logits_of_hugging_face_from_its_file(images, tmp_path):
         theirs = reference(torch.tensor(images.transpose(0, 3, 1, 2))).logits.numpy()
     reference.save_pretrained(tmp_path)
     imported = bit.read(*files.read_arrays(tmp_path))
-    assert imported.model == MODEL
+    assert imported.model_config == MODEL
     np.testing.assert_allclose(logits(imported.params, images), theirs, atol=5e-5)
 
 

@@ -12,7 +12,7 @@ from helpers import detr as helper
 from vit_jax import interop
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.interop import load
+from vit_jax.interop import adapt
 from vit_jax.interop.families import _detr, detr
 
 COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
@@ -113,8 +113,8 @@ def test_every_naming_is_read(form, flat, expected):
     assert detr.matches(theirs)
     imported = detr.read(theirs, EXTRA)
     assert_same(imported.params, expected)
-    assert load.build(imported.model) == helper.MODEL.clone(dropout=0.1)
-    assert imported.task == {'name': 'detect'}
+    assert imported.model == helper.MODEL.clone(dropout=0.1)
+    assert imported.task_config == {'name': 'detect'}
 
 
 PARTS = (('conv', 'lay'), ('norm', 'gn'))
@@ -149,8 +149,8 @@ def test_every_naming_of_masks_is_read(form):
     assert detr.matches(flat)
     imported = detr.read(flat, {})
     assert_same(imported.params, helper.panoptic_params(model))
-    assert load.build(imported.model) == helper.PANOPTIC.clone(dropout=0.1)
-    assert imported.task == {'name': 'segment_panoptic', 'stuff': ()}
+    assert imported.model == helper.PANOPTIC.clone(dropout=0.1)
+    assert imported.task_config == {'name': 'segment_panoptic', 'stuff': ()}
     without = {
         name: array for name, array in flat.items() if '.k_' not in name or 'bbox' not in name
     }
@@ -165,13 +165,13 @@ def test_what_transformers_saves(model, expected, tmp_path):
     model.save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
     assert_same(imported.params, expected)
-    assert imported.model['num_heads'] == helper.HEADS
+    assert imported.model_config['num_heads'] == helper.HEADS
     assert imported.class_names[4] == 'thing 4'
     # For other classes the head starts anew, and nothing else.
     other = helper.MODEL.clone(num_classes=3)
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     target = jax.eval_shape(other.init, jax.random.key(0), images)['params']
-    params, notes = load.fit(imported, other, target, None)
+    params, notes = adapt.fit(imported, other, target, None)
     assert 'class_embed' not in params
     assert set(params) == set(expected) - {'class_embed'}
     assert any('class_embed' in note for note in notes)
@@ -186,8 +186,8 @@ def written_and_read(reference, kind, folder):
     theirs, told = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(told.values())
     again = interop.read(folder)
-    assert again.model == {**imported.model, 'dropout': 0.1}
-    assert again.task == {**imported.task, **COLOURS}
+    assert again.model_config == {**imported.model_config, 'dropout': 0.1}
+    assert again.task_config == {**imported.task_config, **COLOURS}
     assert again.class_names == imported.class_names
     jax.tree.map(np.testing.assert_array_equal, again.params, imported.params)
     return theirs.eval(), notes
@@ -218,12 +218,11 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
 )
 def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
     transformers = pytest.importorskip('transformers')
-    imported = dataclasses.replace(
-        detr.read(flat, EXTRA),
-        image_size=(1344, 1344),  # a run's images are padded
-        transforms=f"keep('image', 'boxes')|{resize}|pad_objects(9)",
+    imported = detr.read(flat, EXTRA).with_groups(
+        data={'transforms': f"keep('image', 'boxes')|{resize}|pad_objects(9)"},
         task={'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (0.5, 0.6, 0.7)},
     )
+    imported = dataclasses.replace(imported, image_size=(1344, 1344))  # a run's images are padded
     told = _detr.transformers(imported).preprocessor
     processor = transformers.DetrImageProcessor(**told)
     # The last one is so long that `max` tells its size.
@@ -238,7 +237,7 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
 
 
 def test_images_that_a_run_does_not_resize_are_kept(flat):
-    imported = dataclasses.replace(detr.read(flat, EXTRA), transforms='pad_objects(9)')
+    imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'pad_objects(9)'})
     written = _detr.transformers(imported)
     assert not written.preprocessor['do_resize']
     assert any('keeps theirs' in note for note in written.notes)
@@ -268,7 +267,7 @@ def test_sizes_of_images_in_older_files(flat):
 )
 def test_a_model_that_transformers_has_not_is_not_written(flat, change, message, tmp_path):
     imported = detr.read(flat, EXTRA)
-    imported = dataclasses.replace(imported, model={**imported.model, **change})
+    imported = imported.with_groups(model={**imported.model_config, **change})
     with pytest.raises(UserError, match=message):
         interop.write(imported, tmp_path / 'hf')
     assert not (tmp_path / 'hf').exists()
@@ -293,14 +292,14 @@ def test_a_resnet_alone_starts_the_backbone(flat, expected):
     assert_same(imported.params, {'backbone': expected['backbone']})
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     target = jax.eval_shape(helper.MODEL.init, jax.random.key(0), images)['params']
-    params, _ = load.fit(imported, helper.MODEL, target, None, select='backbone')
+    params, _ = adapt.fit(imported, helper.MODEL, target, None, select='backbone')
     assert_same(params, {'backbone': expected['backbone']})
 
 
 def test_colours_are_those_that_the_files_tell(flat):
     told = {'preprocessor_config.json': {'image_mean': [0.1, 0.2, 0.3], 'image_std': [1, 1, 2]}}
     imported = detr.read(flat, {**EXTRA, **told})
-    assert imported.task == {'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (1, 1, 2)}
+    assert imported.task_config == {'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (1, 1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def require_equal(imported, model, batch):
     found, expected = ours(imported, batch, noise), theirs(model, batch, noise=noise)
     np.testing.assert_allclose(found['patches'], expected.logits, atol=1e-5)
     np.testing.assert_array_equal(found['mask'], expected.mask)
-    task = Task(**{k: v for k, v in imported.task.items() if k != 'name'})
+    task = Task(**{k: v for k, v in imported.task_config.items() if k != 'name'})
     loss = terms.means(task.loss(found, {'image': jnp.asarray(batch)}))['loss']
     np.testing.assert_allclose(loss, expected.loss, atol=1e-6, rtol=0)
 
@@ -96,7 +96,7 @@ def test_predictions_and_loss(form, model, tmp_path, images):
         arrays = renamed(state(model), NAMES_4 if form == 'version 4' else [])
         files.write_safetensors(tmp_path, arrays, model.config.to_dict())
     imported = interop.read(tmp_path)
-    assert imported.model['name'] == 'mae' and imported.image_size == (12, 12)
+    assert imported.model_config['name'] == 'mae' and imported.image_size == (12, 12)
     require_equal(imported, model, images(3, 12, 12, 3))
 
 
@@ -107,7 +107,7 @@ def test_another_size_and_plain_pixels(tmp_path, images):
     model = reference(image_size=16, mask_ratio=0.5, layer_norm_eps=1e-3, **shallow)
     model.save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
-    assert imported.task['target'] == 'pixels' and imported.model['mask_ratio'] == 0.5
+    assert imported.task_config['target'] == 'pixels' and imported.model_config['mask_ratio'] == 0.5
     require_equal(imported, model, images(3, 16, 16, 3))
 
 
@@ -144,7 +144,7 @@ def test_the_colours_of_images_and_target(model, tmp_path):
     model.save_pretrained(tmp_path)
     imported = interop.read(tmp_path, mean=mean, std=std)
     pixels = np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3), dtype=np.uint8)
-    task = Task(**{k: v for k, v in imported.task.items() if k != 'name'})
+    task = Task(**{k: v for k, v in imported.task_config.items() if k != 'name'})
     batch = {'image': jnp.asarray(pixels)}
     found = ours(imported, task.inputs(batch)[0], NOISE[:, :9])
     seen = ((pixels / 255 - mean) / std).astype(np.float32)

@@ -70,7 +70,7 @@ def test_logits(qkv_bias, tmp_path, images):
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
     assert imported.image_size == (12, 12)
-    assert (imported.source, imported.model['gelu'], imported.model['norm_eps']) == (
+    assert (imported.source, imported.model_config['gelu'], imported.model_config['norm_eps']) == (
         'timm ViT',
         'erf',
         1e-6,
@@ -125,7 +125,7 @@ def test_mean_over_tokens(tmp_path, images, perturbed):
     flat['pos_embed'] = flat['pos_embed'][:, 1:]
     imported = read(tmp_path, flat, CONFIG | {'global_pool': 'avg'})
     outputs = ours(imported, images(2, 12, 12, 3))
-    assert imported.model['pool'] == 'gap'
+    assert imported.model_config['pool'] == 'gap'
     mean = outputs['tokens'].mean(1) @ flat['head.weight'].T + flat['head.bias']
     np.testing.assert_allclose(outputs['logits'], mean, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_attention_pooling(tmp_path, images):
     del flat['cls_token']
     flat['pos_embed'] = flat['pos_embed'][:, 1:]
     imported = read(tmp_path, flat | {f'attn_pool.{name}': array for name, array in pool.items()})
-    assert imported.model['pool'] == 'map'
+    assert imported.model_config['pool'] == 'map'
     outputs = ours(imported, images(2, 12, 12, 3))
 
     p = {name: torch.from_numpy(array) for name, array in pool.items()}
@@ -201,7 +201,7 @@ def test_heads_are_those_of_the_architecture(architecture, heads, tmp_path, imag
     model, batch = reference(hidden_size=48, num_attention_heads=heads), images(1, 12, 12, 3)
     config = {'architecture': architecture, 'model_args': {'embed_dim': 48}, 'global_pool': 'token'}
     imported = read(tmp_path, timm_state(model), config)
-    assert imported.model['num_heads'] == heads
+    assert imported.model_config['num_heads'] == heads
     np.testing.assert_allclose(
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=2e-5
     )
@@ -228,8 +228,8 @@ def test_mean_beside_a_class_token(norm, tmp_path, images):
         expected = model.classifier(mean)
     flat = {re.sub('^norm', norm, name): array for name, array in timm_state(model).items()}
     imported = read(tmp_path, flat, CONFIG | {'global_pool': 'avg'})
-    assert imported.model['pool'] == 'patches'
-    assert imported.model['fc_norm'] == (norm == 'fc_norm')
+    assert imported.model_config['pool'] == 'patches'
+    assert imported.model_config['fc_norm'] == (norm == 'fc_norm')
     np.testing.assert_allclose(ours(imported, batch)['logits'], expected, atol=1e-5)
 
 

@@ -19,7 +19,7 @@ pytest.importorskip('safetensors')
 
 
 def ours(imported, images):
-    model = Model(**{k: v for k, v in imported.model.items() if k != 'name'})
+    model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
     return apply(model, imported.params, images)
 
 
@@ -38,7 +38,7 @@ def test_logits_of_what_is_read(size, tmp_path, images):
     np.testing.assert_allclose(
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
-    assert imported.image_size == (24, 24) and imported.model['name'] == 'swin'
+    assert imported.image_size == (24, 24) and imported.model_config['name'] == 'swin'
 
 
 def test_both_versions_are_the_same_model(tmp_path):
@@ -60,7 +60,7 @@ def test_logits_of_what_is_written(tmp_path, images, perturbed):
     model, batch = Model(num_classes=3, **fields), images(2, 24, 12, 3)
     params = perturbed(model, batch)
     keywords = {'name': 'swin', 'num_classes': 3, 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5}
-    imported = interop.ImportedModel(
+    imported = interop.TrainedModel.of_file(
         params, keywords | fields, (24, 12), 'a test', ('cat', 'dog', 'horse')
     )
     assert interop.write(imported, tmp_path / 'new') == ()
@@ -77,8 +77,8 @@ def test_a_model_without_a_head(tmp_path):
     model = reference('SwinModel')
     files.write_safetensors(tmp_path, state(model, 5), model.config.to_dict())
     imported = interop.read(tmp_path)
-    assert imported.model['num_classes'] is None and 'head' not in imported.params
-    arrays, config = transformers_swin.write(imported.params, imported.model)
+    assert imported.model_config['num_classes'] is None and 'head' not in imported.params
+    arrays, config = transformers_swin.write(imported.params, imported.model_config)
     assert config['architectures'] == ['SwinModel'] and config['image_size'] == 12
     assert not any(name.startswith('swin.') for name in arrays)
 

@@ -68,7 +68,7 @@ def test_logits_of_what_is_read(fields, version, tmp_path, images):
     np.testing.assert_allclose(
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
-    assert imported.image_size == size and imported.model['name'] == 'vit'
+    assert imported.image_size == size and imported.model_config['name'] == 'vit'
 
 
 @pytest.mark.parametrize('sharded', [False, True])
@@ -84,7 +84,10 @@ def test_a_pooler_is_a_representation(tmp_path, images):
     model, batch = reference('ViTModel', pooler_output_size=8), images(2, 12, 12, 3)
     model.save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
-    assert imported.model['representation_size'] == 8 and imported.model['num_classes'] is None
+    assert (
+        imported.model_config['representation_size'] == 8
+        and imported.model_config['num_classes'] is None
+    )
     np.testing.assert_allclose(
         ours(imported, batch)['pre_logits'], theirs(model, batch).pooler_output, atol=1e-5
     )
@@ -225,7 +228,9 @@ def test_mistakes_name_the_parameter_of_the_file(mistake, tmp_path):
 def test_the_config_is_plain_json(tmp_path):
     reference().save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
-    flat, config = transformers_vit.write(imported.params, imported.model, imported.image_size)
+    flat, config = transformers_vit.write(
+        imported.params, imported.model_config, imported.image_size
+    )
     assert json.loads(json.dumps(config)) == config
     assert config['id2label']['4'] == 'LABEL_4'
     assert all(array.flags['C_CONTIGUOUS'] for array in flat.values())

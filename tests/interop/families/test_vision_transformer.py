@@ -150,8 +150,8 @@ def compiled(model):
 
 
 def logits(imported, images):
-    fields = {k: v for k, v in imported.model.items() if k != 'name'}
-    model = resolve('vit_jax.models', imported.model['name'], 'Model')(**fields)
+    fields = {k: v for k, v in imported.model_config.items() if k != 'name'}
+    model = resolve('vit_jax.models', imported.model_config['name'], 'Model')(**fields)
     with jax.default_matmul_precision('highest'):
         outputs = compiled(model)({'params': imported.params}, images)
     return outputs['logits' if model.num_classes else 'pre_logits']
@@ -254,7 +254,9 @@ def test_logits_of_every_form(form, tmp_path, images, perturbed):
     )
     assert imported.image_size == (24, 24)
     assert (
-        imported.model['name'] == imported.model['name'] == ('hybrid' if 'R' in form[:1] else 'vit')
+        imported.model_config['name']
+        == imported.model_config['name']
+        == ('hybrid' if 'R' in form[:1] else 'vit')
     )
 
 
@@ -296,7 +298,7 @@ def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed, capsys):
     del params['pos_embedding']
     np.savez(tmp_path / 'a.npz', **params)
     imported = interop.read(tmp_path / 'a.npz')
-    assert imported.model['posemb'] == 'sincos2d' and imported.image_size is None
+    assert imported.model_config['posemb'] == 'sincos2d' and imported.image_size is None
     assert logits(imported, images(1, 8, 12, 3)).shape == (1, CLASSES)
     # Neither that they are fixed, nor how tokens are pooled, is told: it is said.
     assert cli.main(['convert', str(tmp_path / 'a.npz'), str(tmp_path / 'b.npz')]) == 0
@@ -309,7 +311,7 @@ def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturb
     params = perturbed(Reference(representation=12), images(1, 8, 8, 3))
     np.savez(tmp_path / 'a.npz', **flat_params(params))
     imported = interop.read(tmp_path / 'a.npz')
-    assert imported.model == {
+    assert imported.model_config == {
         'name': 'vit',
         'num_classes': CLASSES,
         'patch_size': 4,

@@ -4,10 +4,10 @@ A family has two functions, and a table if others are to read what we write:
 
 - `matches(flat) -> bool`: whether arrays of these names are of the family; of the modules here
   exactly one knows a file.
-- `read(flat, extra) -> ImportedModel`: the model, of the arrays by name and the parsed config.json
+- `read(flat, extra) -> TrainedModel`: the model, of the arrays by name and the parsed config.json
   (empty where there is none).
 - `WRITERS`: {(name of the model, form): function}, where a function makes `Written` of an
-  `ImportedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
+  `TrainedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
 
 In front of a path a family is named: `my_lab.swin:weights.safetensors`. One of the user's own has
 to be, by its dotted name; one of this folder may be.
@@ -21,7 +21,7 @@ from typing import Any
 
 from vit_jax.config.origin import split_family as split
 from vit_jax.errors import UserError, modules, resolve_module
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 
@@ -67,7 +67,7 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
     return next(iter(found.values()))
 
 
-def writer(model: str, form: str, family: str = '') -> Callable[[ImportedModel], Written]:
+def writer(model: str, form: str, family: str = '') -> Callable[[TrainedModel], Written]:
     """What makes the arrays of a file of another code base.
 
     Args:

@@ -13,7 +13,7 @@ from vit_jax.data.transforms import parse, pillow
 from vit_jax.errors import UserError
 from vit_jax.interop import colours, labels, names
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.detr import Model
 
 BN_EPS = 1e-5
@@ -68,13 +68,13 @@ _ROWS: names.Table = (
 _TABLE = tuple((theirs, ours) for ours, theirs in _ROWS)
 
 
-def transformers(imported: ImportedModel) -> Written:
+def transformers(imported: TrainedModel) -> Written:
     """Files of a DetrForObjectDetection, or of a DetrForSegmentation.
 
     Raises:
       UserError: if transformers has no such DETR.
     """
-    model = {**_DEFAULTS, **imported.model}
+    model = {**_DEFAULTS, **imported.model_config}
     _require_theirs(model)
     panoptic = model['name'] == _PANOPTIC
     channels = imported.params['backbone']['root']['conv']['kernel'].shape[2]
@@ -92,7 +92,7 @@ def transformers(imported: ImportedModel) -> Written:
         arrays,
         _config(model, channels) | labels.write(imported.class_names, model['num_classes']),
         tuple(notes),
-        _preprocessor(imported.task, channels, resizing),
+        _preprocessor(imported.task_config, channels, resizing),
     )
 
 

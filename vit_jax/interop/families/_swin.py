@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names, shapes, torch_layout
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 from vit_jax.models.swin import Model
 from vit_jax.tree_paths import param_paths, require_fit
 
@@ -33,7 +33,7 @@ def assemble(
     extra: Mapping[str, Any],
     gelu: str = 'erf',
     image_size: Size | None = None,
-) -> ImportedModel:
+) -> TrainedModel:
     """The checkpoint, once its parameters are known to make a whole model.
 
     Args:
@@ -68,7 +68,7 @@ def assemble(
     require_fit(arrays, _expected(arrays, module), context, label=label)
     side = module.stride * module.window
     size = image_size or extra.get(GIVEN_SIZE) or (side, side)
-    return ImportedModel(names.nested(arrays), {'name': 'swin'} | model, size, source)
+    return TrainedModel.of_file(names.nested(arrays), {'name': 'swin'} | model, size, source)
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:

@@ -17,9 +17,9 @@ from flax.traverse_util import flatten_dict
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names, shapes
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import VARIANTS
-from vit_jax.tree_paths import require_fit
+from vit_jax.tree_paths import require_fit, unroll
 
 Label = Callable[[str], str]
 Size = tuple[int, int]  # height and width in pixels
@@ -34,7 +34,7 @@ def assemble(
     image_size: tuple[int, int] | None = None,
     hints: Iterable[Size] = (),
     fixed_positions: bool = False,
-) -> ImportedModel:
+) -> TrainedModel:
     """The checkpoint, once its parameters are known to make a whole model.
 
     Args:
@@ -63,7 +63,7 @@ def assemble(
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
         image_size = next(iter(fitting), None)
-    return ImportedModel(names.nested(flat), model, image_size, source)
+    return TrainedModel.of_file(names.nested(flat), model, image_size, source)
 
 
 def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
@@ -180,7 +180,7 @@ def _expected(flat: Flat, module: Any) -> Flat:
     leaves = flatten_dict(_shapes(module, size), sep='/').items()
     # Views of a single number: shapes are split and unrolled by what does it to arrays.
     arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
-    return names.split(names.unroll(arrays))
+    return names.split(unroll(arrays))
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from flax import traverse_util
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import colours, labels, names
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.tree_paths import param_paths, require_fit
 
 _UNIT, _BLOCK = 'block{1}/unit{1}', 'stage_{0}/block_{0}'
@@ -96,7 +96,7 @@ def matches(flat: Mapping[str, Any]) -> bool:
     return _form(_prefixed(flat)) is not None
 
 
-def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
     """A BiT in this package's names.
 
     Args:
@@ -119,7 +119,9 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedMo
     if source == _BIG_VISION_SOURCE:
         model['pool_padding'] = 'nothing'
     _require_fit(arrays, model, source)
-    imported = ImportedModel(traverse_util.unflatten_dict(arrays, sep='/'), model, None, source)
+    imported = TrainedModel.of_file(
+        traverse_util.unflatten_dict(arrays, sep='/'), model, None, source
+    )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
     return colours.folded(imported, extra, colours.UNTOLD if source == _HF_SOURCE else '')
@@ -244,20 +246,22 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
     return written
 
 
-def _npz(imported: ImportedModel) -> Written:
-    return Written(write_npz(imported.params, imported.model), notes=_untold(imported))
+def _npz(imported: TrainedModel) -> Written:
+    return Written(write_npz(imported.params, imported.model_config), notes=_untold(imported))
 
 
-def _transformers(imported: ImportedModel) -> Written:
-    arrays, config = write_transformers(imported.params, imported.model, imported.class_names)
+def _transformers(imported: TrainedModel) -> Written:
+    arrays, config = write_transformers(
+        imported.params, imported.model_config, imported.class_names
+    )
     size = imported.image_size or _SIZE
     preprocessor = colours.preprocessor(config['num_channels'], size)
     return Written(arrays, config, preprocessor=preprocessor, notes=_untold(imported))
 
 
-def _untold(imported: ImportedModel) -> tuple[str, ...]:
+def _untold(imported: TrainedModel) -> tuple[str, ...]:
     """What a file cannot say of the model."""
-    return (_POOL_BORDER,) if imported.model.get('pool_padding') == 'nothing' else ()
+    return (_POOL_BORDER,) if imported.model_config.get('pool_padding') == 'nothing' else ()
 
 
 WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): _transformers}

@@ -19,7 +19,7 @@ from vit_jax.interop import colours, names
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 # What `extra` may hold where there is no config.json.
 _NO_CONFIG = (colours.GIVEN, GIVEN_SIZE, colours.PREPROCESSOR)
@@ -36,7 +36,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return detr or {'conv1.weight', 'bn1.running_mean', 'layer1.0.conv3.weight'} <= flat.keys()
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A detector, a panoptic model, or the backbone of one.
 
     Args:
@@ -69,7 +69,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
     size, transforms = _images(extra.get(colours.PREPROCESSOR) or {})
-    return ImportedModel(
+    return TrainedModel.of_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
         image_size=size,

@@ -22,7 +22,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names, torch_layout
 from vit_jax.interop.families import timm_vit, transformers_vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.mae import ENCODER, Model
 from vit_jax.tree_paths import require_fit
 
@@ -69,7 +69,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'decoder.decoder_pred.weight' in flat or 'decoder_pred.weight' in flat
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViTMAEForPreTraining, or a model of the authors.
 
     Args:
@@ -89,12 +89,12 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         extra.get('decoder_num_attention_heads'),
         'transformers ViTMAE',
     )
-    model = imported.model | {'mask_ratio': float(extra.get('mask_ratio', 0.75))}
+    model = imported.model_config | {'mask_ratio': float(extra.get('mask_ratio', 0.75))}
     task = _task(extra, normalized=extra.get('norm_pix_loss', False))
-    return dataclasses.replace(imported, model=model, task=task)
+    return imported.with_groups(model=model, task=task)
 
 
-def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Of the colours and the target their files say nothing."""
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
@@ -107,7 +107,7 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         'taken for one of normalised patches, with the colours of ImageNet; of one that was '
         'trained on plain pixels (mae_visualize_*) reconstructions are wrong'
     )
-    return dataclasses.replace(imported, task=_task(extra, normalized=True)).with_notes(note)
+    return imported.with_groups(task=_task(extra, normalized=True)).with_notes(note)
 
 
 def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
@@ -117,8 +117,8 @@ def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
 
 
 def _joined(
-    encoder: ImportedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
-) -> ImportedModel:
+    encoder: TrainedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
+) -> TrainedModel:
     """The model of an encoder that is read and a decoder by the names of the file.
 
     Raises:
@@ -126,7 +126,7 @@ def _joined(
     """
     in_file = names.renamed(decoder, lambda name: torch_layout.ours(name, table), source)
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
-    keywords = _keywords(shapes, encoder.model, heads, source)
+    keywords = _keywords(shapes, encoder.model_config, heads, source)
     flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)
     context = f'{source}: not a whole decoder (shapes in our layout)'
     patches = encoder.params['pos_embed'].shape[1] - 1
@@ -136,9 +136,9 @@ def _joined(
         context,
         label=lambda name: in_file.get(name) or torch_layout.theirs(name, table),
     )
-    return dataclasses.replace(
-        encoder, params=encoder.params | names.nested(flat), model=keywords, source=source
-    )
+    params = encoder.params | names.nested(flat)
+    joined = dataclasses.replace(encoder, params=params, source=source)
+    return joined.with_groups(model=keywords)
 
 
 def _keywords(
@@ -188,9 +188,9 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     return task
 
 
-def _transformers(imported: ImportedModel) -> Written:
+def _transformers(imported: TrainedModel) -> Written:
     """Arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining."""
-    model, task = imported.model, {**_TASK, **imported.task}
+    model, task = imported.model_config, {**_TASK, **imported.task_config}
     flat = {
         name: array
         for name, array in names.flattened(imported.params).items()

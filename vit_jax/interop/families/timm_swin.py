@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel
+from vit_jax.interop.trained import TrainedModel
 
 _LAYER = 'layers.{0}'
 # Buffers.
@@ -58,7 +58,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'patch_embed.proj.weight' in flat and 'layers.0.blocks.0.norm1.weight' in flat
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A SwinTransformer, with or without its head.
 
     Args:

@@ -8,7 +8,6 @@ the mean and deviation of colours in config.json into the patch embedding, so th
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 _SOURCE = 'timm ViT'
 _NORM_EPS = 1e-6
@@ -74,7 +73,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return known and 'decoder_pred.weight' not in flat
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A VisionTransformer of timm.
 
     Args:
@@ -169,16 +168,16 @@ def _heads(
     return heads
 
 
-def _pooled(imported: ImportedModel, pool: Any) -> ImportedModel:
+def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
     """The model with the pooling that config.json tells, for arrays do not tell all of it.
 
     Raises:
       UserError: if no model here pools so, or the arrays are of another pooling.
     """
-    ours, has_token = imported.model['pool'], 'cls_token' in imported.params
+    ours, has_token = imported.model_config['pool'], 'cls_token' in imported.params
     told = _POOLS.get(str(pool), (None, None))[has_token]
     if (ours, told) == ('cls', 'patches'):  # of the same arrays
-        return dataclasses.replace(imported, model=imported.model | {'pool': told})
+        return imported.with_groups(model=imported.model_config | {'pool': told})
     if pool is not None and told != ours:
         raise UserError(
             f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
@@ -187,11 +186,11 @@ def _pooled(imported: ImportedModel, pool: Any) -> ImportedModel:
     return imported
 
 
-def _reason(imported: ImportedModel) -> str:
+def _reason(imported: TrainedModel) -> str:
     """What arrays speak against a pooling."""
-    if imported.model['fc_norm']:
+    if imported.model_config['fc_norm']:
         return ' (the file holds a norm that comes after the mean)'
-    return ' (the file holds attention pooling)' if imported.model['pool'] == 'map' else ''
+    return ' (the file holds attention pooling)' if imported.model_config['pool'] == 'map' else ''
 
 
 def _has_class_row(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> bool:

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, labels, names
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 
 _SOURCE = 'transformers Swin'
 _PREFIX = 'swin.'
@@ -69,7 +69,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return any(name.startswith(p + block) for p in stems for name in flat)
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A SwinModel or a SwinForImageClassification.
 
     Args:
@@ -90,9 +90,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
     image_size = (size, size) if isinstance(size, int) else size and (size[0], size[1])
     imported = _swin.assemble(used, TABLE, _SOURCE, extra, gelu, image_size)
     for key, field in (('window_size', 'window'), ('embed_dim', 'width')):
-        if extra.get(key, imported.model[field]) != imported.model[field]:
+        if extra.get(key, imported.model_config[field]) != imported.model_config[field]:
             raise UserError(
-                f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model[field]}; '
+                f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
                 'config.json is of another model'
             )
     return colours.folded(imported, extra, colours.UNTOLD)
@@ -162,9 +162,9 @@ def _native(model: Mapping[str, Any]) -> tuple[int, int]:
     return side, side
 
 
-def _transformers(imported: ImportedModel) -> Written:
-    size = imported.image_size or _native(imported.model)
-    arrays, config = write(imported.params, imported.model, size, imported.class_names)
+def _transformers(imported: TrainedModel) -> Written:
+    size = imported.image_size or _native(imported.model_config)
+    arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
     return Written(arrays, config, preprocessor=colours.preprocessor(config['num_channels'], size))
 
 

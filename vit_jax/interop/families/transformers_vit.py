@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, labels, names, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.nn.positions import sincos2d
 
 _NORM_EPS = 1e-12
@@ -72,7 +72,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return known and 'decoder.decoder_pred.weight' not in flat
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel.
 
     Args:
@@ -171,9 +171,9 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def _require_config(imported: ImportedModel, config: Mapping[str, Any]) -> None:
+def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
     """Find a config.json that belongs to another file."""
-    model = imported.model
+    model = imported.model_config
     for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
         if config.get(key, model[field]) != model[field]:
             raise UserError(
@@ -251,10 +251,10 @@ def shape_config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, A
     }
 
 
-def _transformers(imported: ImportedModel) -> Written:
+def _transformers(imported: TrainedModel) -> Written:
     size = imported.image_size
-    arrays, config = write(imported.params, imported.model, size, imported.class_names)
-    pixels = size or square(names.flattened(imported.params), imported.model['patch_size'])
+    arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
+    pixels = size or square(names.flattened(imported.params), imported.model_config['patch_size'])
     return Written(
         arrays, config, preprocessor=colours.preprocessor(config['num_channels'], pixels)
     )

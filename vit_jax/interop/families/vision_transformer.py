@@ -17,11 +17,12 @@ from vit_jax.errors import UserError
 from vit_jax.interop import colours, names
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.imported import GIVEN_SIZE, ImportedModel, Written
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
+from vit_jax.tree_paths import unroll
 
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
-_SCANNED = ('Transformer/encoderblock/', 'Transformer/encoderblock_')
+_SCANNED = ('encoderblock', 'encoderblock_')
 _ATTENTION, _MLP = 'MultiHeadDotProductAttention_*', 'MlpBlock_*'
 
 
@@ -76,14 +77,14 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'embedding/kernel' in flat and any(n.startswith('Transformer/') for n in flat)
 
 
-def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViT or hybrid of an .npz file; see `files.read_arrays`.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape.
     """
     source = _source(flat)
-    unrolled = names.unroll(flat, *_SCANNED)
+    unrolled = unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     hints = [extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else []
@@ -97,7 +98,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> ImportedModel:
         hints=hints,
         fixed_positions=True,
     )
-    return colours.folded(imported.with_notes(*_assumed(imported.model)), extra)
+    return colours.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -177,9 +178,9 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
     return bool(_vit.square_side(flat['pos_embedding'].shape[1] - 1))
 
 
-def _npz(imported: ImportedModel) -> Written:
-    arrays = write(imported.params, imported.model)
-    return Written(arrays, notes=tuple(losses(imported.model)))
+def _npz(imported: TrainedModel) -> Written:
+    arrays = write(imported.params, imported.model_config)
+    return Written(arrays, notes=tuple(losses(imported.model_config)))
 
 
 WRITERS = {('vit', 'npz'): _npz, ('hybrid', 'npz'): _npz}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax.interop.imported import ImportedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -16,7 +16,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
     return 'trunk.norm.scale' in flat
 
 
-def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedModel:
+def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
     """The model; its sizes follow from the shapes."""
     del extra
     ours = {name.replace('trunk', 'encoder').replace('.', '/'): a for name, a in flat.items()}
@@ -27,10 +27,10 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> ImportedMo
         'slots': slots,
         'width': ours['box_head/kernel'].shape[0],
     }
-    return ImportedModel(unflatten_dict(ours, sep='/'), model, None, 'spots of another lab')
+    return TrainedModel.of_file(unflatten_dict(ours, sep='/'), model, None, 'spots of another lab')
 
 
-def write(imported: ImportedModel) -> Written:
+def write(imported: TrainedModel) -> Written:
     """The arrays by the names of the other code base."""
     flat = flatten_dict(imported.params, sep='/')
     arrays = {name.replace('encoder', 'trunk').replace('/', '.'): a for name, a in flat.items()}

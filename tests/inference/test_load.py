@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.interop import files, load
+from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
@@ -101,7 +101,7 @@ def test_bit_takes_any_size(tmp_path):
 @pytest.mark.parametrize('suffix', ['', 'checkpoints', 'checkpoints/10'])
 def test_a_run_folder(smoke_run, suffix):
     model, variables = vit_jax.load(smoke_run / suffix)
-    run = inference_lib.load_run(smoke_run, 10 if suffix.endswith('10') else None)
+    run = inference_lib.open_run(smoke_run, step=10 if suffix.endswith('10') else None)
     assert model == run.model
     image = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 1)).astype(np.float32)
     np.testing.assert_array_equal(
@@ -111,10 +111,10 @@ def test_a_run_folder(smoke_run, suffix):
 
 
 def test_keywords_of_a_run_are_complete(smoke_run):
-    imported = load.read(smoke_run)
-    assert imported.model['name'] == 'vit'
-    assert imported.model['posemb'] == 'sincos2d'
-    assert imported.model['norm_eps'] == 1e-6
+    imported = inference_lib.read(smoke_run)
+    assert imported.model_config['name'] == 'vit'
+    assert imported.model_config['posemb'] == 'sincos2d'
+    assert imported.model_config['norm_eps'] == 1e-6
     assert imported.image_size == (8, 8)
     assert imported.source == f'run {smoke_run}, step 20'
 
@@ -174,7 +174,7 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     from vit_jax.inference.predict import batch_of_one
 
     path, params = npz
-    run = inference_lib.load_foreign(path)
+    run = inference_lib.open_model(path)
     assert (run.step, run.class_names) == (None, ())
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
@@ -185,4 +185,4 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     ones = np.ones((1, 16, 16, 3), np.float32)
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert inference_lib.load_foreign(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
+    assert inference_lib.open_model(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13

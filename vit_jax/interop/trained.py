@@ -1,0 +1,209 @@
+"""The record of a trained model, whether it comes from a run or from another code base's files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.config import objects
+from vit_jax.data.batches import Spec
+from vit_jax.data.records import SourceInfo
+from vit_jax.optim.param_groups import layer_order
+from vit_jax.tree_paths import param_paths
+
+Size = tuple[int, int]  # height and width in pixels
+
+# In the `extra` of a family: height and width of the images to come, where the user gives them.
+GIVEN_SIZE = 'image size given by the user'
+BATCH_SIZE = 64  # of evaluations where no config says it
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A model with its weights, and what is known of the data that it was trained on.
+
+    Attributes:
+      params: nested float32 numpy arrays; averaged where the run kept an average.
+      config: the run's config; of other files the groups `model` and `task` and the transforms,
+        if they are known.
+      image_size: height and width in pixels that the parameters were made for; None where that is
+        not known, or they fit images of any size.
+      source: where it comes from, a phrase for people.
+      class_names: one for each output of the head; empty where they are not known.
+      notes: assumptions of the reader, a line each.
+      collections: other Flax collections by name, such as `batch_stats`.
+      path: the run folder, or the file.
+      step: the run's step; None for other files.
+      num_classes: of the training data; None where that is not known.
+      raw_images: `channels` and `size` of the images before the transforms, see
+        `data.dataset.raw_images`; empty without images.
+      spec: of one training example; empty where it is not known.
+    """
+
+    params: dict[str, Any]
+    config: ConfigDict
+    image_size: Size | None
+    source: str
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    collections: dict[str, Any] = dataclasses.field(default_factory=dict)
+    path: pathlib.Path = pathlib.Path()
+    step: int | None = None
+    num_classes: int | None = None
+    raw_images: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    spec: Spec = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_file(
+        cls,
+        params: dict[str, Any],
+        model: Mapping[str, Any],
+        image_size: Size | None,
+        source: str,
+        *,
+        task: Mapping[str, Any] | None = None,
+        transforms: str = '',
+        notes: tuple[str, ...] = (),
+    ) -> TrainedModel:
+        """Make the record of a file of another code base.
+
+        Args:
+          params: blocks unrolled, under this package's names.
+          model: keywords of `config.model`, with its name.
+          image_size, source, notes: see `TrainedModel`.
+          task: keywords of `config.task`, with its name; by default classification.
+          transforms: from an image file to the model's input; by default a crop of `image_size`.
+        """
+        groups = {
+            'batch_size': BATCH_SIZE,
+            'model': dict(model),
+            'task': dict(task or {'name': 'classify'}),
+            'data': {'source': '', 'split': '', 'transforms': transforms},
+            'evals': {},
+        }
+        return cls(params, ConfigDict(groups), image_size, source, notes=notes)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Parameters and other collections, as `model.apply` takes them."""
+        return {'params': self.params, **self.collections}
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The keywords of `config.model`, with its name."""
+        return self.config.model.to_dict()
+
+    @property
+    def task_config(self) -> dict[str, Any]:
+        """The keywords of `config.task`, with its name."""
+        return self.config.task.to_dict()
+
+    @property
+    def data_config(self) -> ConfigDict:
+        """The data section of the first evaluation; that of training if there is none."""
+        return next(iter(self.config.evals.values()), self.config.data)
+
+    @property
+    def transforms(self) -> str:
+        """From an image to the model's input, as in `data_config`."""
+        return self.data_config.get('transforms', '')
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The Linen module of `config.model`."""
+        return objects.make_model(self.config)
+
+    @functools.cached_property
+    def task(self) -> Any:
+        """The task of `config.task`."""
+        return objects.make_task(self.config)
+
+    @property
+    def classes(self) -> SourceInfo | None:
+        """The classes of the training data; None where they are not known."""
+        if self.num_classes is None:
+            return None
+        return SourceInfo(self.num_classes, self.class_names)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images: of the data, else of the first layer's kernel [P P C D].
+
+        3 where there is no such kernel, or the model does not name its first layer.
+        """
+        if 'channels' in self.raw_images:
+            return self.raw_images['channels']
+        first = layer_order(self.model)[:1]
+        kernels = (
+            leaf
+            for path, leaf in param_paths(self.params).items()
+            if leaf.ndim == 4 and any(re.search(pattern, path) for pattern in first)
+        )
+        return next((kernel.shape[2] for kernel in kernels), 3)
+
+    def value_range(self) -> np.ndarray | None:
+        """The model's input for a black and a white pixel, float32 [2, channels].
+
+        In between, byte b of a channel becomes low + (high - low) * b / 255. None where the input
+        is not the image itself: tokens, or the grey image that a colorizer gets.
+        """
+        if self.spec and 'image' not in self.spec:
+            return None
+        size = (*(self.image_size or (32, 32)), self.channels)
+        images = jnp.stack([jnp.full(size, byte, jnp.uint8) for byte in (0, 255)])
+        first = np.asarray(self.task.inputs({'image': images})[0])
+        return first[:, 0, 0] if first.shape == images.shape else None
+
+    def with_notes(self, *notes: str) -> TrainedModel:
+        """The same with more notes."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
+
+    def adapted(self, *, model: Any = None, task: Any = None) -> TrainedModel:
+        """The same with another module of its model's class, or another task of its task's."""
+        changed = {'model': model, 'task': task}
+        return self.with_groups(
+            **{
+                name: {'name': self.config[name].name, **fields(instance)}
+                for name, instance in changed.items()
+                if instance is not None
+            }
+        )
+
+    def with_groups(self, **groups: Mapping[str, Any]) -> TrainedModel:
+        """The same with other groups in its config, such as `model={'name': 'vit', ...}`."""
+        config = copy.deepcopy(self.config)
+        with config.unlocked():
+            for name, group in groups.items():
+                config[name] = ConfigDict(dict(group))
+        return dataclasses.replace(self, config=config)
+
+
+class Written(NamedTuple):
+    """The contents of another code base's files.
+
+    Attributes:
+      arrays: by the names there.
+      config: of config.json; None if the form has none.
+      notes: what the files cannot say of the model, a line each.
+      preprocessor: of preprocessor_config.json; None if the form has none.
+    """
+
+    arrays: dict[str, np.ndarray]
+    config: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    preprocessor: dict[str, Any] | None = None
+
+
+def fields(instance: Any) -> dict[str, Any]:
+    """The keywords of a Linen module or a task."""
+    names = (field.name for field in dataclasses.fields(instance))
+    return {name: getattr(instance, name) for name in names if name not in ('parent', 'name')}

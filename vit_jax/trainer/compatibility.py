@@ -1,0 +1,155 @@
+"""Compatibility of data with a model: the shapes of its inputs, and its classes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from vit_jax import step as step_lib
+from vit_jax.data.batches import ArraySpec, Spec
+from vit_jax.data.dataset import Dataset
+from vit_jax.data.records import SourceInfo
+from vit_jax.errors import UserError
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.tree_paths import param_paths
+
+PyTree = Any
+
+
+def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
+    """Check that a model takes the data without other parameters; nothing is computed.
+
+    Args:
+      trained: the model; the shapes of its parameters are enough.
+      where: the place in the config that names the data.
+      data: to be evaluated.
+
+    Raises:
+      UserError: if it does not; names the shapes of both images, or else of the parameters.
+    """
+    if data.spec == trained.spec:
+        return
+
+    title = data.source.title
+    example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in data.spec.items()}
+    init = functools.partial(step_lib.init_variables, trained.model, trained.task, seed=0)
+    try:
+        jax.eval_shape(trained.task.inputs, example)
+    except KeyError as e:
+        raise UserError(
+            f'{where}: {title}: its examples have {", ".join(data.spec)}, the model takes {e}'
+        ) from e
+    try:
+        want = param_paths(jax.eval_shape(init, example)['params'])
+    except UserError as e:
+        raise UserError(f'{where}: {title}: {e}') from e
+    have = param_paths(trained.params)
+    for name in sorted(have.keys() & want.keys()):
+        if have[name].shape != want[name].shape:
+            raise UserError(
+                f'{where}: {title} does not suit the model, whose {name} of shape '
+                f'{tuple(have[name].shape)} would have to be {tuple(want[name].shape)}'
+                f'{_advice(data.spec.get("image"), trained.spec.get("image"))}'
+            )
+
+
+def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
+    """How the images differ, and what to do about it; empty where one is not known."""
+    if given is None or known is None:
+        return ''
+    height, width, channels = known.shape
+    if given.shape[2] != channels:
+        advice = f'take images of {channels} channel{"s" if channels > 1 else ""}'
+    else:
+        advice = (
+            f"resize them by its transforms, as 'resize(({height}, {width}))', or give "
+            'evaluate --image-size'
+        )
+    return f': images of {_pixels(given)}, trained on {_pixels(known)}; {advice}'
+
+
+def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
+    """Check that the data have no other classes than a model; `where` is as for `require_shapes`.
+
+    Raises:
+      UserError: if their number differs, or a name where both have names.
+    """
+    known, found, title = trained.classes, data.info, data.source.title
+    if known is None:
+        return
+    advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
+    if found.num_classes and found.num_classes != known.num_classes:
+        raise UserError(
+            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model tells '
+            f'{known.num_classes} apart{_some(known)}; {advice}'
+        )
+    if not (found.has_names and known.has_names):
+        return
+    pairs = zip(found.class_names, known.class_names, strict=True)
+    for label, (theirs, ours) in enumerate(pairs):
+        if theirs != ours:
+            raise UserError(
+                f'{where}: class {label} of {title} is {theirs!r}, that of the model '
+                f'{ours!r}; {advice}'
+            )
+
+
+def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
+    """Check that a run's data have the classes that they had when it was saved.
+
+    Raises:
+      UserError: for a class with another name.
+    """
+    for label, (before, now) in enumerate(zip(saved, info.class_names, strict=False)):
+        if before != now:
+            raise UserError(
+                f'config.data: class {label} is {now!r}, and was {before!r} when the run was '
+                'saved; bring the data back as they were, or train them in another --workdir'
+            )
+
+
+def abstract_variables(run_once: Callable, task: Any, spec: Spec) -> dict[str, PyTree]:
+    """Shapes of the model's variables, where the task finds all that it reads.
+
+    Args:
+      run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
+      task: of the config.
+      spec: of an example that they train on.
+
+    Raises:
+      UserError: if the task needs what is neither in the examples nor among the model's outputs.
+    """
+    example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    outputs: dict[str, Any] = {}
+    try:
+        jax.eval_shape(task.inputs, example)
+        outputs, variables = jax.eval_shape(run_once, example)
+        jax.eval_shape(task.loss, outputs, example)
+    except KeyError as e:
+        if (missing := e.args[0]) in (*outputs, *spec):
+            raise
+        made = f', and the model only makes {", ".join(outputs)}' if outputs else ''
+        raise UserError(
+            f'config.task: {_module(task)} needs {missing!r}: an example of config.data has '
+            f'{", ".join(spec)}{made}'
+        ) from e
+    return variables
+
+
+def _module(instance: Any) -> str:
+    """The last name of the module that an object's class is from."""
+    return type(instance).__module__.rpartition('.')[2]
+
+
+def _pixels(image: ArraySpec) -> str:
+    height, width, channels = image.shape
+    return f'{height} x {width} x {channels}'
+
+
+def _some(info: SourceInfo) -> str:
+    """The first few names of the classes, in brackets."""
+    more = ', ...' if len(info.class_names) > 3 else ''
+    return f' ({", ".join(info.class_names[:3])}{more})' if info.has_names else ''

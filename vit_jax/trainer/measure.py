@@ -1,0 +1,186 @@
+"""Evaluations of a trained model: its own, or others of its data or of other data."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.config import defaults, schema
+from vit_jax.data.dataset import raw_images
+from vit_jax.errors import UserError
+from vit_jax.inference.load import crop
+from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.runtime import sharding
+from vit_jax.signatures import keyword_only
+from vit_jax.trainer import evaluate, evaluations
+from vit_jax.trainer.evaluations import Evaluation
+
+_FIT = 'train'  # the split that evaluators learn from, unless another is given
+Groups = dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A trained model and evaluations of it, ready to run.
+
+    Attributes:
+      trained: the model.
+      evaluations: by the names that their results get.
+      steps: compiled for them.
+    """
+
+    trained: TrainedModel
+    evaluations: dict[str, Evaluation]
+    steps: evaluate.EvalSteps
+
+    def run(self) -> dict[str, float]:
+        """Measure; returns {'NAME/METRIC': value}."""
+        variables = self.steps.layout.create(lambda loaded: loaded, self.trained.variables)
+        return evaluations.run(self.steps, self.evaluations, variables)
+
+
+def prepare(
+    trained: TrainedModel,
+    *,
+    source: str | None = None,
+    split: str | None = None,
+    classes: Sequence[int] | None = None,
+    batch_size: int | None = None,
+    image_size: Size | None = None,
+    evaluators: Sequence[str] = (),
+    fit: str | None = None,
+) -> Measurement:
+    """Open the evaluations of a model: those of its config, or as the arguments change them.
+
+    Args:
+      trained: the model, ready for images of `image_size`.
+      source, split, classes, batch_size: replace those of every evaluation.
+      image_size: crop and resize images to this height and width instead of the own transforms.
+      evaluators: instead of the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
+      fit: the split that evaluators learn from; 'train' by default.
+
+    Raises:
+      UserError: for data or evaluators that there are not, or that the model does not suit.
+    """
+    if trained.step is None and None in (source, split):
+        raise UserError(f'{trained.path} says nothing of data: give a source and a split')
+    groups = _groups(trained, evaluators, fit, split)
+    given: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
+    given['classes'] = None if classes is None else tuple(classes)
+    if image_size is not None:
+        _require_crops(groups, image_size)
+        given['transforms'] = crop(image_size)
+    given = {key: value for key, value in given.items() if value is not None}
+    groups = {name: group | given for name, group in groups.items()}
+    titles = {name: name for name in groups}
+    if split is not None and not evaluators:
+        titles = _titles_by_split(groups, split)
+    trained = trained.with_groups(evals={name: groups[name] for name in titles})
+    layout = sharding.make_layout()
+    if trained.step is None:
+        for group in trained.config.evals.values():
+            _require_fit(trained, group, layout)
+    seed = trained.config.get('seed', 0)
+    steps = evaluate.compile_steps(trained.model, trained.task, layout, seed)
+    opened = evaluations.open_evals(trained.config, layout, steps, trained)
+    return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
+
+
+def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
+    """`fewshot(seeds=5)` -> {'fewshot': {'evaluator': 'fewshot', 'seeds': 5, 'fit': 'train'}}.
+
+    Args:
+      evaluators: their names, with keywords or without.
+      fit: the split that those learn from which learn at all; None for the usual one.
+
+    Raises:
+      UserError: for a name that is none, or keywords that cannot be read.
+    """
+    if fit is not None and not evaluators:
+        raise UserError(f'--fit {fit!r}: no --evaluator learns from it')
+    groups = {}
+    for text in evaluators:
+        name, keywords = _parse_call(text)
+        fitted = {'fit': fit or _FIT} if schema.evaluator_class(name).learns else {}
+        groups[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
+    return groups
+
+
+def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """`a.name(x=1)` -> ('a.name', {'x': 1}); nothing is executed."""
+    try:
+        node = ast.parse(text.strip(), mode='eval').body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        if call.args or any(k.arg is None for k in call.keywords):
+            raise ValueError('a value without its key')
+        keywords = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    except (SyntaxError, ValueError) as e:
+        raise UserError(f"--evaluator {text!r}: {e}; write 'NAME' or 'NAME(KEY=VALUE)'") from e
+    return ast.unparse(call.func), keywords
+
+
+def _groups(
+    trained: TrainedModel, evaluators: Sequence[str], fit: str | None, split: str | None
+) -> Groups:
+    """The entries of `config.evals` before the data are chosen."""
+    if entries := _evaluator_groups(evaluators, fit):
+        known = {'batch_size', *keyword_only(schema.constructor('data'))}
+        own = defaults.keywords(trained.data_config).items()
+        data = {key: value for key, value in own if key in known}
+        return {name: data | entry for name, entry in entries.items()}
+    config = trained.config
+    evals = config.evals.items() if config.evals else [(str(split), config.data)]
+    return {name: dict(group) for name, group in evals}
+
+
+def _require_crops(groups: Groups, size: Size) -> None:
+    """Raise UserError for an image size where what is evaluated are whole images."""
+    text = 'x'.join(map(str, dict.fromkeys(size)))
+    for name, group in groups.items():
+        if group.get('sizes'):
+            raise UserError(
+                f'--image-size {text}: the model gets whole images, padded to '
+                f'config.evals.{name}.sizes, and takes those of any size; leave the flag out'
+            )
+
+
+def _titles_by_split(groups: Groups, split: str) -> dict[str, str]:
+    """Names for the evaluations of a run that all read another split; of equal ones, one stays.
+
+    Returns:
+      {entry of config.evals: what its results are called}.
+    """
+    kept: dict[str, Any] = {}
+    for name, group in groups.items():
+        measured = {k: v for k, v in group.items() if k not in ('every', 'batch_size')}
+        if measured not in kept.values():
+            kept[name] = measured
+    titles = {
+        name: '_'.join(filter(None, [split, group.get('evaluator')]))
+        for name, group in kept.items()
+    }
+    alike = collections.Counter(titles.values())
+    return {k: f'{title}_{k}' if alike[title] > 1 else title for k, title in titles.items()}
+
+
+def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> None:
+    """Compare the data with a model of whose training data nothing is known.
+
+    Raises:
+      UserError: if the images have other colours, or the task needs other classes.
+    """
+    source = evaluate.open_data(group, trained.config.batch_size, layout).source
+    have, need = raw_images(source).get('channels'), trained.channels
+    if have != need:
+        raise UserError(
+            f'{trained.path} takes images of {need} channels, {group.source} has {have}'
+        )
+    outputs, classes = trained.config.model.get('num_classes') or 0, source.info.num_classes
+    if 'evaluator' not in group and outputs != classes:
+        raise UserError(
+            f'{trained.path} tells {outputs} classes apart, {group.source} has {classes}: '
+            'fine-tune it with config.init.from, or give an --evaluator'
+        )
