@@ -4,7 +4,8 @@
 
 Each run is started again and again. Every time something happens to it, drawn from the seed: before
 the start its newest step may be damaged, and while it trains it is killed, killed in the middle of
-a save, told to stop, or its disk fills up. Every third run also changes the number of devices.
+a save, told to stop, its disk fills up, or files of its folder are deleted or replaced; the
+folder's name is drawn too. Every third run also changes the number of devices.
 Those that keep to one device have to end in the state, the metrics and the result of the
 uninterrupted run bit for bit; the others have to agree to rounding. Ends with a table of what was
 survived.
@@ -53,6 +54,8 @@ FLAGS = {
 DISK = 256 * 2**20  # bytes
 TOLERANCE = 1e-3  # relative, of every step's loss on other numbers of devices
 
+NAMES = ['run', 'lr[1]', 'a*b?', '{a, b} #%20', '~', 'a\nb', 'x' * 200]
+
 Running = subprocess.Popen
 
 
@@ -92,12 +95,38 @@ def fill_the_disk(process: Running, folder: pathlib.Path) -> set[int]:
     return {2, EXIT_PREEMPTED}
 
 
+def meddling(act: Callable[[pathlib.Path], object]) -> Callable[[Running, pathlib.Path], set[int]]:
+    """Does something to the folder, and a while later tells the run to stop."""
+
+    def meddle(process: Running, folder: pathlib.Path) -> set[int]:
+        act(folder)
+        time.sleep(random.uniform(0, 2))
+        process.terminate()
+        return {EXIT_PREEMPTED}
+
+    return meddle
+
+
+def delete_the_checkpoints(process: Running, folder: pathlib.Path) -> set[int]:
+    """One line and exit code 2 if a save was under way."""
+
+    def delete(folder: pathlib.Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # none was saved yet
+            shutil.rmtree((folder / 'checkpoints').rename(folder.parent / 'deleted'))
+
+    return meddling(delete)(process, folder) | {2}
+
+
 DURING = {
     'SIGKILL': kill,
     'SIGKILL in the middle of a save': kill_in_a_save,
     'SIGTERM': stop,
     'SIGHUP': hang_up,
     'disk full': fill_the_disk,
+    'lock deleted': meddling(lambda folder: (folder / 'lock').unlink()),
+    'metrics.jsonl deleted': meddling(lambda folder: (folder / 'metrics.jsonl').unlink()),
+    'config.json replaced': meddling(lambda folder: (folder / 'config.json').write_text('{}')),
+    'checkpoints deleted': delete_the_checkpoints,
 }
 
 
@@ -212,7 +241,7 @@ def main() -> None:
         reference, log = root / 'reference', root / 'log'
         finish(start(reference, 1, log), log, set())
         while time.monotonic() < deadline:
-            folder = root / 'run'
+            folder = root / random.choice(NAMES)
             changing = runs.total() % 3 == 1
             devices = (lambda: random.choice([1, 2, 4])) if changing else (lambda: 1)
             run_under_faults(folder, devices, survived)

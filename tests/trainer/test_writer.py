@@ -17,8 +17,9 @@ from vit_jax.errors import UserError
 from vit_jax.storage import paths
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer.due import due
+from vit_jax.trainer.lines import Lines
 from vit_jax.trainer.meter import Diverged, Meter
-from vit_jax.trainer.writer import Lines, Writer, clock
+from vit_jax.trainer.writer import Writer, clock
 
 TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
 
@@ -205,7 +206,7 @@ def test_lines_that_a_full_disk_cut_off_are_whole_once_there_is_room(tmp_path):
         room[0] -= written
         return written
 
-    lines._file = SimpleNamespace(write=write)
+    lines._file = SimpleNamespace(write=write, fileno=file.fileno)
     lines.add('first')
     with pytest.raises(OSError, match='No space'):
         lines.write()

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax.checkpoints import best, manifest, staging
+from vit_jax.checkpoints import best, manifest, staging, troubles
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.errors import UserError
@@ -30,6 +27,7 @@ from vit_jax.signatures import Steps
 from vit_jax.storage import paths, step_folder
 
 PyTree = Any
+_log = logging.getLogger(__name__)
 
 
 class Checkpointer:
@@ -59,13 +57,14 @@ class Checkpointer:
                 f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {keep_last} and '
                 f'{keep_every}'
             )
-        logging.getLogger('absl').addFilter(_not_a_traceback_of_orbax)
+        logging.getLogger('absl').addFilter(troubles.not_a_traceback_of_orbax)
         self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)
         self._keep = keep_last, keep_every
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
+        self._newest: int | None = None  # of those that this process has saved
         self._saved: checkpoint_format.Items = {}
         self._writer = ocp.AsyncCheckpointer(
             checkpoint_format.handler(),
@@ -101,7 +100,7 @@ class Checkpointer:
           UserError: if the disk is full or not writable, in this save or the one before.
         """
         self.wait()
-        if on_process_0(lambda: int(step in self.steps())):
+        if on_process_0(lambda: int(step in self._there())):
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
@@ -112,6 +111,13 @@ class Checkpointer:
             self._writer.save(staging.literal(self._staging.folder / str(step)), args=args)
         except Exception as error:
             self._fail(error)
+
+    def _there(self) -> list[int]:
+        """The finished steps, with a warning if the newest of this run is no longer among them."""
+        steps = self.steps()
+        if self._newest is not None and self._newest not in steps:
+            _log.warning('%s/%d was deleted during the run', self.directory, self._newest)
+        return steps
 
     def check(self) -> None:
         """Raise as `save` does if the save in the background has failed; call it often."""
@@ -128,7 +134,7 @@ class Checkpointer:
             self._writer.wait_until_finished()
         except Exception as error:
             self._fail(error)
-        self._saving = None
+        self._newest, self._saving = self._saving, None
         self._staging.clear()
         if jax.process_index() == 0:
             manifest.prune(self.directory, *self._keep, self._best)
@@ -180,8 +186,8 @@ class Checkpointer:
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
-        sys.unraisablehook = partial(_not_of_late_writes, sys.unraisablehook)
-        reason = str(error) if isinstance(error, UserError) else _disk_trouble(error)
+        sys.unraisablehook = partial(troubles.not_of_late_writes, sys.unraisablehook)
+        reason = str(error) if isinstance(error, UserError) else troubles.of_the_disk(error)
         if reason is None and paths.is_remote(self.directory):
             reason = paths.why(error)
         if step is None or reason is None:
@@ -314,26 +320,3 @@ def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserErr
         f'damaged checkpoint in {directory}: {listed}. Bring the files back, delete these '
         'directories to go on without them, or start anew by train --restart'
     )
-
-
-def _disk_trouble(error: BaseException | None) -> str | None:
-    """Reason for which the disk refused, or None if the error is about something else."""
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        if number := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's wording
-            return os.strerror(int(number[1]))
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
-    # Nobody waits any more for the writes that were under way when one failed: a traceback each.
-    if 'Event loop is closed' not in str(unraisable.exc_value):
-        before(unraisable)
-
-
-def _not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
-    # Orbax logs the traceback of a failed save at every layer, several hundred lines; the
-    # same exception is then raised to `Checkpointer`.
-    return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)

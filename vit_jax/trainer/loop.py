@@ -61,6 +61,7 @@ class Surroundings:
       stop_at: the step after which it stops anyhow, if any.
       report: whether to end the run after these results.
       profile: of some of the steps.
+      require_own: raises UserError if the folder is no longer this run's to write to.
     """
 
     checkpointer: Checkpointer
@@ -70,6 +71,7 @@ class Surroundings:
     stop_at: int | None
     report: Report
     profile: Profile
+    require_own: Callable[[], None]
 
 
 def loop(training: Training, beginning: Beginning, surroundings: Surroundings) -> Evaluated:
@@ -127,6 +129,7 @@ def loop(training: Training, beginning: Beginning, surroundings: Surroundings) -
             with meter.paused():
                 meter.check_finite()
                 writer.flush()
+                surroundings.require_own()
                 save(training, checkpointer, step, state, bests, unevaluated=last is None)
             surroundings.watchdog.beat(f'the save of step {step}')
         if last is not None and last.pruned:

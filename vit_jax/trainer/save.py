@@ -12,8 +12,6 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError
-from vit_jax.runtime import processes
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.judge import Bests
@@ -39,11 +37,9 @@ def save(
       unevaluated: whether the resumed run has to begin with the evaluations of this step.
 
     Raises:
-      UserError: if the folder is gone, which a save would make anew, or as `Checkpointer.save`.
+      UserError: as `Checkpointer.save`.
     """
-    program, folder = training.program, checkpointer.directory.parent
-    if processes.on_process_0(lambda: int(not paths.is_remote(folder) and not folder.is_dir())):
-        raise UserError(f'{folder} was deleted during the run, which cannot save itself any more')
+    program = training.program
     meta = {
         'config': training.config.to_dict(),
         'data': {'step': step},

@@ -26,6 +26,7 @@ from vit_jax.trainer import build as build_lib
 from vit_jax.trainer.describe import describe
 from vit_jax.trainer.loop import Preempted, Pruned, Report, Surroundings, loop
 from vit_jax.trainer.origin import find_origin, write_history
+from vit_jax.trainer.ownership import Ownership
 from vit_jax.trainer.profile import Profile, Window
 from vit_jax.trainer.save import write_config, write_result
 from vit_jax.trainer.start import check_stop, restore
@@ -97,7 +98,7 @@ def train(
     begun = workdir.begun(folder)
     origin = None if begun else find_origin(training, allowed)
     with (
-        lock.lock(folder),
+        lock.lock(folder) as held,
         workdir.traceless(folder, existed),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
@@ -125,6 +126,7 @@ def train(
                 training.data.unit,
                 training.config.to_dict(),
                 failed=preemption.request,
+                held=held,
             )
         surroundings = Surroundings(
             checkpointer,
@@ -134,6 +136,7 @@ def train(
             stop_at=stop_at,
             report=report or (lambda step, results: False),
             profile=Profile(folder, steps, writer.say),
+            require_own=Ownership(training, folder, held, writer.say).require,
         )
         try:
             writer.say('\n'.join((describe(training, folder, beginning), *notes)))

@@ -137,7 +137,7 @@ def traceless(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     ours = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
     try:
         yield
-    except Diverged:
+    except (Diverged, lock.Taken):
         raise
     except UserError:
         if ours and folder.is_dir() and run_folder.saved_nothing(folder):

@@ -18,9 +18,10 @@ from rich.text import Text
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import Console, Progress
-from vit_jax.storage import run_folder
+from vit_jax.storage import lock, run_folder
 from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
+from vit_jax.trainer.lines import Lines
 from vit_jax.viz import curves, figures
 from vit_jax.viz.base import Texts
 from vit_jax.writers import base
@@ -57,6 +58,7 @@ class Writer:
       config: of the run; its writers get the same numbers.
       failed: called once, when something cannot be written; then only the lines of the metrics are
         tried again, before the next save and in the end.
+      held: the check of the folder's lock, made before lines are written.
 
     Attributes:
       trouble: what could not be written, and why; empty while all is well.
@@ -70,6 +72,7 @@ class Writer:
         unit: str,
         config: Mapping[str, Any] | None = None,
         failed: Callable[[], None] = lambda: None,
+        held: lock.Check = lambda: None,
     ):
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
@@ -85,7 +88,7 @@ class Writer:
         before = run_folder.read_metrics(self.mirror.folder)
         kept = [line for line in before if line['step'] <= start_step]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
-        self.lines = Lines(self.path)
+        self.lines = Lines(self.path, held, self.say)
         config = dict(config or {})
         start = base.begin(workdir, self.mirror.folder, start_step, config, before)
         names = config.get('writers', schema.Config.writers)
@@ -166,9 +169,10 @@ class Writer:
         """Ends the run in order where a file can no longer be written, as on a full disk."""
         try:
             yield
-        except OSError as error:
+        except (OSError, lock.Taken) as error:
             if not self.trouble:
-                self.trouble = f'{name} could not be written ({error.strerror or error})'
+                why = getattr(error, 'strerror', None) or error
+                self.trouble = f'{name} could not be written ({why})'
                 self._failed()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -211,7 +215,8 @@ class Writer:
         if not self.enabled:
             return
         self.bar.stop()
-        with contextlib.suppress(OSError):  # it holds what could not be written
+        # It holds what could not be written.
+        with contextlib.suppress(OSError, lock.Taken):
             self.lines.close()
         for name, writer in self.writers.items():
             try:
@@ -242,23 +247,3 @@ def _open(name: str, run: base.Run) -> base.Writer:
 def in_a_line(error: Exception) -> str:
     """Its kind and message, without the breaks in it."""
     return f'{type(error).__name__}: {" ".join(str(error).split())}'
-
-
-class Lines:
-    """A file that lines are appended to; what a full disk cuts off goes on once there is room."""
-
-    def __init__(self, path: pathlib.Path):
-        self._file = path.open('ab', buffering=0)
-        self._unwritten = b''
-
-    def add(self, line: str) -> None:
-        self._unwritten += line.encode() + b'\n'
-
-    def write(self) -> None:
-        """Write what has been added; raise OSError if that fails."""
-        while self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
-
-    def close(self) -> None:
-        with self._file:
-            self.write()

@@ -1,0 +1,135 @@
+"""What others delete or replace in the folder of a run at work: it is told, and nothing is lost."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import time
+from collections.abc import Callable
+
+import pytest
+from helpers.runs import digest
+from helpers.xla import use_one_device
+
+from vit_jax.__main__ import main
+from vit_jax.data.dataset import Dataset
+from vit_jax.storage import lock, run_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once', 'one_device')]
+
+
+def train(repo: pathlib.Path, folder: pathlib.Path) -> int:
+    config = f'{repo}/tests/helpers/linear.py'
+    return main(
+        ['train', '--config', config, '--workdir', str(folder), '--config.checkpoint.keep_last=3']
+    )
+
+
+@pytest.fixture(scope='module')
+def whole_run(repo: pathlib.Path, tmp_path_factory) -> pathlib.Path:
+    """The folder of a run that was left alone."""
+    folder = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert train(repo, folder) == 0
+    return folder
+
+
+@pytest.fixture
+def during(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
+    """`during(N, ACT)`: ACT is done in the middle of the Nth evaluation, after step 10 * N."""
+    whole = Dataset.eval_batches
+
+    def schedule(number: int, act: Callable[[], object]) -> None:
+        passes = []
+
+        def batches(data):
+            passes.append(data)
+            if len(passes) == number:
+                act()
+            return whole(data)
+
+        monkeypatch.setattr(Dataset, 'eval_batches', batches)
+
+    return schedule
+
+
+def require_same(folder: pathlib.Path, whole_run: pathlib.Path) -> None:
+    """All that a run leaves behind, but for the seconds that its steps took."""
+    assert digest(folder) == digest(whole_run)
+    for name in (run_folder.CONFIG, run_folder.RESULT):
+        assert (folder / name).read_text() == (whole_run / name).read_text()
+    for name in ('train/loss', 'test/loss'):
+        found, expected = (run_folder.read_series(x)[name] for x in (folder, whole_run))
+        assert [x.tolist() for x in found] == [x.tolist() for x in expected]
+
+
+@pytest.mark.fault(73)
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('metrics.jsonl', 'metrics.jsonl was deleted or replaced during the run: written again'),
+        ('config.json', 'config.json was replaced during the run: written again'),
+    ],
+)
+@pytest.mark.parametrize('content', [None, '{"seed": 5}\n'])
+def test_a_small_file_is_written_again(
+    repo, tmp_path, whole_run, during, capsys, name, words, content
+):
+    def meddle() -> None:
+        (tmp_path / name).unlink()
+        if content is not None:
+            (tmp_path / name).write_text(content)
+
+    during(1, meddle)
+    assert train(repo, tmp_path) == 0
+    assert capsys.readouterr().out.count(words) == 1
+    require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(73)
+def test_checkpoints_that_are_deleted_are_told_and_the_state_is_saved(
+    repo, tmp_path, whole_run, during, caplog
+):
+    def delete() -> None:
+        while not run_folder.steps(tmp_path):  # it is saved in the background
+            time.sleep(0.01)
+        shutil.rmtree(tmp_path / 'checkpoints')
+
+    during(2, delete)
+    assert train(repo, tmp_path) == 0
+    assert any('checkpoints/10 was deleted during the run' in line for line in caplog.messages)
+    assert run_folder.steps(tmp_path) == [20]
+    require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(72)
+def test_a_lock_that_is_deleted_is_made_again(repo, tmp_path, whole_run, during):
+    during(1, (tmp_path / 'lock').unlink)
+    assert train(repo, tmp_path) == 0
+    assert (tmp_path / 'lock').is_file()
+    require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(72)
+def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
+    repo, tmp_path, whole_run, during, capsys
+):
+    with contextlib.ExitStack() as other:
+
+        def take_over() -> None:
+            (tmp_path / 'lock').unlink()
+            other.enter_context(lock.hold(tmp_path))
+            (tmp_path / 'metrics.jsonl').unlink()
+            (tmp_path / 'metrics.jsonl').write_text("the other's")
+
+        during(1, take_over)
+        assert train(repo, tmp_path) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert 'was taken over by another run (host ' in line
+        assert (tmp_path / 'metrics.jsonl').read_text() == "the other's"
+        assert run_folder.steps(tmp_path) == []
+        assert json.loads((tmp_path / 'lock').read_text())['pid']
+    (tmp_path / 'metrics.jsonl').unlink()
+    assert train(repo, tmp_path) == 0
+    require_same(tmp_path, whole_run)

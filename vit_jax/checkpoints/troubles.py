@@ -1,0 +1,38 @@
+"""Errors of a failed save: what the disk had against it, and tracebacks that say it again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def of_the_disk(error: BaseException | None) -> str | None:
+    """Reason for which the disk refused, or None if the error is about something else."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        if number := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's wording
+            return os.strerror(int(number[1]))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
+    """Pass on to the hook `before` all but the writes under way when one failed.
+
+    Nobody waits for them any more, and each would print a traceback.
+    """
+    if 'Event loop is closed' not in str(unraisable.exc_value):
+        before(unraisable)
+
+
+def not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
+    """Filter of a logger that leaves out Orbax's tracebacks.
+
+    It logs that of a failed save at every layer, several hundred lines; the same exception is then
+    raised to `Checkpointer`.
+    """
+    return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)

@@ -1,0 +1,67 @@
+"""The file of the metrics while a run appends to it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+
+from vit_jax.storage import lock
+from vit_jax.storage.paths import write_atomic
+
+
+class Lines:
+    """A file that lines are appended to; what a full disk cuts off goes on once there is room.
+
+    Args:
+      path: of the file.
+      held: the check of its folder's lock.
+      say: tells a line to the user.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        held: lock.Check = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+    ):
+        self._path, self._held, self._say = path, held, say
+        self._file = path.open('a+b', buffering=0)
+        self._unwritten = b''
+
+    def add(self, line: str) -> None:
+        self._unwritten += line.encode() + b'\n'
+
+    def write(self) -> None:
+        """Write what has been added.
+
+        A file that others have deleted or replaced is written again: while it is open, its content
+        is not lost. A folder that was deleted is left to the next save to tell.
+
+        Raises:
+          OSError: if that fails.
+          lock.Taken: if another run has taken over the folder.
+        """
+        if self._unwritten and self._path.parent.is_dir():
+            self._held()
+            if not self._is_there():
+                self._write_again()
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def close(self) -> None:
+        with self._file:
+            self.write()
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.lstat())
+        except FileNotFoundError:
+            return False
+
+    def _write_again(self) -> None:
+        self._file.seek(0)
+        write_atomic(self._path, self._file.read())
+        self._file.close()
+        self._file = self._path.open('a+b', buffering=0)
+        self._say(f'{self._path.name} was deleted or replaced during the run: written again')

@@ -1,0 +1,57 @@
+"""A run's folder while the run is at work: what others delete or replace is noticed at a save."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.runtime import processes
+from vit_jax.storage import lock, paths, run_folder
+from vit_jax.trainer.build import Training
+from vit_jax.trainer.save import write_config
+
+
+class Ownership:
+    """The claim of a run to its folder.
+
+    Args:
+      training: of the run.
+      folder: of the run, with its config.
+      held: the check of the folder's lock.
+      say: tells a line to the user.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        folder: pathlib.Path,
+        held: lock.Check,
+        say: Callable[[str], None],
+    ):
+        self._training, self._folder, self._held, self._say = training, folder, held, say
+
+    def require(self) -> None:
+        """Check before a save that the folder is there and this run's; every process calls it.
+
+        A config that was deleted or replaced is written again.
+
+        Raises:
+          UserError: if the folder is gone, which a save would make anew, or was taken over.
+        """
+        processes.on_process_0(self._require)
+
+    def _require(self) -> int:
+        folder = self._folder
+        if not paths.is_remote(folder) and not folder.is_dir():
+            raise UserError(
+                f'{folder} was deleted during the run, which cannot save itself any more'
+            )
+        with paths.writing(folder):
+            self._held()
+            stored = paths.read_text(folder / run_folder.CONFIG, errors='replace')
+            if stored != config_lib.to_json(self._training.config):
+                self._say(f'{run_folder.CONFIG} was replaced during the run: written again')
+                write_config(self._training, folder)
+        return 0
