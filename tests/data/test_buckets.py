@@ -75,7 +75,7 @@ def epoch_of(source, batch_size=BATCH):
 
 
 def lengths_of(source):
-    return opened(source).plan.lengths.longest
+    return opened(source).plan.longest
 
 
 def indices(batches):
@@ -215,7 +215,7 @@ def test_examples_beyond_the_last_bucket_are_left_out_of_training():
     source = numbers([3, 17, 5, 16, 40])
     data = opened(source)
     assert data.num_examples == 3
-    assert data.notes == ('2 examples are longer than the last bucket: left out',)
+    assert data.plan.notes == ('2 examples are longer than the last bucket: left out',)
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 
@@ -223,7 +223,7 @@ def test_what_an_epoch_is_made_of():
     source = numbers()
     data = opened(source)
     batches = take(source, steps(source))
-    assert data.examples_per_step * len(batches) == pytest.approx(data.num_examples)
+    assert data.plan.examples_per_step * len(batches) == pytest.approx(data.num_examples)
     rows = np.mean([len(batch['mask']) for batch in batches])
     assert sum(shape.rows * shape.share for shape in data.shapes) == pytest.approx(rows)
     assert [shape.spec['source'].shape for shape in data.shapes] == [(4,), (8,), (16,)]
@@ -399,10 +399,10 @@ def test_batches_may_hold_so_many_tokens_of_the_target():
     """Targets are half as long as sources, so that most of a padded batch is empty."""
     source = numbers(np.random.default_rng(0).integers(1, 17, 2_000))
     padded, counted = (opened(source, batch_size=600, count=it) for it in ('padded', 'target'))
-    assert padded.tokens_per_step < 0.5 * 600
+    assert padded.plan.tokens_per_step < 0.5 * 600
     # The last batch of each bucket is not full.
-    assert 0.85 * 600 < counted.tokens_per_step < 1.03 * 600
-    epoch, targets = counted.plan.epoch, counted.plan.lengths.targets
+    assert 0.85 * 600 < counted.plan.tokens_per_step < 1.03 * 600
+    epoch, targets = counted.plan.epoch, counted.plan.targets
     for rows, members in zip(epoch.rows, epoch.members, strict=True):
         mean = targets[members].mean()
         assert rows % ROWS == 0

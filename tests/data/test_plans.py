@@ -89,7 +89,7 @@ def test_a_row_may_hold_several_examples():
                 at, seen = here.stop, [*seen, index]
             assert not batch['segment'][row, at:].any()
     assert len(seen) == len(set(seen)) > 20
-    assert data.examples_per_step > 4
+    assert data.plan.examples_per_step > 4
 
 
 def test_batches_of_a_users_plan_are_functions_of_seed_and_number():

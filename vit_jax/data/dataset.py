@@ -101,24 +101,9 @@ class Dataset:
         return height, width
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on the training data, a line each."""
-        return self.plan.notes
-
-    @property
     def num_examples(self) -> int:
         """Examples of an epoch of training."""
         return len(self.plan.members)
-
-    @property
-    def examples_per_step(self) -> float:
-        """Examples of a training batch, on average."""
-        return self.plan.examples_per_step
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens of the target in a training batch, on average and without padding; else 0."""
-        return self.plan.tokens_per_step
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Shuffled batches without end, from that of a step on."""
@@ -217,21 +202,17 @@ class Section:
 
     def plan_of(self, examples: Examples, **options: Any) -> Plan:
         """The plan that the keys describe; `options` are further keywords of it."""
-        given = [key for key in ('buckets', 'sizes', 'plan') if getattr(self, key)]
-        if len(given) > 1:
+        said = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
+        said = {key: value for key, value in said.items() if value}
+        if len(said) > 1:
             raise UserError(
-                f'{" and ".join(given)}: each says how batches are made, buckets of sequences and '
+                f'{" and ".join(said)}: each says how batches are made, buckets of sequences and '
                 'sizes of images; give one of them'
             )
-        if self.plan:
-            return plans.make(self.plan, examples, **options)
         if self.buckets:
-            return plans.make(
-                'buckets', examples, buckets=self.buckets, count=self.count, **options
-            )
-        if self.sizes:
-            return plans.make('sizes', examples, sizes=self.sizes, **options)
-        return plans.make('fixed', examples, **options)
+            said['count'] = self.count
+        name = said.pop('plan', next(iter(said), 'fixed'))
+        return plans.make(name, examples, **options, **said)
 
 
 def open_dataset(

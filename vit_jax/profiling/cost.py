@@ -102,8 +102,8 @@ def data_facts(
     if config.data.get('buckets') or config.data.get('plan'):
         data = _open_text(config, examples, image_size)
         config = defaults.complete(config, data.info)
-        each = data.examples_per_step
-        return DataFacts(config, data.shapes, data.num_examples, each, data.tokens_per_step)
+        each = data.plan.examples_per_step
+        return DataFacts(config, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
     config, spec = _image_spec(config, image_size)
     kinds = (Shape(config.batch_size, 1, spec),)
     return DataFacts(config, kinds, _epoch_size(config, examples), config.batch_size)

@@ -121,7 +121,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
     config = defaults.complete(config, data.info)
-    times = durations.of_run(config, data.examples_per_step, data.num_examples)
+    times = durations.of_run(config, data.plan.examples_per_step, data.num_examples)
     program, lr = make_program(config, data.shapes, layout, times)
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')

@@ -19,7 +19,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
     lines = [
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
-        *data.notes,
+        *data.plan.notes,
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
     ]

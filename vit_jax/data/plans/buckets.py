@@ -9,6 +9,8 @@ So an epoch has always the same number of batches, and batch k stays a function 
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -18,8 +20,7 @@ import numpy as np
 from vit_jax.data import order
 from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
 from vit_jax.data.plans import base
-from vit_jax.data.plans.lengths import Lengths, measure
-from vit_jax.data.records import SourceInfo
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids
 from vit_jax.errors import UserError, check_choice
 
 COUNTS = ('padded', 'target')
@@ -62,13 +63,15 @@ class Cut:
 class Plan(base.Plan):
     """Batches of sequences of like lengths; every example is read when the plan is made.
 
+    Sequences are the fields that are arrays of one dimension of whole numbers.
+
     Attributes:
       buckets: length of each bucket in tokens, growing.
       count: the tokens that `batch_size` counts in training: 'padded', all slots of one side, or
         'target' for those of the target alone, on average over the batches of a bucket.
 
     Raises:
-      UserError: for wrong options, or examples without sequences of known lengths.
+      UserError: for wrong options, transforms that draw random numbers, or no sequences.
     """
 
     buckets: tuple[int, ...]
@@ -80,21 +83,72 @@ class Plan(base.Plan):
         super().__post_init__()
         check_bounds(self.buckets)
         check_choice('count', self.count, COUNTS)
-        self.lengths  # noqa: B018  reads
+        if self.examples.transforms.random:
+            raise UserError(
+                f'transforms {self.examples.transforms.spec!r}: lengths that are random have no '
+                'bucket; leave out config.data.buckets or what draws random numbers'
+            )
+        self._lengths  # noqa: B018  reads
+
+    @functools.cached_property
+    def _lengths(self) -> dict[str, np.ndarray]:
+        """The length of each sequence of all examples, 0 in broken records."""
+        found: dict[str, np.ndarray] = collections.defaultdict(
+            lambda: np.zeros(len(self.examples), np.int64)
+        )
+        for index in range(len(self.examples)):
+            with contextlib.suppress(BrokenRecord):
+                for name, ids in self._sequences(index, self.examples.read(index)).items():
+                    found[name][index] = len(ids)
+        return dict(found)  # without its default, which does not pickle
+
+    def _sequences(self, index: int, record: Record) -> dict[str, np.ndarray]:
+        """The sequences of a record, checked."""
+        where = self.examples.source.record_name(index)
+        arrays = {name: np.asarray(value) for name, value in record.items()}
+        for name, array in arrays.items():
+            if array.dtype.kind == 'U':
+                raise UserError(
+                    f'{where}: {name!r} is no sequence of ids; with buckets, the transforms end in '
+                    "'tokenize'"
+                )
+        ids = {k: x for k, x in arrays.items() if x.ndim == 1 and x.dtype.kind == 'i'}
+        if not ids:
+            raise UserError(f'{where}: there is no sequence of ids; it has {", ".join(record)}')
+        for name, array in ids.items():
+            try:
+                # Of a source that does not tell its vocabulary, ids are what an int32 holds.
+                check_ids(name, array, self.examples.info.vocab_size or 2**31)
+            except UserError as error:
+                raise UserError(
+                    f'{where}: {error}; correct it, or the size of the vocabulary'
+                ) from error
+        return ids
+
+    @functools.cached_property
+    def longest(self) -> np.ndarray:
+        """The length of the longest sequence of each example; 0 for a broken record."""
+        return np.max(list(self._lengths.values()), axis=0)
+
+    @functools.cached_property
+    def targets(self) -> np.ndarray:
+        """The length of the sequence `target` of each example; 0 where there is none."""
+        return self._lengths.get('target', np.zeros_like(self.longest))
+
+    @functools.cached_property
+    def info(self) -> SourceInfo:
+        info = self.examples.info
+        if info.vocab_size:
+            return info
+        # A source need not know the size of its vocabulary.
+        real = np.flatnonzero(self.longest)
+        records = (self.examples.read(int(i)) for i in real)
+        largest = max(int(np.max(r[name], initial=0)) for r in records for name in self._lengths)
+        return dataclasses.replace(info, vocab_size=largest + 1)
 
     @property
     def unit(self) -> str:
         return 'tokens'
-
-    @functools.cached_property
-    def lengths(self) -> Lengths:
-        return measure(self.examples)
-
-    @property
-    def info(self) -> SourceInfo:
-        info = self.examples.info
-        # A source may not tell the size of its vocabulary.
-        return dataclasses.replace(info, vocab_size=info.vocab_size or self.lengths.largest + 1)
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -107,21 +161,42 @@ class Plan(base.Plan):
         Raises:
           UserError: if a batch cannot hold the longest sequences, or there is no example.
         """
-        cut = train_cut(
-            self.lengths.longest,
-            self.buckets,
-            self.batch_size,
-            self.lengths.targets if self.count == 'target' else None,
-        )
-        if not cut.steps:
+        rows, members = train_rows(self.buckets, self.batch_size), self._members(self.buckets)
+        if self.count == 'target':
+            means = (float(self.targets[m].mean()) if len(m) else 0.0 for m in members)
+            rows = tuple(
+                max(round(self.batch_size / mean / ROWS), 1) * ROWS if mean else padded
+                for mean, padded in zip(means, rows, strict=True)
+            )
+        if not any(map(len, members)):
             raise UserError(
                 f'{self.examples.source.title}: no example has at most {self.buckets[-1]} tokens'
             )
-        return cut
+        return Cut(self.buckets, rows, members)
 
     @functools.cached_property
-    def _evaluation(self) -> Cut:
-        return eval_cut(self.lengths.longest, self.buckets, self.batch_size, self.multiple)
+    def evaluation(self) -> Cut:
+        """The batches of an evaluation, with no more rows than needed.
+
+        What is longer than the last bucket goes to a further one, as long as the longest.
+        """
+        most, bounds = int(self.longest.max(initial=0)), self.buckets
+        bounds = (*bounds, most) if most > bounds[-1] else bounds
+        members = self._members(bounds)
+        wanted = (
+            max(1, min(self.batch_size // bound, len(m)))
+            for bound, m in zip(bounds, members, strict=True)
+        )
+        rows = tuple(-(-n // self.multiple) * self.multiple for n in wanted)
+        return Cut(bounds, rows, members)
+
+    def _members(self, bounds: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+        """The examples of each bucket."""
+        lows, lengths = (0, *bounds[:-1]), self.longest
+        return tuple(
+            np.flatnonzero((lengths > low) & (lengths <= high))
+            for low, high in zip(lows, bounds, strict=True)
+        )
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -131,7 +206,7 @@ class Plan(base.Plan):
 
     @property
     def members(self) -> np.ndarray:
-        return np.concatenate(_members(self.lengths.longest, (self.buckets[-1],)))
+        return np.concatenate(self._members((self.buckets[-1],)))
 
     @property
     def examples_per_step(self) -> float:
@@ -139,7 +214,7 @@ class Plan(base.Plan):
 
     @property
     def tokens_per_step(self) -> float:
-        return float(self.lengths.targets[self.members].sum() / self.epoch.steps)
+        return float(self.targets[self.members].sum() / self.epoch.steps)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -154,74 +229,29 @@ class Plan(base.Plan):
         shuffle = functools.partial(order.shuffled, seed=self.seed)
         number = shuffle(np.array([position]), size=cut.steps, epoch=stream)
         bucket, places = cut.places(int(number[0]))
-        members = cut.members[bucket]
-        places = shuffle(places, size=len(members), epoch=stream + 1 + bucket)
-        return self._rows(cut, bucket, members[places])
+        places = shuffle(places, size=len(cut.members[bucket]), epoch=stream + 1 + bucket)
+        return self._rows(cut, bucket, places)
 
     @property
     def eval_steps(self) -> int:
-        return self._evaluation.steps
+        return self.evaluation.steps
 
     def eval_batch(self, k: int) -> tuple[Spec, base.Rows]:
-        cut = self._evaluation
-        bucket, places = cut.places(k)
-        return self._rows(cut, bucket, cut.members[bucket][places])
+        return self._rows(self.evaluation, *self.evaluation.places(k))
 
     def tally(self, batch: Batch) -> dict[str, int]:
         real = {'sentences': batch['mask'], 'tokens': batch.get('target', batch['mask'])}
         return {name: int(np.count_nonzero(array)) for name, array in real.items()}
 
-    def _rows(self, cut: Cut, bucket: int, examples: np.ndarray) -> tuple[Spec, base.Rows]:
+    def _rows(self, cut: Cut, bucket: int, places: np.ndarray) -> tuple[Spec, base.Rows]:
         rows = np.full(cut.rows[bucket], base.NONE)
-        rows[: len(examples)] = examples
+        rows[: len(places)] = cut.members[bucket][places]
         return self._spec(cut.bounds[bucket]), rows
 
     def _spec(self, length: int) -> Spec:
         sequence = ArraySpec((length,), np.dtype(np.int32))
-        return dict.fromkeys(self.lengths.names, sequence) | self.lengths.others
-
-
-def train_cut(
-    lengths: np.ndarray,
-    bounds: Sequence[int],
-    batch_size: int,
-    targets: np.ndarray | None = None,
-) -> Cut:
-    """Batches of about `batch_size` tokens; examples beyond the last bucket are left out.
-
-    Args:
-      lengths: of the longest sequence of each example; 0 for a broken record.
-      bounds: length of each bucket, growing.
-      batch_size: tokens of one side of a batch, padding included.
-      targets: of the target of each example; if given, `batch_size` counts these instead, on
-        average over the batches of each bucket and without padding.
-
-    Raises:
-      UserError: as `train_rows`.
-    """
-    rows, members = train_rows(bounds, batch_size), _members(lengths, bounds)
-    if targets is not None:
-        means = [float(targets[m].mean()) if len(m) else 0.0 for m in members]
-        rows = tuple(
-            max(round(batch_size / mean / ROWS), 1) * ROWS if mean else bucket_rows
-            for mean, bucket_rows in zip(means, rows, strict=True)
-        )
-    return Cut(tuple(bounds), rows, members)
-
-
-def eval_cut(lengths: np.ndarray, bounds: Sequence[int], batch_size: int, multiple: int = 1) -> Cut:
-    """Batches of about `batch_size` tokens that leave nothing out.
-
-    What is longer than the last bucket goes to a further one, as long as the longest. The rows are
-    a multiple of `multiple`, and no more than needed.
-    """
-    longest = int(lengths.max(initial=0))
-    bounds = (*bounds, longest) if longest > bounds[-1] else tuple(bounds)
-    members = _members(lengths, bounds)
-    wanted = (
-        max(1, min(batch_size // bound, len(m))) for bound, m in zip(bounds, members, strict=True)
-    )
-    return Cut(bounds, tuple(-(-rows // multiple) * multiple for rows in wanted), members)
+        spec = {name: ArraySpec.of(value) for name, value in self.example.items()}
+        return spec | dict.fromkeys(self._lengths, sequence)
 
 
 def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
@@ -243,11 +273,3 @@ def check_bounds(bounds: tuple[int, ...]) -> None:
     whole = all(isinstance(bound, int) and bound > 0 for bound in bounds)
     if not bounds or not whole or list(bounds) != sorted(set(bounds)):
         raise UserError(f'buckets={bounds}: write growing lengths in tokens, such as (16, 32, 64)')
-
-
-def _members(lengths: np.ndarray, bounds: Sequence[int]) -> tuple[np.ndarray, ...]:
-    lows = (0, *bounds[:-1])
-    return tuple(
-        np.flatnonzero((lengths > low) & (lengths <= high))
-        for low, high in zip(lows, bounds, strict=True)
-    )

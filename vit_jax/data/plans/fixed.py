@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -15,33 +16,33 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(base.Plan):
-    """Row r of batch k is example `order.stream` of k * batch_size + r: epochs, each shuffled."""
+    """Epochs, each shuffled: row r of batch k is number k * batch_size + r of `order.stream`."""
+
+    @functools.cached_property
+    def specs(self) -> tuple[Spec, ...]:
+        """Of the kinds of batches; (seed, k) draws that of batch k, each as likely."""
+        return (super().spec,)
+
+    @property
+    def spec(self) -> Spec:
+        # A result of an evaluation must not depend on the batch.
+        return self.specs[-1]
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The only kind of training batches.
-
-        Raises:
-          UserError: if there are fewer examples than rows.
-        """
-        self.check_batch_size()
-        return (Shape(self.batch_size, 1, self.spec),)
-
-    def check_batch_size(self) -> None:
-        """Raises UserError if there are fewer examples than rows."""
         if self.batch_size > len(self.examples):
             raise UserError(
                 f'{self.examples.source.title}: {len(self.examples)} examples are fewer than '
                 f'batch_size={self.batch_size}; lower it or take a larger split'
             )
+        return tuple(Shape(self.batch_size, 1 / len(self.specs), spec) for spec in self.specs)
 
     def batch(self, k: int) -> tuple[Spec, base.Rows]:
-        return self.spec, self.rows(k)
-
-    def rows(self, k: int) -> base.Rows:
-        """The examples of batch k; it may span epochs."""
+        kind = 0
+        if len(self.specs) > 1:
+            kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
         places = k * self.batch_size + np.arange(self.batch_size)
-        return order.stream(places, size=len(self.examples), seed=self.seed)
+        return self.specs[kind], order.stream(places, size=len(self.examples), seed=self.seed)
 
     def fit(self, record: Record, spec: Spec) -> Record:
         """The record as it is: another shape is a mistake."""
