@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
@@ -186,3 +188,58 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert inference_lib.open_model(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
+
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
+
+
+@pytest.mark.slow
+def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
+    trained = inference_lib.read(GOLDEN / 'run_reverse')
+    assert trained.spec.keys() == {'source', 'target'} and trained.value_range() is None
+    model, variables = vit_jax.load(GOLDEN / 'run_reverse')
+    ids = jax.numpy.ones((1, 5), np.int32)
+    logits = outputs_of(model, variables, *trained.task.inputs({'source': ids, 'target': ids}))
+    assert logits.shape == (1, 5, model.vocab_size)
+    refit = inference_lib.fitted(trained, image_size=(8, 8))
+    jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
+
+
+def outputs_of(model, variables, *inputs):
+    return jax.jit(model.apply)(variables, *inputs)['logits']
+
+
+def test_the_record_tells_what_black_and_white_become(npz, smoke_run):
+    for path, channels in ((npz[0], 3), (smoke_run, 1)):
+        expected = [[-1.0] * channels, [1.0] * channels]
+        np.testing.assert_allclose(inference_lib.read(path).value_range(), expected)
+    mean, std = np.array([0.1, 0.2, 0.3], np.float32), np.array([0.5, 0.4, 0.3], np.float32)
+    detector = TrainedModel.of_file(
+        {},
+        {'name': 'detr', 'num_classes': 2},
+        (32, 32),
+        'a file',
+        task={'name': 'detect', 'mean': tuple(mean.tolist()), 'std': tuple(std.tolist())},
+    )
+    expected = np.stack([(byte - mean) / std for byte in (0, 1)])
+    np.testing.assert_allclose(detector.value_range(), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_calls_give_the_numbers_of_the_commands(smoke_run, tmp_path, capsys):
+    found = vit_jax.evaluate(smoke_run, step=10, split='train[:20]', evaluators=['knn(k=3)'])
+    words = ['--step', '10', '--split', 'train[:20]', '--evaluator', 'knn(k=3)', '--json']
+    assert cli.main(['evaluate', '--workdir', str(smoke_run), *words]) == 0
+    assert json.loads(capsys.readouterr().out) == {'step': 10, **found}
+    Image.new('L', (20, 30), 100).save(tmp_path / 'a.png')
+    (prediction,) = vit_jax.predict(smoke_run, [tmp_path / 'a.png'], step=10)
+    words = ['--step', '10', '--json', '--top', '1', str(tmp_path / 'a.png')]
+    assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 0
+    (best,) = json.loads(capsys.readouterr().out)['images'][0]['predictions']
+    assert best['label'] == prediction['probs'].argmax()
+    assert best['probability'] == pytest.approx(float(prediction['probs'].max()))
+
+
+def test_a_file_without_data_is_not_evaluated_on_any(npz):
+    with pytest.raises(UserError, match='says nothing of data: give a source and a split'):
+        vit_jax.evaluate(npz[0])
