@@ -56,6 +56,7 @@ LONGEST_FIRST = (
     'faults/test_resume.py',
     'tasks/test_translate.py',
     'commands/test_detection.py',
+    'data/test_golden_batches.py',
     'models/test_bit_resnet.py',
     'nn/test_attention_choice.py',
     'commands/test_translate.py',

@@ -60,8 +60,8 @@ def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
     """How the images differ, and what to do about it; empty where one is not known."""
     if given is None or known is None:
         return ''
-    height, width, channels = known.shape
-    if given.shape[2] != channels:
+    height, width, channels = known.shape[-3:]
+    if given.shape[-1] != channels:
         advice = f'take images of {channels} channel{"s" if channels > 1 else ""}'
     else:
         advice = (
@@ -145,7 +145,7 @@ def _module(instance: Any) -> str:
 
 
 def _pixels(image: ArraySpec) -> str:
-    height, width, channels = image.shape
+    height, width, channels = image.shape[-3:]
     return f'{height} x {width} x {channels}'
 
 

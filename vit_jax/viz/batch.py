@@ -16,7 +16,11 @@ LINE = 0.3  # inches of a line of text
 
 
 def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """A grid of images [H W C], each with its caption above it; their axes come first."""
+    """A grid of images [H W C], each with its caption above it; their axes come first.
+
+    The frames of a clip or the views of an image, [T H W C], are shown side by side.
+    """
+    images = [np.concatenate(list(image.reshape(-1, *image.shape[-3:])), 1) for image in images]
     across = min(ACROSS, len(images))
     down = math.ceil(len(images) / across)
     tall = max(image.shape[0] / image.shape[1] for image in images)
