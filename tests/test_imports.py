@@ -156,7 +156,7 @@ def module_of(name: str) -> str:
 NAMED_BELOW = {
     'vit_jax.config.catalogue': set(ours('data.sources', 'data.transforms.registry')),
     'vit_jax.config.schema': set(ours('checkpoints.checkpointer', 'data.dataset')),
-    'vit_jax.profiling.compile_for': set(ours('trainer.ahead')),
+    'vit_jax.profiling.compile_for': set(ours('trainer.ahead_of_time')),
 }
 
 

@@ -299,7 +299,7 @@ DATA = """
 import numpy as np, sys
 from vit_jax.errors import UserError
 from vit_jax.runtime import processes
-from vit_jax.trainer import alike
+from vit_jax.trainer import agreement
 
 class Data:
     def __init__(self, animal):
@@ -313,7 +313,7 @@ processes.initialize(sys.argv[1][:-1], 2, rank)
 print(processes.gather(['a' * rank, rank]), processes.gather([]), processes.gather([1][rank:]))
 for animal in sys.argv[2:]:
     try:
-        processes.require_alike(alike.of_data(Data(animal)))
+        processes.require_alike(agreement.of_data(Data(animal)))
         print('alike')
     except UserError as error:
         print(error)

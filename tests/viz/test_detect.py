@@ -69,8 +69,8 @@ def test_a_frame_and_a_label_for_every_object():
         assert {text.get_text() for text in axes.texts} == {'car 0.90', 'dog 0.60'}
         frames = {(*p.get_xy(), p.get_width(), p.get_height()) for p in axes.patches}
         assert frames == {(20, 0, 20, 30), (40, 30, 40, 30)}
-        colours = {p.get_edgecolor() for p in axes.patches}
-        assert len(colours) == 3  # two, and the white around both
+        colors = {p.get_edgecolor() for p in axes.patches}
+        assert len(colors) == 3  # two, and the white around both
 
 
 def test_labels_lie_in_the_image_and_not_on_each_other():
@@ -85,9 +85,9 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
         taken.append(place)
 
 
-def test_colours_differ_and_carry_white_letters():
-    colours = np.array([detect.colour(i) for i in range(12)])
-    apart = np.linalg.norm(colours[:, None] - colours[None], axis=-1)
+def test_colors_differ_and_carry_white_letters():
+    colors = np.array([detect.color(i) for i in range(12)])
+    apart = np.linalg.norm(colors[:, None] - colors[None], axis=-1)
     assert apart[~np.eye(12, dtype=bool)].min() > 0.1
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     assert (1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05)).min() > 4.4

@@ -200,7 +200,7 @@ def test_a_run_that_starts_anew_is_another_one_there(tmp_path, fake_wandb):
 def test_a_damaged_note_of_what_was_told_counts_as_none(tmp_path):
     for text in ('[1]', '{"told": 3}', '{'):
         (tmp_path / 'writers.json').write_text(text)
-        assert base.begin(tmp_path, tmp_path, 3, {}, [{'step': 2, 'a': 1.0}]).told == {'a': 2}
+        assert base.begin(tmp_path, tmp_path, 3, {}, [{'step': 2, 'a': 1.0}]).written == {'a': 2}
 
 
 def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fake_wandb, capsys):

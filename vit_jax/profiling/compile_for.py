@@ -31,7 +31,7 @@ OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
 # What is far too large is refused before the state is added to it.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
-AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead')
+AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead_of_time')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Compiled:
     """What the compiler makes of a step.
 
     Attributes:
-      facts: of `trainer.ahead.describe`.
+      facts: of `trainer.ahead_of_time.describe`.
       module: the scheduled HLO, of one chip; that before it was given up where it does not fit.
       buffers: the assignment of its buffers; empty where it does not fit.
       seconds: that tracing and compiling took.
@@ -59,7 +59,7 @@ def compile_step(
     """Compile a step in a process of its own.
 
     Args:
-      request: of the program; `trainer.ahead.main` says what it reads.
+      request: of the program; `trainer.ahead_of_time.main` says what it reads.
       cycles: wait for machine code, with which the compiler's estimates of cycles come.
       program: arguments of Python; what they start is given the folder of the request, in which it
         may leave facts or an error, and compiles a function `train_step` or `eval_step`.

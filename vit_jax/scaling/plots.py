@@ -94,13 +94,13 @@ def _colours(curves: Sequence[Curve]) -> list[Any]:
     """
     families = [next(iter(curve.by.values()), '') for curve in curves]
     if len(set(families)) == len(families):
-        return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(curves))]
+        return [figures.COLORS[i % len(figures.COLORS)] for i in range(len(curves))]
     order, seen = list(dict.fromkeys(families)), collections.Counter[str]()
     shades = []
     for family in families:
         seen[family] += 1
         strength = 0.4 + 0.6 * seen[family] / families.count(family)
-        rgb = np.array(to_rgb(figures.COLOURS[order.index(family) % len(figures.COLOURS)]))
+        rgb = np.array(to_rgb(figures.COLORS[order.index(family) % len(figures.COLORS)]))
         shades.append(tuple(1 - strength * (1 - rgb)))
     return shades
 
@@ -126,7 +126,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
     figure.suptitle(_title(options), x=0.01, ha='left', fontsize=13, color=figures.INK)
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
-        _draw_curve(axes, curve, figures.COLOURS[0], size=2.5, label=None)
+        _draw_curve(axes, curve, figures.COLORS[0], size=2.5, label=None)
         _finish(axes, curve.label, [curve], few=True)
         axes.title.set_fontsize(8)
         if curve.holdout_rmse is not None:

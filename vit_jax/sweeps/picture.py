@@ -71,8 +71,8 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
 
 def _colour(trial: FrozenTrial, winner: int | None) -> str:
     if trial.number == winner:
-        return figures.COLOURS[1]
-    return figures.COLOURS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
+        return figures.COLORS[1]
+    return figures.COLORS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
 
 
 def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
@@ -109,7 +109,7 @@ def _dimension(
         # Nothing else differs: a curve.
         ended = zip(xs, trials, strict=True)
         line = sorted((x, t.values[0]) for x, t in ended if t.state == TrialState.COMPLETE)
-        axes.plot(*zip(*line, strict=True), color=figures.COLOURS[0], linewidth=1, alpha=0.6)
+        axes.plot(*zip(*line, strict=True), color=figures.COLORS[0], linewidth=1, alpha=0.6)
     for x, trial in zip(xs, trials, strict=True):
         # The last value of a pruned trial is of an early step, and no match for a final one.
         at_edge = winner is not None and trial.state != TrialState.COMPLETE

@@ -1,10 +1,10 @@
 """One run, from its config to its last checkpoint.
 
-alike     every process of the job has the same config, code and data
-build     data, program, timetable, evaluations; nothing is compiled or written yet
-origin    what a new run is to start from, if the config names another's checkpoint
-restore   the newest valid checkpoint, or that start, or a fresh state
-loop      next batch -> step -> when due: log, evaluate, save: `loop`
+agreement  every process of the job has the same config, code and data
+build      data, program, timetable, evaluations; nothing is compiled or written yet
+origin     what a new run is to start from, if the config names another's checkpoint
+restore    the newest valid checkpoint, or that start, or a fresh state
+loop       next batch -> step -> when due: log, evaluate, save: `loop`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
-from vit_jax.trainer import alike, broken_records, extension, workdir
+from vit_jax.trainer import agreement, broken_records, extension, workdir
 from vit_jax.trainer import build as build_lib
 from vit_jax.trainer.describe import describe
 from vit_jax.trainer.loop import Preempted, Pruned, Report, Surroundings, loop
@@ -80,7 +80,7 @@ def train(
       Pruned: if `report` said so before the last step.
     """
     folder = paths.absolute(folder)
-    processes.require_alike(alike.of_start(config, stop_at, restart, extend))
+    processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
     result = workdir.finished(config, folder, extend)
     anew = restart and not workdir.intact(folder)
     if result is not None and not anew:
@@ -89,7 +89,7 @@ def train(
         return result
     paths.require_writable(folder)
     training = build_lib.build(config, devices)
-    processes.require_alike(alike.of_data(training.data))
+    processes.require_alike(agreement.of_data(training.data))
     workdir.check_data(training, folder)
     existed = folder.is_dir()
     if anew:

@@ -37,7 +37,7 @@ def draw(
     size = len(columns) * CELL + MARGIN, len(rows) * CELL + MARGIN
     figure = Figure(figsize=(max(size[0], 4.0), max(size[1], 2.5)), layout='constrained')
     axes = figure.add_subplot()
-    blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLOURS[0], '#0b1f45'])
+    blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLORS[0], '#0b1f45'])
     # Weights that are spread evenly are to look pale.
     top = max(0.5, float(weights.max()))
     image = axes.imshow(weights, cmap=blues, vmin=0, vmax=top, interpolation='nearest')

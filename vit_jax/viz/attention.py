@@ -24,8 +24,8 @@ from vit_jax.viz import figures
 Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) of what has no place in the image
 Weights = Float[np.ndarray, 'L H Q K']
 WIDTH = 1350  # pixels of a whole picture, as it is saved
-# Without the ends of the colour map, which are black and nearly white, as images may be.
-COLOURS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
+# Without the ends of the color map, which are black and nearly white, as images may be.
+COLORS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
 
 
 def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
@@ -92,9 +92,9 @@ def overlay(
     )
     strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
     grey = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
-    colour = COLOURS(strength)[..., :3]
+    color = COLORS(strength)[..., :3]
     alpha = 0.75 * strength[..., None]
-    return np.round(255 * ((1 - alpha) * grey + alpha * colour)).astype(np.uint8)
+    return np.round(255 * ((1 - alpha) * grey + alpha * color)).astype(np.uint8)
 
 
 def _overlays(
@@ -225,7 +225,7 @@ def _lay_out(
     marker: Rectangle | None,
     seen: tuple[int, int] | None = None,
 ) -> Figure:
-    """Large pictures with a colour bar above sections of small ones."""
+    """Large pictures with a color bar above sections of small ones."""
     whole = large['input'].shape
     large, *others = (_cut(pictures, whole, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
@@ -254,8 +254,8 @@ def _columns(count: int, least: int) -> int:
 
 
 def _add_bar(part: SubFigure) -> None:
-    """What the colours mean, beside the large pictures."""
-    scale = cm.ScalarMappable(cmap=COLOURS)
+    """What the colors mean, beside the large pictures."""
+    scale = cm.ScalarMappable(cmap=COLORS)
     bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
     bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
     bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
@@ -294,6 +294,4 @@ def _marker(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | No
         return None
     side = image.shape[0] / grid[0], image.shape[1] / grid[1]
     corner = query[1] * side[1] - 0.5, query[0] * side[0] - 0.5
-    return Rectangle(
-        corner, side[1], side[0], fill=False, edgecolor=figures.COLOURS[1], linewidth=2
-    )
+    return Rectangle(corner, side[1], side[0], fill=False, edgecolor=figures.COLORS[1], linewidth=2)

@@ -32,25 +32,25 @@ def draw(
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    _bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLOURS[0])
+    _bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLORS[0])
     used = sum(memory.values())
     figures.style(left, f'memory of a chip: {used / GIB:.3g} of {usable / GIB:.3g} GiB')
     items = list(seconds.items())
     shown = dict(items[:PARTS])
     if rest := sum(value for _, value in items[PARTS:]):
         shown['all others'] = rest
-    colours = [figures.COLOURS[2]] * len(shown)
+    colors = [figures.COLORS[2]] * len(shown)
     if beside:
         shown['copies meanwhile'] = beside
-        colours.append(figures.GRID)
-    _bars(right, {k: 1e3 * v for k, v in shown.items()}, colours)
+        colors.append(figures.GRID)
+    _bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
     figures.style(right, 'least milliseconds of a step')
     return figure
 
 
-def _bars(axes: Axes, values: Mapping[str, float], colour: str | Sequence[str]) -> None:
+def _bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[str]) -> None:
     names = list(values)
-    bars = axes.barh(names, [values[name] for name in names], color=colour, height=0.7)
+    bars = axes.barh(names, [values[name] for name in names], color=color, height=0.7)
     axes.bar_label(bars, [f'{values[name]:.3g}' for name in names], padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.locator_params(axis='x', nbins=5)

@@ -95,7 +95,7 @@ def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> N
     """A line a class, its name over its bar; the most probable stands highest."""
     places = range(len(classes))
     shares = [row['probability'] for row in classes]
-    axes.barh(places, shares, height=0.86, color=figures.COLOURS[0], alpha=0.3)
+    axes.barh(places, shares, height=0.86, color=figures.COLORS[0], alpha=0.3)
     for place, row in zip(places, classes, strict=True):
         style: dict[str, Any] = {'va': 'center', 'fontsize': 8, 'color': figures.INK}
         axes.text(0.02, place, _short(row['class']), **style)

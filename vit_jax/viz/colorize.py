@@ -1,4 +1,4 @@
-"""Images in the colours that a model gives them, beside the grey ones, at the size of the file."""
+"""Images in the colors that a model gives them, beside the grey ones, at the size of the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = True
 TITLES = ('grey', 'colorized', 'original')
 SIDE = 3.0  # inches of an image
 PIXELS = 720  # of its longer side, in the picture
-CHUNK = 2**18  # pixels coloured at once
+CHUNK = 2**18  # pixels colored at once
 
 Picture = UInt8[np.ndarray, 'Y X 3']
 
@@ -81,7 +81,7 @@ def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
 
 
 def colored(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
-    """The file in colour: its own luminance in every pixel, and the colours enlarged."""
+    """The file in color: its own luminance in every pixel, and the colors enlarged."""
     height, width = photo.original.shape[:2]
     channels = (Image.fromarray(ab[..., i].astype(np.float32)) for i in range(2))
     size = (width, height)
@@ -112,7 +112,7 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 
 
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
-    """Grey, in colour, and the original where that has colours; not larger than is seen."""
+    """Grey, in color, and the original where that has colors; not larger than is seen."""
     original = _rgb(photo.original)
     made = [_thumbnail(colored(ab, photo))]
     if has_colors(original):

@@ -1,4 +1,4 @@
-"""Samples of a grey photograph's coarse colours, beside the photograph."""
+"""Samples of a grey photograph's coarse colors, beside the photograph."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Viz(base.Viz):
         """Add the number of samples, and how boldly they are drawn."""
         add = parser.add_argument
         add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
-        add('--temperature', type=float, help='below 1 for likelier colours (default: of the task)')
-        add('--top-k', type=int, metavar='K', help='draw from the K likeliest colours of a pixel')
+        add('--temperature', type=float, help='below 1 for likelier colors (default: of the task)')
+        add('--top-k', type=int, metavar='K', help='draw from the K likeliest colors of a pixel')
 
     def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
         """The task with what the flags ask for."""
@@ -59,7 +59,7 @@ class Viz(base.Viz):
 def table(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
-    """Of each sample how many bits a pixel's coarse colour takes, and the PSNR in dB to the
+    """Of each sample how many bits a pixel's coarse color takes, and the PSNR in dB to the
     photograph, None for a grey one.
     """
     return [
@@ -69,7 +69,7 @@ def table(
 
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
-    """Peak signal to noise ratio to what the model would have seen of the colours, in dB."""
+    """Peak signal to noise ratio to what the model would have seen of the colors, in dB."""
     if is_grey(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
@@ -88,14 +88,14 @@ def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
 
 
 def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The grey image, its samples, and the original where it has colours."""
+    """The grey image, its samples, and the original where it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
     pictures = [('grey', seen(photo.image)), *numbered]
     return pictures if is_grey(photo.image) else [*pictures, ('original', photo.image)]
 
 
 def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The file in grey, with the colours of each sample on its own luminance, and the original."""
+    """The file in grey, with the colors of each sample on its own luminance, and the original."""
     each = [colorize.panels(ab(sample), photo) for sample in samples]
     grey, _, *original = each[0]
     numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
@@ -103,12 +103,12 @@ def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
 
 
 def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
-    """The colours of a sample on the luminance of the file, as large as it is."""
+    """The colors of a sample on the luminance of the file, as large as it is."""
     return colorize.colored(ab(sample), photo)
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:
-    """The colours of Lab without their lightness."""
+    """The colors of Lab without their lightness."""
     return np.asarray(colors.rgb_to_lab(image / np.float32(255)))[..., 1:]
 
 

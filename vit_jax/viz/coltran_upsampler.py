@@ -1,4 +1,4 @@
-"""What an upsampler of colours makes of a coarse image, beside the photograph."""
+"""What an upsampler of colors makes of a coarse image, beside the photograph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Viz(base.Viz):
 
 
 def panels(prediction: Fields, photo: Photo) -> Panels:
-    """The grey image, the coarse one, what is made of both, and the original if it has colours."""
+    """The grey image, the coarse one, what is made of both, and the original if it has colors."""
     shown = [('grey', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
     return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]

@@ -118,7 +118,7 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
     Bars of different units stand in panels of their own.
 
     Args:
-      histories: a colour each.
+      histories: a color each.
       metrics: names.
       x: 'steps' or 'minutes'.
     """
@@ -156,7 +156,7 @@ def _title(pattern: str, found: Sequence[str]) -> str:
 
 
 def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: str) -> None:
-    for history, colour in zip(histories, _colours(histories), strict=True):
+    for history, color in zip(histories, _colors(histories), strict=True):
         if metric in history.series:
             steps, values = history.series[metric]
             places = history.minutes(steps) if x == 'minutes' else steps
@@ -164,7 +164,7 @@ def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: st
             axes.plot(
                 places,
                 values,
-                color=colour,
+                color=color,
                 label=history.name,
                 marker=mark,
                 markersize=3.5,
@@ -188,15 +188,15 @@ def _draw_bars(
 ) -> None:
     width, before = 0.8 / len(histories), pattern.index(BARS)
     places = np.arange(len(metrics))
-    for i, (history, colour) in enumerate(zip(histories, _colours(histories), strict=True)):
+    for i, (history, color) in enumerate(zip(histories, _colors(histories), strict=True)):
         values = [history.last(metric) or 0.0 for metric in metrics]
         shift = (i - (len(histories) - 1) / 2) * width
-        bars = axes.bar(places + shift, values, 0.92 * width, color=colour, label=history.name)
+        bars = axes.bar(places + shift, values, 0.92 * width, color=color, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
     labels = [names.words(metric[before:]) for metric in metrics]
     axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title has a single one
     axes.margins(y=0.35)  # room for the legend
 
 
-def _colours(histories: Sequence[History]) -> list[str]:
-    return [figures.COLOURS[i % len(figures.COLOURS)] for i in range(len(histories))]
+def _colors(histories: Sequence[History]) -> list[str]:
+    return [figures.COLORS[i % len(figures.COLORS)] for i in range(len(histories))]

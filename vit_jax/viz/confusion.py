@@ -14,7 +14,7 @@ from vit_jax.viz import figures
 
 NAMED = 40  # classes that have room for names
 NUMBERED = 15  # classes that have room for numbers in the cells
-SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLOURS[0]])
+SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
 
 
 def draw(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Figure:
@@ -42,9 +42,9 @@ def draw(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Fi
         axes.set_yticks(range(classes), shown)
     if classes <= NUMBERED:
         for row, column in np.argwhere(matrix):
-            colour = 'white' if shares[row, column] > 0.6 else figures.INK
+            color = 'white' if shares[row, column] > 0.6 else figures.INK
             text = f'{matrix[row, column]:,}'
-            axes.text(column, row, text, ha='center', va='center', fontsize=7, color=colour)
+            axes.text(column, row, text, ha='center', va='center', fontsize=7, color=color)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.set_label('share of the class', color=figures.FAINT)
     bar.outline.set_visible(False)

@@ -77,7 +77,7 @@ def draw(
     title: str,
     remarks: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw one panel for each group, at most three in a row; a prefix keeps its colour.
+    """Draw one panel for each group, at most three in a row; a prefix keeps its color.
 
     Args:
       series: of every metric.
@@ -91,7 +91,7 @@ def draw(
     figure = Figure(figsize=(5.2 * columns, 3.1 * rows + 0.5), layout=layout)
     figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
     prefixes = list(dict.fromkeys(n.rpartition('/')[0] for g in groups.values() for n in g))
-    colours = {p: figures.COLOURS[i % len(figures.COLOURS)] for i, p in enumerate(prefixes)}
+    colors = {p: figures.COLORS[i % len(figures.COLORS)] for i, p in enumerate(prefixes)}
     last = max(int(series[name][0][-1]) for group in groups.values() for name in group)
     for i, (key, group) in enumerate(groups.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
@@ -99,22 +99,22 @@ def draw(
         for name in group:
             prefix = name.rpartition('/')[0]
             label = ', '.join(filter(None, (prefix, (remarks or {}).get(name))))
-            _draw_line(axes, series[name], colours[prefix], label, smooth=key != 'lr')
+            _draw_line(axes, series[name], colors[prefix], label, smooth=key != 'lr')
         _scale(axes, key, last, bottom=i + columns >= len(groups))
         figures.legend(axes)
     return figure
 
 
-def _draw_line(axes: Axes, series: Series, colour: str, label: str, smooth: bool) -> None:
+def _draw_line(axes: Axes, series: Series, color: str, label: str, smooth: bool) -> None:
     steps, values = series
     line = values
     if smooth and len(values) >= _SMOOTH_FROM and np.isfinite(values).all():
-        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+        axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
         line = running_mean(values, len(values) // 60)
     axes.plot(
         steps,
         line,
-        color=colour,
+        color=color,
         linewidth=1.8,
         marker='o' if len(values) < 30 else None,
         markersize=3.5,

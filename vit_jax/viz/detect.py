@@ -110,7 +110,7 @@ class Viz(base.Viz):
         scale = abs(np.subtract(*axes.get_ylim())) / fields['image'].shape[0]
         for i in np.flatnonzero(real):
             left, top, right, bottom = fields['boxes'][i] * scale
-            frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': colour(int(i))}
+            frame: dict[str, Any] = {'fill': False, 'linewidth': 1.2, 'edgecolor': color(int(i))}
             axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
             write_mark(axes, (left, top), context.class_name(int(fields['labels'][i])), int(i))
 
@@ -136,9 +136,9 @@ def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
 
 
 def write_mark(axes: Axes, place: tuple[float, float], name: str, index: int) -> None:
-    """A small label with its upper left corner at (x, y), in the colour of an object."""
+    """A small label with its upper left corner at (x, y), in the color of an object."""
     style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
-    ground = {'facecolor': colour(index), 'edgecolor': 'none', 'pad': 0.8}
+    ground = {'facecolor': color(index), 'edgecolor': 'none', 'pad': 0.8}
     axes.text(*place, name, bbox=ground, **style)
 
 
@@ -156,13 +156,13 @@ def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[st
     # The largest first, so that none hides a smaller one.
     for i in sorted(range(len(objects)), key=lambda i: -math.prod(objects[i]['bbox'][2:])):
         x, y, width, height = objects[i]['bbox']
-        for line, edge in ((3.2, 'white'), (1.6, colour(i))):
+        for line, edge in ((3.2, 'white'), (1.6, color(i))):
             frame: dict[str, Any] = {'fill': False, 'linewidth': line, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
         text = f'{objects[i]["class"]} {objects[i]["score"]:.2f}'
         place = label_place((x, y, width, height), label_room(text, inch), size, taken)
         taken.append(place)
-        write_label(axes, place, text, colour(i), inch)
+        write_label(axes, place, text, color(i), inch)
 
 
 def label_room(text: str, inch: float) -> tuple[float, float]:
@@ -171,7 +171,7 @@ def label_room(text: str, inch: float) -> tuple[float, float]:
 
 
 def write_label(axes: Axes, place: Box, text: str, ground: Any, inch: float) -> None:
-    """White letters in a place that `label_place` has found, on this colour."""
+    """White letters in a place that `label_place` has found, on this color."""
     axes.text(
         place[0] + 2 / 72 * inch,
         place[1] + place[3] / 2,
@@ -212,8 +212,8 @@ def _shared(a: Box, b: Box) -> float:
     return max(0, sides[0]) * max(0, sides[1])
 
 
-def colour(i: int) -> tuple[float, float, float]:
-    """A saturated colour dark enough for white letters; neighbours in number differ most."""
+def color(i: int) -> tuple[float, float, float]:
+    """A saturated color dark enough for white letters; neighbours in number differ most."""
     hue = (0.6 + i * (math.sqrt(5) - 1) / 2) % 1
     rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
     share = min(1, LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
@@ -221,6 +221,6 @@ def colour(i: int) -> tuple[float, float, float]:
 
 
 def luminance(rgb: Sequence[float]) -> float:
-    """Of a colour of sRGB, 0 to 1, whose curve is taken as a power."""
+    """Of a color of sRGB, 0 to 1, whose curve is taken as a power."""
     weights = (0.2126, 0.7152, 0.0722)
     return sum(w * c**GAMMA for w, c in zip(weights, rgb, strict=True))

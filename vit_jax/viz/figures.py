@@ -1,4 +1,4 @@
-"""What all figures share: colours, sober axes, and files that appear whole or not at all."""
+"""What all figures share: colors, sober axes, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vit_jax.errors import UserError, visible
 from vit_jax.storage import paths
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
-COLOURS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
+COLORS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
 FORMATS = ('png', 'pdf', 'svg', 'jpg')
 _UNLABELLED = re.compile(r'_(child|container)\d+')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()

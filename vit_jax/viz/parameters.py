@@ -21,7 +21,7 @@ def draw(
     """A section for each parameter, its pictures side by side.
 
     Numbers are blue below zero, white at zero and red above, on one scale for each parameter,
-    which its heading tells. Colours are stretched to the range of each picture.
+    which its heading tells. Colors are stretched to the range of each picture.
 
     Args:
       parameters: at least one.

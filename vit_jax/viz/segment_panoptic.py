@@ -1,4 +1,4 @@
-"""What panoptic segmentation predicts: every pixel of the file in the colour of its segment."""
+"""What panoptic segmentation predicts: every pixel of the file in the color of its segment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vit_jax.viz.photo import Context, Fields, Photo
 
 COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
 BAR = 'score'
-OPACITY = 0.5  # of a colour on the image
+OPACITY = 0.5  # of a color on the image
 LINE = 0.004  # of the wider side of the image, of the lines between segments
 SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
 
@@ -59,7 +59,7 @@ class Viz(detect.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The files with their segments in colours, each with its class and score."""
+        """The files with their segments in colors, each with its class and score."""
         figure, cells = detect.image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
             numbers, queries = segments(prediction, photo, context)
@@ -75,7 +75,7 @@ class Viz(detect.Viz):
         return figure
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """The segments of an example in colours, each with its class where it is thickest."""
+        """The segments of an example in colors, each with its class where it is thickest."""
         (shown,) = axes.images
         picture = np.asarray(shown.get_array())
         factor = len(picture) // len(fields['segments'])
@@ -110,9 +110,9 @@ def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y
 
 
 def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
-    """The image under the colours of its segments, with white lines between them."""
-    colours = np.array([(0, 0, 0), *map(detect.colour, range(numbers.max()))]) * 255
-    mixed = image * (1 - OPACITY) + colours[numbers] * OPACITY
+    """The image under the colors of its segments, with white lines between them."""
+    colors = np.array([(0, 0, 0), *map(detect.color, range(numbers.max()))]) * 255
+    mixed = image * (1 - OPACITY) + colors[numbers] * OPACITY
     mixed = np.where((numbers == 0)[..., None], image, mixed)
     return np.where(_edges(numbers)[..., None], 255, mixed).astype(np.uint8)
 
@@ -129,7 +129,7 @@ def label(axes: Axes, numbers: Int[np.ndarray, 'Y X'], names: Sequence[str]) -> 
         box = (x - wide / 2, y + tall / 2, wide, tall)
         place = detect.label_place(box, (wide, tall), numbers.shape, taken)
         taken.append(place)
-        detect.write_label(axes, place, names[i], detect.colour(i), inch)
+        detect.write_label(axes, place, names[i], detect.color(i), inch)
 
 
 def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:

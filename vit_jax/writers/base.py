@@ -1,4 +1,4 @@
-"""What a writer knows of its run, and what earlier starts of the run have told it."""
+"""The base of writers, and the run that they get, with the steps that earlier starts wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 
 from vit_jax.storage import paths, run_folder
 
-_IDS, _TOLD = 'ids', 'told'
+_IDS, _WRITTEN = 'ids', 'told'  # keys of the file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Run:
       local: on this machine; files in it get into the run's folder.
       start_step: after which it goes on; 0 for a new run.
       config: complete.
-      told: the last step of each number that earlier starts have written.
+      written: the last step of each number that earlier starts have written.
     """
 
     folder: Path
     local: Path
     start_step: int
     config: Mapping[str, Any]
-    told: Mapping[str, int]
+    written: Mapping[str, int]
 
-    def untold(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+    def unwritten(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """The numbers that no earlier start has written: a resumed run repeats steps."""
-        return {name: value for name, value in values.items() if step > self.told.get(name, -1)}
+        return {name: value for name, value in values.items() if step > self.written.get(name, -1)}
 
-    def is_told(self, step: int, name: str) -> bool:
+    def is_written(self, step: int, name: str) -> bool:
         """Whether an earlier start has written the evaluation of a step that a picture shows.
 
         Args:
@@ -47,7 +47,7 @@ class Run:
           name: its own, ENTRY/NAME as those of the evaluation's numbers.
         """
         entry = f'{name.partition("/")[0]}/'
-        return any(step <= last for key, last in self.told.items() if key.startswith(entry))
+        return any(step <= last for key, last in self.written.items() if key.startswith(entry))
 
     def identity(self, service: str, make: Callable[[], str]) -> str:
         """The name that a service knows the run by: that of earlier starts, or a new one.
@@ -60,7 +60,7 @@ class Run:
         ids = dict(stored.get(_IDS, {}))
         ids.setdefault(service, '')
         ids[service] = ids[service] or make()
-        content = json.dumps({_IDS: ids, _TOLD: dict(self.told)})
+        content = json.dumps({_IDS: ids, _WRITTEN: dict(self.written)})
         paths.write_text_atomic(self.folder / run_folder.WRITERS, content + '\n')
         return ids[service]
 
@@ -109,13 +109,13 @@ def begin(
       folder, local, start_step, config: see `Run`.
       lines: of the metrics, with those that this start is going to write again.
     """
-    told: dict[str, int] = {}
+    written: dict[str, int] = {}
     if start_step:
-        told |= _stored(folder, start_step).get(_TOLD, {})
+        written |= _stored(folder, start_step).get(_WRITTEN, {})
         for line in lines:
             for name in line.keys() - {'step'}:
-                told[name] = max(line['step'], told.get(name, 0))
-    return Run(folder, local, start_step, config, told)
+                written[name] = max(line['step'], written.get(name, 0))
+    return Run(folder, local, start_step, config, written)
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:

@@ -56,8 +56,8 @@ class Writer(base.Writer):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write what no earlier start has written of {name: value}."""
-        now, untold = int(time.time() * 1000), self._run.untold(step, values)
-        found = [self._entities.Metric(name, value, now, step) for name, value in untold.items()]
+        now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
+        found = [self._entities.Metric(name, value, now, step) for name, value in unwritten.items()]
         if found:
             self._client.log_batch(self._id, metrics=found)
 

@@ -48,17 +48,17 @@ class Writer(base.Writer):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write what no earlier start has written of {name: value}."""
-        if untold := self._run.untold(step, values):
-            self._there.log(untold, step=step)
+        if unwritten := self._run.unwritten(step, values):
+            self._there.log(unwritten, step=step)
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
         """Write a picture of a step that no earlier start has written."""
-        if not self._run.is_told(step, name):
+        if not self._run.is_written(step, name):
             self._there.log({name: self._wandb.Image(pixels)}, step=step)
 
     def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Write a table of a step that no earlier start has written."""
-        if rows and not self._run.is_told(step, name):
+        if rows and not self._run.is_written(step, name):
             columns = list(rows[0])
             cells = [[row[column] for column in columns] for row in rows]
             self._there.log({name: self._wandb.Table(columns=columns, data=cells)}, step=step)

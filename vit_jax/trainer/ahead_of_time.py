@@ -1,7 +1,7 @@
 """A run's programs, compiled for chips that are not here.
 
-`python -m vit_jax.trainer.ahead` is the process that `profiling.compile_for` starts: libtpu is
-loaded in it alone, and it may be ended as soon as what it compiles is scheduled. It ends with
+`python -m vit_jax.trainer.ahead_of_time` is the process that `profiling.compile_for` starts: libtpu
+is loaded in it alone, and it may be ended as soon as what it compiles is scheduled. It ends with
 whoever started it, who would have removed the folder.
 """
 
