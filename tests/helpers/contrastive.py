@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import base as models
 from vit_jax.nn.stochastic import Dropout
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
@@ -14,7 +15,7 @@ from vit_jax.tasks import base
 ROWS, WIDTH = 32, 4
 
 
-class Model(nn.Module):
+class Model(models.Model):
     """Embeddings [B D] of vectors [B W], some of whose numbers are dropped, and a temperature."""
 
     size: int = 6

@@ -10,10 +10,11 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 
 from experiments.vit import digits
+from vit_jax.models import base as models
 from vit_jax.nn.stochastic import Dropout
 
 
-class Model(nn.Module):
+class Model(models.Model):
     """Logits [B, num_classes] of images [B H W C], some of whose pixels are dropped."""
 
     num_classes: int

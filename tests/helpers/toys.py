@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import base as models
 from vit_jax.nn import stochastic
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
@@ -14,7 +15,7 @@ from vit_jax.tasks import base
 ROWS, BOXES, WIDTH = 32, 3, 4
 
 
-class Model(nn.Module):
+class Model(models.Model):
     """Boxes of vectors [B N D] of which about half, drawn for each example, are set to zero."""
 
     hidden: int = 8

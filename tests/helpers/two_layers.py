@@ -2,10 +2,11 @@
 
 import flax.linen as nn
 
+from vit_jax.models import base as models
 from vit_jax.nn.stochastic import Dropout
 
 
-class Model(nn.Module):
+class Model(models.Model):
     """Logits [B, num_classes] and features [B, width] of images [B H W C]."""
 
     num_classes: int

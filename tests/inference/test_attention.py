@@ -11,6 +11,7 @@ from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
 from vit_jax.inference.attention import look, parameter_pictures
 from vit_jax.inference.predict import batch_of_one
+from vit_jax.models import base as models
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.viz.attention_pictures import choose_stack, stacked
 
@@ -31,7 +32,7 @@ MAPS = [
 ]
 
 
-class Model:
+class Model(models.Model):
     """Offers the maps above whatever it sees."""
 
     def apply(self, variables, image, train, mutable, rngs):
@@ -105,6 +106,7 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
 
 
 def test_a_model_without_pictures_is_a_mistake():
-    run = SimpleNamespace(model=object(), config=SimpleNamespace(model=SimpleNamespace(name='foo')))
+    config = SimpleNamespace(model=SimpleNamespace(name='foo'))
+    run = SimpleNamespace(model=models.Model(), params={}, image_size=None, config=config)
     with pytest.raises(UserError, match="model 'foo' has no parameters to draw"):
         parameter_pictures(run, '')

@@ -11,6 +11,7 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
+from vit_jax.models import base as models
 from vit_jax.models import vit
 from vit_jax.tree_paths import unroll
 
@@ -219,7 +220,7 @@ def test_overlay_replaces_leaves_alone():
         adapting.overlay(initial, {'e': {'f': 1}})
 
 
-class Detector(nn.Module):
+class Detector(models.Model):
     """A model with a ViT's body below `backbone` and parts of its own."""
 
     backbone: nn.Module = vit.Model(**FIELDS | {'num_classes': None})

@@ -46,7 +46,9 @@ def test_a_task_without_a_loss_or_of_another_base_is_refused():
         base.Task()
     config = load.load(f'{ROOT}/experiments/vit/digits.py:smoke')
     config.task = {'name': 'helpers.not_a_task'}
-    with pytest.raises(UserError, match=r'helpers.not_a_task.*derived from vit_jax.tasks'):
+    with pytest.raises(
+        UserError, match=r'not_a_task.*must be derived from vit_jax.tasks.base.Task'
+    ):
         schema.task_class(config)
 
 

@@ -34,11 +34,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 import optax
 
+from vit_jax.models import base as models
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 
 
-class Model(nn.Module):
+class Model(models.Model):
     vocab_size: int
     width: int = 8
 

@@ -31,7 +31,6 @@ def main(argv: Sequence[str]) -> int:
     if args.steps < 1:
         raise UserError(f'--steps {args.steps}: must be at least 1')
     from vit_jax.optim import make as optim
-    from vit_jax.optim import param_groups
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import batch_rows, example_spec
     from vit_jax.runtime import sharding
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     def tx(params: Any) -> Any:
         # A schedule costs nothing, and a constant one needs no length of an epoch.
         constant = config.optim.to_dict() | {'schedule': {'name': 'constant'}}
-        return optim.make(params, 1, int, param_groups.layer_order(model), **constant)[0]
+        return optim.make(params, 1, int, model.layer_order(), **constant)[0]
 
     options = {'batch_size': rows, 'steps': args.steps}
     with status('forward'):

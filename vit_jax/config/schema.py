@@ -15,7 +15,7 @@ import dataclasses
 import importlib
 import keyword
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -24,8 +24,11 @@ from vit_jax.errors import UserError, nearest, resolve
 from vit_jax.evaluators import base as evaluators
 from vit_jax.signatures import Duration, Parameters, keyword_only
 from vit_jax.signatures import parameters as all_parameters
-from vit_jax.tasks import base as tasks
 from vit_jax.writers import base as writers
+
+if TYPE_CHECKING:
+    from vit_jax.models.base import Model
+    from vit_jax.tasks.base import Task
 
 Group = Mapping[str, Any]
 
@@ -133,24 +136,28 @@ def constructor(section: str) -> Callable:
     return getattr(importlib.import_module(module), name)
 
 
-def model_class(config: ConfigDict) -> Any:
-    """The Linen module class that `config.model.name` stands for."""
-    return resolve('vit_jax.models', _name(config, 'model'), 'Model')
+def model_class(config: ConfigDict) -> type[Model]:
+    """The Linen module class that `config.model.name` stands for.
+
+    Raises:
+      UserError: if there is none, or it is not derived from `vit_jax.models.base.Model`.
+    """
+    from vit_jax.models.base import Model  # here, since it imports JAX
+
+    name = _name(config, 'model')
+    return _derived(resolve('vit_jax.models', name, 'Model'), Model, name)
 
 
-def task_class(config: ConfigDict) -> type[tasks.Task]:
+def task_class(config: ConfigDict) -> type[Task]:
     """The task dataclass that `config.task.name` stands for.
 
     Raises:
-      UserError: if there is none, or it is not derived from `tasks.base.Task`.
+      UserError: if there is none, or it is not derived from `vit_jax.tasks.base.Task`.
     """
+    from vit_jax.tasks.base import Task
+
     name = _name(config, 'task')
-    found = resolve('vit_jax.tasks', name, 'Task')
-    if not (isinstance(found, type) and issubclass(found, tasks.Task)):
-        raise UserError(
-            f'config.task.name={name!r}: its Task must be derived from {tasks.__name__}.Task'
-        )
-    return found
+    return _derived(resolve('vit_jax.tasks', name, 'Task'), Task, name)
 
 
 def evaluator_class(name: str) -> type[evaluators.Evaluator]:

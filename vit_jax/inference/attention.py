@@ -24,13 +24,12 @@ def look(
     Raises:
       UserError: if the model offers none.
     """
-    attention_maps = getattr(run.model, 'attention_maps', None)
-    if attention_maps is None:
+    if not run.model.attends:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
 
     compiled = jax.jit(step.make_look_step(run.model, run.task))
     outputs, intermediates, inputs = compiled(run.variables, dict(batch))
-    return outputs, attention_maps(intermediates, *inputs)
+    return outputs, run.model.attention_maps(intermediates, *inputs)
 
 
 def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPictures]:
@@ -43,10 +42,9 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     Raises:
       UserError: if the model offers nothing, or no name begins so.
     """
-    offer = getattr(run.model, 'parameter_pictures', None)
-    if offer is None:
+    found = run.model.parameter_pictures(run.params, run.image_size)
+    if not found:
         raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
-    found = offer(run.params, run.image_size)
     chosen = [p for p in found if begins(pattern, p.name)]
     if not chosen:
         raise UserError(nearest('parameter', pattern, {p.name for p in found}))

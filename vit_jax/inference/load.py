@@ -219,10 +219,10 @@ def stored_config(workdir: Path) -> ConfigDict:
 
 
 def backbone(trained: TrainedModel) -> TrainedModel:
-    """The part that a model names by its method `backbone`; all of a model without one."""
-    if not hasattr(trained.model, 'backbone'):
+    """The part that other tasks start from, by the model's `transferable`; else all of it."""
+    if (found := trained.model.transferable()) is None:
         return trained
-    keywords, parts = trained.model.backbone()
+    keywords, parts = found
     part = dataclasses.replace(
         trained, params={name: trained.params[name] for name in parts}, collections={}
     )
@@ -269,7 +269,7 @@ def input_size(trained: TrainedModel) -> Size:
     Raises:
       UserError: if nothing tells.
     """
-    if size := trained.image_size or (None if hasattr(trained.model, 'stride') else RESNET_SIZE):
+    if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
         return size
     raise UserError(f'{trained.path} does not tell the size of its images: give --image-size')
 
@@ -310,7 +310,7 @@ def _read_run(
 
 def _any_size(trained: TrainedModel) -> Size:
     """A size for a model whose parameters do not depend on it."""
-    size = (getattr(trained.model, 'stride', 32),) * 2
+    size = (trained.model.stride or 32,) * 2
     try:
         _, changes = adapt.resize(trained.params, trained.model, None, size)
     except UserError as error:

@@ -106,7 +106,7 @@ def sentence_reader(run: TrainedModel) -> SentenceReader:
     """
     section, data = run.data_config, run.config.data
     path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
-    if not hasattr(run.model, 'decode_step'):
+    if not run.model.translates:
         raise UserError(f'{run.path}: model {run.config.model.name!r} does not translate')
     vocab = vocabulary.load(path) if path else sources.own_vocab(section.source)
     if vocab is None or not bounds:

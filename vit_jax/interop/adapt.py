@@ -88,7 +88,7 @@ def adapt(
     Args:
       params: nested numpy arrays.
       target: nested shapes of the model's parameters, or arrays.
-      model: the Linen module; its `head_layers` and `resize_params` are consulted, if it has them.
+      model: the Linen module; consulted by its `head_layers` and `resize_params`.
       old_size: of the images that `params` were made for; None where nothing tells.
       new_size: of the images to come; None if the model takes none.
       posemb: how grids of positions are resized, 'bilinear' or 'bicubic'.
@@ -116,7 +116,7 @@ def adapt(
 
 def head_layers(model: Any) -> tuple[str, ...]:
     """The layers of a model's head, from the representation on; `head` if it does not say."""
-    return getattr(model, 'head_layers', ('head',))
+    return model.head_layers
 
 
 def resize(
@@ -128,9 +128,9 @@ def resize(
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Parameters for images of another size, and what was changed; see `vit.Model.resize_params`.
 
-    As they are, if there is no new size or the model does not say what depends on it.
+    As they are, if there is no new size.
     """
-    if new_size is None or not hasattr(model, 'resize_params'):
+    if new_size is None:
         return params, []
     return model.resize_params(params, old_size, new_size, method)
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.optim.param_groups import layer_order
 
 # In the `extra` of `files.read_arrays`, beside what config.json holds.
 GIVEN, PREPROCESSOR = 'colours given by the user', 'preprocessor_config.json'
@@ -96,7 +95,7 @@ def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
     """Whether the first layer of a model is one that embeds patches."""
     fields = {key: value for key, value in keywords.items() if key != 'name'}
     model = resolve('vit_jax.models', keywords['name'], 'Model')(**fields)
-    return any(re.search(pattern, 'patch_embed/kernel') for pattern in layer_order(model)[:1])
+    return any(re.search(pattern, 'patch_embed/kernel') for pattern in model.layer_order()[:1])
 
 
 def told(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:

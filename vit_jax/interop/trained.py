@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from vit_jax.config import objects
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
-from vit_jax.optim.param_groups import layer_order
 from vit_jax.tree_paths import param_paths
 
 Size = tuple[int, int]  # height and width in pixels
@@ -142,7 +141,7 @@ class TrainedModel:
         """
         if 'channels' in self.raw_images:
             return self.raw_images['channels']
-        first = layer_order(self.model)[:1]
+        first = self.model.layer_order()[:1]
         kernels = (
             leaf
             for path, leaf in param_paths(self.params).items()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
@@ -42,7 +43,7 @@ def variant(name: str) -> dict[str, Any]:
     return {'layers': layers, 'width_factor': width_factor}
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """BiT-ResNet. Images of any size, square or not.
 
     Attributes:

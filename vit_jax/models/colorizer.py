@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import _resize
+from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import positions
 from vit_jax.nn.attention_maps import AttentionMap, collect
@@ -33,7 +33,7 @@ POSEMBS = ('sincos1d', 'sincos2d', 'learn')
 TABLES = ('pos_embed', 'query_embed')
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """An encoder of grey patches, and queries that attend to all of them.
 
     A query starts as its position alone and never sees another query, so that all it knows of the

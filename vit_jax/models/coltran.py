@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt8
 
 from vit_jax.errors import check_choice, check_multiple
-from vit_jax.models import _resize
+from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
@@ -49,7 +49,7 @@ class Cache(NamedTuple):
     inner_summaries: Summaries
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """Encoder of the grey image, outer and inner decoder, and a parallel head on the encoder.
 
     Attributes:

@@ -5,6 +5,7 @@ channel, the spatial upsampler from all 256 levels of an image with few pixels, 
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
 from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import _resize
+from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer
@@ -22,7 +23,7 @@ from vit_jax.nn.blocks import XAVIER
 BYTES = 256
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """Axial attention over one channel of the coarse image and the grey image.
 
     Attributes:
@@ -98,7 +99,7 @@ class Model(nn.Module):
 
     def attention_maps(
         self,
-        intermediates: dict,
+        intermediates: Mapping[str, Any],
         grey: UInt8[Array, 'B H W'],
         coarse: UInt8[Array, 'B H W C'],
         channels: Int[Array, 'B C'],

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
@@ -60,7 +61,7 @@ class Seen(NamedTuple):
     hidden: Float[Array, 'B L Q D']
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """DETR for images of any size, padded at the right and below.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import vit
+from vit_jax.models import base, vit
 from vit_jax.nn import positions
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
@@ -34,7 +34,7 @@ ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 _token_init = nn.initializers.normal(0.02)
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """An asymmetric encoder and decoder (section 3). Images of any size that whole patches tile.
 
     Attributes:
@@ -131,7 +131,7 @@ class Model(nn.Module):
         """The tokens of whole images: of the class token and of every patch, after the norm."""
         return self.vit(images, None, False)
 
-    def backbone(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
         same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
         return {'name': 'vit', **{key: getattr(self, key) for key in same}}, ENCODER

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError, check_choice
+from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import attention, lstm
 from vit_jax.nn.attention_maps import AttentionMap, keep
@@ -166,7 +167,7 @@ class Decoder(nn.Module):
         return self.drop(jnp.tanh(self.readout(found)), train)
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """Bidirectional LSTM encoder and LSTM decoder with attention.
 
     It is called and decoded from as the Transformer is, `vit_jax.models.seq2seq.Model`. When the
@@ -195,6 +196,8 @@ class Model(nn.Module):
     dropout: float = 0.0
     tied: bool = False
     dtype: str = 'float32'
+
+    translates = True
 
     def __post_init__(self) -> None:
         check_choice('attention', self.attention, ATTENTIONS)

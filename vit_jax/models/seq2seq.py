@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice, check_multiple, nearest
+from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention import padding_mask
 from vit_jax.nn.attention_choice import ATTENTIONS
@@ -51,7 +51,7 @@ def variant(name: str) -> dict[str, int | float]:
     return dict(zip(fields, VARIANTS[name], strict=True))
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """Transformer from one sequence of tokens to another.
 
     Besides the call it has what a decoder goes step by step with: `encode`, `init_cache` and
@@ -92,6 +92,8 @@ class Model(nn.Module):
     norm_eps: float = 1e-6
     dtype: str = 'float32'
     attention: str = 'auto'
+
+    translates = True
 
     def __post_init__(self) -> None:
         check_choice('norm', self.norm, NORMS)

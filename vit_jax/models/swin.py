@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
@@ -57,7 +58,7 @@ def variant(name: str) -> dict[str, Any]:
     }
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """Swin. Images of any size, square or not: what does not fit is padded, see `nn/windows.py`.
 
     Attributes:

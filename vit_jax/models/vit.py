@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, check_multiple, nearest
-from vit_jax.models import _resize
+from vit_jax.models import _resize, base
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
@@ -76,7 +76,7 @@ def variant(name: str) -> dict[str, int]:
     }
 
 
-class Model(nn.Module):
+class Model(base.Model):
     """ViT. Images of any size that whole patches tile, square or not.
 
     Attributes:

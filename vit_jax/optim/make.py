@@ -77,7 +77,7 @@ def make(
       params: the parameters, or their shapes.
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
-      layers: see `param_groups.layer_order`; `layer_decay` needs them.
+      layers: of the model's `layer_order()`; `layer_decay` needs them.
       name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.

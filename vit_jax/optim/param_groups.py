@@ -38,11 +38,6 @@ def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
 
 
-def layer_order(model: Any) -> tuple[str, ...]:
-    """Patterns of the layers' paths from the input on; empty if the model does not tell."""
-    return model.layer_order() if hasattr(model, 'layer_order') else ()
-
-
 def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable[[str], Scale]:
     """Layer-wise decay of the learning rate for fine-tuning (Bao et al. 2022, BEiT).
 

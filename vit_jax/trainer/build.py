@@ -23,7 +23,6 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import make as optim
-from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.trainer import evaluate, evaluations, examples
@@ -193,7 +192,7 @@ def make_program(
         abstract_variables(run_once, task, shapes[-1].spec)['params'],
         times.total_steps,
         times.steps,
-        param_groups.layer_order(model),
+        model.layer_order(),
         **config.optim.to_dict(),
     )
 

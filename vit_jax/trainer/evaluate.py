@@ -73,7 +73,7 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0)
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if task.predicts else None,
         derive=task.derive,
-        look=_looker(model, task, layout, seed) if hasattr(model, 'attention_maps') else None,
+        look=_looker(model, task, layout, seed) if model.attends else None,
     )
 
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Bool, Float
 
+from vit_jax.models import base as models
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import Block, Encoder
 from vit_jax.nn.patches import PatchEmbed, patch_grid
@@ -19,7 +20,7 @@ from vit_jax.nn.stochastic import example_keys
 PATCH = 4
 
 
-class Model(nn.Module):
+class Model(models.Model):
     """Boxes and classes of `slots` spots.
 
     Attributes:

@@ -1,0 +1,82 @@
+"""The base of all models: what a Linen module says of itself besides its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.parameter_pictures import ParameterPictures
+
+Size = tuple[int, int]  # height and width in pixels
+
+
+class Model(nn.Module):
+    """Defaults of a model, which is called as `model(*inputs, train)` and returns a dict of arrays.
+
+    Attributes:
+      head_layers: the layers from the representation on; the last has an output for each class.
+      translates: whether it writes sequences, by the methods that `vit_jax.ops.search` names.
+    """
+
+    head_layers: ClassVar[tuple[str, ...]] = ('head',)
+    translates: ClassVar[bool] = False
+
+    @property
+    def stride(self) -> int | None:
+        """Side in pixels of the square that one token stands for; None for a ResNet's features."""
+        return None
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model offers its attention maps."""
+        return type(self).attention_maps is not Model.attention_maps
+
+    def attention_maps(self, intermediates: Mapping[str, Any], *inputs: Any) -> list[AttentionMap]:
+        """The attention of every layer.
+
+        Args:
+          intermediates: the collection that a call with `mutable=['intermediates']` returns.
+          inputs: of that call.
+        """
+        del intermediates, inputs
+        return []
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: Size | None
+    ) -> list[ParameterPictures]:
+        """Parameters that are worth a look; none by default."""
+        del params, image_size
+        return []
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameter paths from the input on; empty if there is no order."""
+        return ()
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: Size | None,
+        new_size: Size,
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images of another size, and notes on what was changed.
+
+        Args:
+          params: nested arrays; some may be absent.
+          old_size: of the images that they were made for; None where nothing tells.
+          new_size: of the images to come.
+          method: 'bilinear' or 'bicubic', for grids of positions.
+        """
+        del old_size, new_size, method
+        return params, []
+
+    def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+        """The part that other tasks start from, where that is another model than this one.
+
+        Returns:
+          Keywords of that model with its `name`, and the names of its parameters in this one.
+        """
+        return None
