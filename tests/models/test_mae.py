@@ -70,7 +70,7 @@ def test_parameter_counts_are_exact(name):
 
 
 def test_the_encoder_has_the_parameters_of_a_vit(model):
-    keywords, parts = model.backbone()
+    keywords, parts = model.transferable()
     encoder = vit.Model(**{k: v for k, v in keywords.items() if k != 'name'})
     expected = jax.eval_shape(lambda: encoder.init(jax.random.key(0), IMAGES))['params']
     found = jax.eval_shape(lambda: init(model, IMAGES))
