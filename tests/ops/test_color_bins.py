@@ -60,6 +60,15 @@ def test_who_takes_the_nearest_alone_does_not_make_xla_sort_all_bins():
     assert 'custom_call_target="TopK"' in program and ' sort(' not in program
 
 
+@pytest.mark.fault(74)
+def test_several_devices_under_pmap_find_the_bins_of_one():
+    parts = jnp.asarray(AB).reshape(2, -1, 2)
+    found = jax.pmap(color_bins.soft_encode, devices=jax.devices()[:2])(parts)
+    expected = jax.jit(jax.vmap(color_bins.soft_encode))(parts)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_the_annealed_mean_goes_from_the_mean_to_the_mode():
     logits = jnp.asarray(RNG.normal(size=(20, 313)), jnp.float32)
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)

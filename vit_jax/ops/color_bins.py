@@ -65,8 +65,10 @@ def soft_encode(
 
     The weights are Gaussian in the distance, with a deviation of 5.
     """
-    # A caller's slice of the bins, merged with that of `top_k`, would make XLA sort all of them.
-    closeness, bins = jax.lax.optimization_barrier(jax.lax.top_k(-_distances(ab), NEIGHBOURS))
+    closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBOURS)
+    # A caller's slice of the bins, merged with that of `top_k`, would make XLA sort all of them. A
+    # barrier for both results at once aborts its compiler under `jax.pmap` on CPUs.
+    bins = jax.lax.optimization_barrier(bins)
     return bins, jax.nn.softmax(closeness / (2 * SIGMA**2), axis=-1)
 
 

@@ -1,0 +1,60 @@
+"""Every system trains alike on one device, on several and in microbatches, at its smoke size."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import pytest
+from helpers.experiments import ROOT, one_of_each_kind
+
+from vit_jax.config import load
+from vit_jax.trainer import build
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2
+# name: devices, config.parallel, microbatches
+LAYOUTS = {
+    'one': (1, {}, 1),
+    'jit': (4, {}, 1),
+    'fsdp': (4, {'fsdp': 4, 'min_split_size': 64}, 1),
+    'pmap': (2, {'strategy': 'pmap'}, 1),
+    'accumulation': (1, {}, 2),
+}
+SEVERAL = [name for name in LAYOUTS if name != 'one']
+CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler
+SYSTEMS = one_of_each_kind(first='experiments/vit/digits.py')
+
+
+@functools.lru_cache(maxsize=2)  # the tests of a system follow one another
+def trained(path: str, name: str) -> list[dict[str, float]]:
+    """The metrics of the first steps."""
+    devices, parallel, microbatches = LAYOUTS[name]
+    config = load.load(f'{ROOT / path}:smoke')
+    with config.unlocked():
+        config.parallel.update(parallel)
+        config.step.accum_steps = microbatches
+        # In bfloat16 each device rounds its part of a gradient before the parts are added up: norms
+        # of updates would agree to 1e-4.
+        config.model.dtype = 'float32'
+    training = build.build(config, jax.devices()[:devices])
+    program, batches, metrics = training.program, training.data.train_batches(), []
+    state = program.layout.create(program.init)
+    for _ in range(STEPS):
+        state, found = program.train_step(state, program.layout.put_batch(next(batches)))
+        metrics.append({key: float(value) for key, value in found.items()})
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ('path', 'name'),
+    [
+        pytest.param(path, name, marks=[] if (path, name) == CHEAP else pytest.mark.long)
+        for path in SYSTEMS
+        for name in SEVERAL
+    ],
+)
+def test_a_system_trains_alike_in_every_layout(path, name):
+    for step, expected in zip(trained(path, name), trained(path, 'one'), strict=True):
+        assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)
