@@ -7,21 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.attention import attend, attention_weights, causal_mask
+from vit_jax.nn.attention import Segments, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_kernel import fused_attention, vmem_bytes
 
 kernel = functools.partial(fused_attention, interpret=True)
 LAYOUTS = ('qk v', 'q kv', 'q k v')
 
 
-def plain(projected, num_heads, mask=None, causal=False, kept=None, rate=0.0):
+def plain(projected, num_heads, mask=None, segments=None, causal=False, kept=None, rate=0.0):
     width = sum(x.shape[-1] for x in projected) // 3
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
     heads = [x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2) for x in parts]
     seen = None if mask is None else mask[:, None, None]
-    if causal:
-        before = causal_mask(parts[0].shape[1])
-        seen = before if seen is None else seen & before
+    masks = [causal_mask(parts[0].shape[1])] if causal else []
+    masks += [] if segments is None else [segments.mask()]
+    for other in masks:
+        seen = other if seen is None else seen & other
     query, key, value = heads
     weights = attention_weights(query, key, seen)
     if kept is not None:
@@ -106,6 +107,23 @@ def test_masks_and_other_keys(tokens, keys, num_heads, size, layout, masked, cau
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ('queries', 'keys', 'layout', 'causal'),
+    [(50, 50, 'qkv', False), (50, 50, 'qk v', True), (3, 50, 'q kv', False)],
+)
+def test_queries_see_the_keys_of_their_segment(queries, keys, layout, causal):
+    projected = random(2, queries, 2, 64, layout=layout, keys=keys)
+    ends = np.array([[9, 31, 44], [50, 50, 50]])
+    number = (np.arange(keys)[None, :, None] >= ends[:, None]).sum(-1) + 1
+    number[0, 44:] = 0
+    rows = number if queries == keys else np.broadcast_to(np.arange(1, 4), (2, 3))
+    segments = Segments(jnp.asarray(rows), jnp.asarray(number))
+    options = {'segments': segments, 'causal': causal}
+    found = value_and_gradient(kernel, projected, 2, **options)
+    assert_equal(found, value_and_gradient(plain, projected, 2, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ('tokens', 'keys', 'num_heads', 'size', 'layout', 'options'),
     [
         (50, 50, 4, 64, 'qkv', {}),
@@ -184,6 +202,7 @@ def test_examples_do_not_see_each_other():
         (100, 850, 8, 32, 'q k v', {'mask': jnp.ones((2, 850), bool)}),
         (64, 64, 8, 64, 'qk v', {'mask': jnp.ones((2, 64), bool), 'causal': True}),
         (100, 850, 8, 32, 'q k v', {'kept': jnp.ones((2, 8, 100, 850), bool), 'rate': 0.1}),
+        (256, 256, 3, 64, 'qkv', {'segments': Segments(*2 * [jnp.ones((2, 256), int)])}),
     ],
 )
 def test_it_can_be_lowered_for_tpus(tokens, keys, num_heads, size, layout, options):

@@ -11,7 +11,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models import _resize, base
@@ -25,7 +25,7 @@ from vit_jax.nn.parameter_pictures import (
     position_similarity,
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.pooling import MapHead
+from vit_jax.nn.pooling import MapHead, segment_mean
 from vit_jax.nn.positions import learned, sincos2d
 from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import Dropout, check_rate
@@ -167,9 +167,15 @@ class Model(base.Model):
 
     @nn.compact
     def __call__(
-        self, images: Float[Array, 'B H W C'], train: bool = False
+        self,
+        images: Float[Array, 'B H W C'],
+        train: bool = False,
+        *,
+        mask: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
         """Class scores of normalised images.
+
+        `mask` is true for patches of the image and false for padding, which changes nothing then.
 
         Returns:
           tokens: [B N D] after the final norm, if it is not `fc_norm`; the class token, if any,
@@ -179,8 +185,12 @@ class Model(base.Model):
         With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
         """
         dtype = jnp.dtype(self.dtype)
-        tokens = self._encoder(dtype)(self._embed(images, train, dtype), train)
-        outputs = {'tokens': tokens, 'pre_logits': self._pool(tokens, train, dtype)}
+        tokens, segments = self._embed(images, train, dtype), None
+        if mask is not None:  # a class token is always real
+            extra = ((0, 0), (tokens.shape[1] - mask.shape[1], 0))
+            segments = jnp.pad(mask.astype(int), extra, constant_values=1)
+        tokens = self._encoder(dtype)(tokens, train, segments)
+        outputs = {'tokens': tokens, 'pre_logits': self._pool(tokens, segments, train, dtype)}
         if self.representation_size:
             dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
             outputs['pre_logits'] = nn.tanh(dense(outputs['pre_logits']))
@@ -298,7 +308,7 @@ class Model(base.Model):
             name='encoder',
         )
 
-    def _pool(self, tokens: Array, train: bool, dtype: Any) -> Array:
+    def _pool(self, tokens: Array, segments: Array | None, train: bool, dtype: Any) -> Array:
         """y = LN(z_L^0), equation 4, or another summary.
 
         The encoder has applied the norm, unless it is to come after the mean.
@@ -306,7 +316,9 @@ class Model(base.Model):
         if self.pool == 'cls':
             return tokens[:, 0]
         if self.pool in MEANS:
-            mean = tokens[:, int(self.pool in WITH_CLASS_TOKEN) :].mean(axis=1)
+            first = int(self.pool in WITH_CLASS_TOKEN)
+            x, own = tokens[:, first:], None if segments is None else segments[:, first:]
+            mean = x.mean(axis=1) if own is None else segment_mean(x, own)[:, 0]
             norm = nn.LayerNorm(self.norm_eps, dtype=dtype, name='fc_norm')
             return norm(mean) if self.fc_norm else mean
         if self.pool == 'none':
@@ -314,7 +326,7 @@ class Model(base.Model):
         head = MapHead(
             self.num_heads, self.mlp_dim, self.gelu, self.norm_eps, dtype, name='map_head'
         )
-        return head(tokens, train)
+        return head(tokens, train) if segments is None else head(tokens, train, segments)[:, 0]
 
     def _batch_norm(self, train: bool) -> nn.BatchNorm:
         return nn.BatchNorm(

@@ -11,6 +11,7 @@ weights), and takes a mask that is true where a query may look at a key.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,25 @@ def additive(
     scores = jnp.einsum('...k,k->...', hidden, v, preferred_element_type=jnp.float32)
     weights = masked_softmax(scores, mask)
     return attend(weights, value), weights
+
+
+class Segments(NamedTuple):
+    """The sequence of each token, where a row holds several: queries see the keys of their own.
+
+    Numbers count from 1, and 0 is padding, which sees nothing but padding. A row of one padded
+    sequence is the mask of its tokens, as integers.
+
+    Attributes:
+      query: of the tokens that look.
+      key: of those that are looked at.
+    """
+
+    query: Int[Array, '*B N']
+    key: Int[Array, '*B M']
+
+    def mask(self) -> Bool[Array, '*B 1 N M']:
+        """True where a query may look at a key, for all heads."""
+        return (self.query[..., :, None] == self.key[..., None, :])[..., None, :, :]
 
 
 def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:

@@ -24,6 +24,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float
 
+from vit_jax.nn.attention import Segments
+
 LANES, SUBLANES = 128, 16
 # Matrices [N M] in float32 that the backward pass of a head takes, of which some are spilt.
 SCORES = 6
@@ -33,6 +35,8 @@ UNROLLED = 2**21
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
 Projected = tuple[Float[Array, 'B _ _'], ...]
+# What queries may look at: keys that are not zero, and those of their segment. Rows [1 N] or [1 M].
+Seen = tuple[Any, Segments | None]
 
 
 def vmem_bytes(
@@ -70,8 +74,9 @@ def fused_attention(
     projected: Projected,
     num_heads: int,
     mask: Bool[Array, 'B M'] | None = None,
-    causal: bool = False,
+    segments: Segments | None = None,
     kept: Bool[Array, 'B H N M'] | None = None,
+    causal: bool = False,
     rate: float = 0.0,
     interpret: bool = False,
 ) -> Float[Array, 'B N D']:
@@ -85,36 +90,35 @@ def fused_attention(
         ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
       num_heads: H; divides D.
       mask: true where a key may be looked at.
-      causal: whether a query looks at no keys after its own place.
+      segments: sequences that share a row; a query sees the keys of its own.
       kept: the weights that dropout does not set to zero; None where nothing is dropped.
+      causal: whether a query looks at no keys after its own place.
       rate: the share that it does.
       interpret: run it as plain JAX, on any device.
     """
-    row = None if mask is None else mask[:, None].astype(jnp.float32)
+    rows = jax.tree.map(lambda x: x[:, None].astype(jnp.float32), (mask, segments))
     # The compiler of TPUs takes no matrices of bits.
     units = None if kept is None else kept.astype(jnp.int8)
-    return _attend(projected, row, units, _Options(num_heads, causal, rate, interpret))
+    return _attend(projected, rows, units, _Options(num_heads, causal, rate, interpret))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(
-    projected: Projected, mask: Array | None, kept: Array | None, options: _Options
-) -> Array:
+def _attend(projected: Projected, seen: Seen, kept: Array | None, options: _Options) -> Array:
     first = projected[0]
     out = jax.ShapeDtypeStruct((*first.shape[:2], _width(projected)), first.dtype)
-    return _call(_forward_kernel, 2, options, out, projected, mask, kept)
+    return _call(_forward_kernel, 2, options, out, projected, seen, kept)
 
 
 def _with_inputs(
-    projected: Projected, mask: Array | None, kept: Array | None, options: _Options
+    projected: Projected, seen: Seen, kept: Array | None, options: _Options
 ) -> tuple[Array, Any]:
-    return _attend(projected, mask, kept, options), (projected, mask, kept)
+    return _attend(projected, seen, kept, options), (projected, seen, kept)
 
 
 def _backward(options: _Options, inputs: Any, grad: Array) -> tuple[Projected, None, None]:
-    projected, mask, kept = inputs
+    projected, seen, kept = inputs
     out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in projected)
-    return _call(_backward_kernel, 5, options, out, projected, mask, kept, grad), None, None
+    return _call(_backward_kernel, 5, options, out, projected, seen, kept, grad), None, None
 
 
 _attend.defvjp(_with_inputs, _backward)
@@ -126,14 +130,14 @@ def _call(
     options: _Options,
     out: Any,
     projected: Projected,
-    mask: Array | None,
+    seen: Seen,
     kept: Array | None,
     *inputs: Array,
 ) -> Any:
     """Runs a kernel on each example; `products` is of each head, with its scores or their like."""
     (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
     width, itemsize = _width(projected), projected[0].dtype.itemsize
-    arguments = (projected, mask, kept, *inputs)
+    arguments = (projected, seen, kept, *inputs)
     arrays = jax.tree.leaves((arguments, out))
     scores = batch * options.num_heads * queries * keys
     return pl.pallas_call(
@@ -220,17 +224,17 @@ def _for_each_head(
 
 
 def _forward_kernel(
-    refs: Any, mask_ref: Any, kept_ref: Any, out_ref: Any, *, options: _Options
+    refs: Any, seen: Seen, kept_ref: Any, out_ref: Any, *, options: _Options
 ) -> None:
     width = out_ref.shape[-1]
     scale = 1 / math.sqrt(width // options.num_heads)
-    mask = None if mask_ref is None else mask_ref[...] > 0
+    masks = _masks(seen, keys=1)
 
     def of_head(start: Any, head: _Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in _places(refs))
         own = head.own()
         scores = _dot(jnp.where(own, q, 0), k, (1, 1)) * scale
-        scores = _where_seen(scores, mask, options.causal, 1, LOWEST)
+        scores = _where_seen(scores, masks, options.causal, 1, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
         total = exps.sum(axis=1, keepdims=True)
         if kept_ref is not None:
@@ -244,11 +248,11 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    refs: Any, mask_ref: Any, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: _Options
+    refs: Any, seen: Seen, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: _Options
 ) -> None:
     width = grad_ref.shape[-1]
     scale = 1 / math.sqrt(width // options.num_heads)
-    mask = None if mask_ref is None else _column(mask_ref[...]) > 0
+    masks = _masks(seen, keys=0)
 
     def of_head(start: Any, head: _Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in _places(refs))
@@ -257,7 +261,7 @@ def _backward_kernel(
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
         # [keys queries]: so two of the last three products need no transposed matrix.
         scores = _dot(k, q, (1, 1)) * scale
-        scores = _where_seen(scores, mask, options.causal, 0, LOWEST)
+        scores = _where_seen(scores, masks, options.causal, 0, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
         weights = exps * (1 / exps.sum(axis=0, keepdims=True))
         of_weights = _dot(v, grad, (1, 1))
@@ -267,9 +271,9 @@ def _backward_kernel(
             left, of_weights = weights * factors, of_weights * factors
         mean = (weights * of_weights).sum(axis=0, keepdims=True)
         of_scores = weights * (of_weights - mean) * scale
-        if mask is not None:
+        if masks:
             # Of a query that may look nowhere the weights are not zero, and no score matters.
-            of_scores = _where_seen(of_scores, mask, options.causal, 0, 0.0)
+            of_scores = _where_seen(of_scores, masks, options.causal, 0, 0.0)
         of_scores = of_scores.astype(k.dtype)
         of_values = _dot(left.astype(v.dtype), grad, (1, 0))
         gradients = _dot(of_scores, k, (0, 0)), _dot(of_scores, q, (1, 0)), of_values
@@ -285,9 +289,22 @@ def _factors(kept_ref: Any, start: Any, head: _Head, options: _Options) -> Array
     return kept.astype(jnp.float32) * (1 / (1 - options.rate))
 
 
-def _where_seen(x: Array, mask: Array | None, causal: bool, keys: int, other: float) -> Array:
+def _masks(seen: Seen, keys: int) -> list[Array]:
+    """Where scores count, as far as that is no matter of order; `keys` is the axis of the keys."""
+
+    def along(axis: int, ref: Any) -> Array:
+        return ref[...] if axis == 1 else _column(ref[...])
+
+    mask, segments = seen
+    masks = [] if mask is None else [along(keys, mask) > 0]
+    if segments is not None:
+        masks.append(along(1 - keys, segments.query) == along(keys, segments.key))
+    return masks
+
+
+def _where_seen(x: Array, masks: list[Array], causal: bool, keys: int, other: float) -> Array:
     """x where the query may look at the key, else `other`; `keys` is the axis of the keys."""
-    if mask is not None:
+    for mask in masks:
         x = jnp.where(mask, x, other)
     if causal:
         places = [jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (keys, 1 - keys)]

@@ -9,8 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from vit_jax.nn.attention import Segments
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.recompute import HIDDEN, named, recomputed
 from vit_jax.nn.stochastic import Dropout, DropPath
@@ -76,7 +77,10 @@ class Block(nn.Module):
         x: Float[Array, 'B N D'],
         train: bool = False,
         drop_path: float | Float[Array, ''] = 0.0,
+        segments: Int[Array, 'B N'] | None = None,
     ) -> Float[Array, 'B N D']:
+        """The tokens after the block; `segments` says which see each other, see `Segments`."""
+
         def add(branch: Array) -> Array:
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
 
@@ -88,7 +92,8 @@ class Block(nn.Module):
             attention=self.attention_by,
             name='attention',
         )
-        x = add(attention(norm(x), train=train))
+        together = None if segments is None else Segments(segments, segments)
+        x = add(attention(norm(x), segments=together, train=train))
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
         mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(mlp(norm(x), train))
@@ -119,29 +124,39 @@ class Encoder(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'B N D'], train: bool = False) -> Float[Array, 'B N D']:
-        def apply(block: nn.Module, x: Array, rate: float | Array) -> Array:
-            return block(x, train, rate)
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        train: bool = False,
+        segments: Int[Array, 'B N'] | None = None,
+    ) -> Float[Array, 'B N D']:
+        """The tokens after all blocks; `segments` says which see each other, see `Segments`."""
+
+        def apply(block: nn.Module, x: Array, rate: float | Array, segments: Array | None) -> Array:
+            return block(x, train, rate, segments)
 
         apply = recomputed(apply, self.remat, prevent_cse=not self.scan)
         rates = np.linspace(0.0, self.drop_path, self.depth)
         if self.scan:
-            x = self._scan(apply, x, rates)
+            x = self._scan(apply, x, rates, segments)
         else:
             for i, rate in enumerate(rates):
-                x = apply(self.block(name=f'block_{i}'), x, float(rate))
+                x = apply(self.block(name=f'block_{i}'), x, float(rate), segments)
         if not self.final_norm:
             return x
         return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
-    def _scan(self, apply: Callable[..., Array], x: Array, rates: np.ndarray) -> Array:
+    def _scan(
+        self, apply: Callable[..., Array], x: Array, rates: np.ndarray, segments: Array | None
+    ) -> Array:
         scanned = nn.scan(
-            lambda block, x, rate: (apply(block, x, rate), None),
+            lambda block, x, rate, segments: (apply(block, x, rate, segments), None),
+            in_axes=(0, nn.broadcast),
             variable_axes={'params': 0, 'intermediates': 0},
             split_rngs={'params': True, 'dropout': True},
             length=self.depth,
         )
-        x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32))
+        x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32), segments)
         return x
 
 

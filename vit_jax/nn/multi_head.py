@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
-from vit_jax.nn.attention import attend, attention_weights, causal_mask
+from vit_jax.nn.attention import Segments, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
@@ -121,9 +121,9 @@ class MultiHeadAttention(nn.Module):
         Besides these there is `out`.
       dropout: on the weights.
       dtype: of the computation; the softmax stays float32.
-      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, which knows masks of keys
-        and causal ones, but no bias; or 'auto': the kernel where it can be used. Both drop the
-        same weights.
+      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, which knows masks of keys,
+        causal ones and segments, but no bias; or 'auto': the kernel where it can be used. Both
+        drop the same weights.
 
     Raises:
       UserError: if 'pallas' is asked for what the kernel cannot do.
@@ -148,6 +148,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Bool[Array, '*#B #H #N #M'] | None = None,
         bias: Float[Array, '*#B #H #N #M'] | None = None,
+        segments: Segments | None = None,
         causal: bool = False,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
@@ -160,16 +161,18 @@ class MultiHeadAttention(nn.Module):
             but not be part of what is found belong to `query` and `key` alone.
           mask: true where a query may look at a key.
           bias: added to the scores before the softmax.
+          segments: sequences that share a row; a query sees the keys of its own.
           causal: whether queries look at no keys after their own place, M being N.
           train: whether dropout acts.
         """
         key = query if key is None else key
         value = key if value is None else value
         if self._takes_kernel(query, key, mask, bias, train):
-            return self._attend_in_kernel(query, key, value, mask, causal, train)
+            return self._attend_in_kernel(query, key, value, mask, segments, causal, train)
+        if segments is not None:
+            mask = _both(mask, segments.mask())
         if causal:
-            before = causal_mask(query.shape[-2])
-            mask = before if mask is None else mask & before
+            mask = _both(mask, causal_mask(query.shape[-2]))
         heads = self._project(query, key, value)
         return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
 
@@ -228,13 +231,15 @@ class MultiHeadAttention(nn.Module):
         key: Array,
         value: Array,
         mask: Array | None,
+        segments: Segments | None,
         causal: bool,
         train: bool,
     ) -> Array:
         from vit_jax.nn.attention_kernel import fused_attention
 
-        def attend(projected: tuple[Array, ...], seen: Array | None, kept: Array | None) -> Array:
-            return fused_attention(projected, self.num_heads, seen, causal, kept, self.dropout)
+        def attend(projected: Any, seen: Any, segments: Any, kept: Any) -> Array:
+            h, rate = self.num_heads, self.dropout
+            return fused_attention(projected, h, seen, segments, kept, causal, rate)
 
         tokens = dict(zip('qkv', (query, key, value), strict=True))
         projected = tuple(
@@ -248,7 +253,7 @@ class MultiHeadAttention(nn.Module):
         if train and self.dropout:
             weights = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
             kept = self._weight_dropout().draw(weights)
-        y = on_every_device(attend)(projected, mask, kept)
+        y = on_every_device(attend)(projected, mask, segments, kept)
         heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
         return self.out(heads)
 
@@ -273,3 +278,7 @@ class MultiHeadAttention(nn.Module):
         keep(self, weights)
         weights = self._weight_dropout()(weights, train)
         return self.out(attend(weights, memory.value))
+
+
+def _both(mask: Array | None, other: Array) -> Array:
+    return other if mask is None else mask & other

@@ -1,13 +1,30 @@
-"""Pooling of tokens into one vector."""
+"""Pooling of tokens into one vector, or into one for each of several sequences in a row."""
 
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from vit_jax.nn.attention import Segments
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.multi_head import MultiHeadAttention
+
+
+def segment_mean(
+    x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
+) -> Float[Array, 'B S D']:
+    """Mean of the tokens of each segment, added up in float32.
+
+    Args:
+      x: tokens.
+      segments: numbers from 1 on; a token of another number, as 0, counts for none.
+      num_segments: S; a segment that no token has gets zeros.
+    """
+    own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
+    sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
+    return (sums / jnp.maximum(own.sum(axis=1), 1)[..., None]).astype(x.dtype)
 
 
 class MapHead(nn.Module):
@@ -23,14 +40,28 @@ class MapHead(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'B N D'], train: bool = False) -> Float[Array, 'B D']:
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        train: bool = False,
+        segments: Int[Array, 'B N'] | None = None,
+        num_segments: int = 1,
+    ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
+        """One vector for each row; with `segments` one for each of 1 ... S, as `segment_mean`.
+
+        The vector of a segment that no token has is that of all tokens alike, and finite.
+        """
         batch, _, width = x.shape
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
-        probe = jnp.broadcast_to(probe, (batch, 1, width)).astype(self.dtype)
+        probe = jnp.broadcast_to(probe, (batch, num_segments, width)).astype(self.dtype)
         attention = MultiHeadAttention(
             self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
         )
-        x = attention(probe, x)
+        own = None
+        if segments is not None:
+            numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
+            own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
+        x = attention(probe, x, segments=own)
         y = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
         x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
-        return x[:, 0]
+        return x[:, 0] if segments is None else x
