@@ -37,10 +37,10 @@ def calls(monkeypatch):
     found = []
     real = functools.partial(attention_kernel.fused_attention, interpret=True)
 
-    def called(projected, num_heads, mask, causal, kept, rate):
+    def called(projected, num_heads, mask, segments, kept, causal, rate):
         options = {'masked': mask is not None, 'causal': causal, 'drops': kept is not None}
         found.append(call(*(x.shape for x in projected), **options))
-        return real(projected, num_heads, mask, causal, kept, rate)
+        return real(projected, num_heads, mask, segments, kept, causal, rate)
 
     monkeypatch.setattr(attention_kernel, 'fused_attention', called)
     return found
