@@ -20,12 +20,6 @@ from vit_jax.interop.trained import Size, TrainedModel, fields
 from vit_jax.tree_paths import require_fit, unroll, unrolled
 
 PyTree = Any
-# Keywords of a model that its parameters do not depend on, or that `adapt` takes care of.
-_FREE = {
-    *('name', 'num_classes', 'dropout', 'attention_dropout', 'drop_path', 'head_bias'),
-    *('scan', 'remat', 'dtype', 'gelu', 'norm_eps', 'posemb_std', 'head_norm'),
-    *('attention', 'residual_dtype', 'pool_padding'),
-}
 
 
 def fit(
@@ -199,8 +193,9 @@ def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
     """Where two models differ in what makes their parameters, for people."""
     ours = fields(model)
+    same = {'name', 'num_classes', *model.weightless}  # `adapt` takes care of the classes
     differ = [
-        key for key in theirs if key not in _FREE and theirs[key] != ours.get(key, theirs[key])
+        key for key in theirs if key not in same and theirs[key] != ours.get(key, theirs[key])
     ]
     there, here = (', '.join(f'{key}={of[key]!r}' for key in differ) for of in (theirs, ours))
     return f' (the checkpoint has {there}; config.model has {here})' if differ else ''

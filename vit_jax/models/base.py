@@ -18,10 +18,12 @@ class Model(nn.Module):
 
     Attributes:
       head_layers: the layers from the representation on; the last has an output for each class.
+      weightless: fields that the parameters do not depend on, scanned blocks being unrolled.
       translates: whether it writes sequences, by the methods that `vit_jax.ops.search` names.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
+    weightless: ClassVar[tuple[str, ...]] = ()
     translates: ClassVar[bool] = False
 
     @property

@@ -67,6 +67,8 @@ class Model(base.Model):
     dtype: str = 'float32'
     pool_padding: str = 'zeros'
 
+    weightless = ('head_bias', 'pool_padding', 'dtype')
+
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UserError(nearest('dtype', self.dtype, DTYPES))

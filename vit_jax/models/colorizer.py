@@ -68,6 +68,8 @@ class Model(base.Model):
     norm_eps: float = 1e-6
     dtype: str = 'float32'
 
+    weightless = ('dropout', 'gelu', 'norm_eps', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('posemb', self.posemb, POSEMBS)
         check_choice('gelu', self.gelu, GELUS)

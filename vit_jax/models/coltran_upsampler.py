@@ -48,6 +48,8 @@ class Model(base.Model):
     norm_eps: float = 1e-3
     dtype: str = 'float32'
 
+    weightless = ('norm_eps', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('dtype', self.dtype, DTYPES)
         if self.levels < 1 or BYTES % self.levels:

@@ -110,6 +110,8 @@ class Model(base.Model):
 
     head_layers = ('class_embed',)
 
+    weightless = ('dilate', 'frozen_stages', 'dropout', 'norm_eps', 'attention', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('dtype', self.dtype, DTYPES)
         check_choice('attention', self.attention, ATTENTIONS)

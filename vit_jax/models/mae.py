@@ -73,6 +73,8 @@ class Model(base.Model):
     attention: str = 'auto'
     dtype: str = 'float32'
 
+    weightless = ('mask_ratio', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
         check_choice('attention', self.attention, ATTENTIONS)

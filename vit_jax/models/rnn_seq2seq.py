@@ -199,6 +199,8 @@ class Model(base.Model):
 
     translates = True
 
+    weightless = ('dropout', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, DTYPES)

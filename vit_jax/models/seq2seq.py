@@ -95,6 +95,8 @@ class Model(base.Model):
 
     translates = True
 
+    weightless = ('activation', 'dropout', 'attention_dropout', 'norm_eps', 'attention', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('norm', self.norm, NORMS)
         check_choice('positions', self.positions, LAYOUTS)

@@ -97,6 +97,8 @@ class Model(base.Model):
     remat: bool | str = False
     dtype: str = 'float32'
 
+    weightless = ('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'remat', 'dtype')
+
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)

@@ -140,6 +140,22 @@ class Model(base.Model):
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
+    weightless = (
+        'dropout',
+        'attention_dropout',
+        'drop_path',
+        'head_norm',
+        'head_bias',
+        'posemb_std',
+        'gelu',
+        'norm_eps',
+        'scan',
+        'remat',
+        'attention',
+        'dtype',
+        'residual_dtype',
+    )
+
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
         check_choice('posemb', self.posemb, POSEMBS)
