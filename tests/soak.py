@@ -3,9 +3,9 @@
     SOAK_MINUTES=60 SOAK_SEED=0 make soak
 
 Each run is started again and again. Every time something happens to it, drawn from the seed: before
-the start its newest step may be damaged, and while it trains it is killed, killed in the middle of
-a save, told to stop, its disk fills up, or files of its folder are deleted or replaced; the
-folder's name is drawn too. Every third run also changes the number of devices.
+the start its newest step may be damaged or the clock set back, and while it trains it is killed,
+killed in the middle of a save, told to stop, its disk fills up, or files of its folder are deleted
+or replaced; the folder's name is drawn too. Every third run also changes the number of devices.
 Those that keep to one device have to end in the state, the metrics and the result of the
 uninterrupted run bit for bit; the others have to agree to rounding. Ends with a table of what was
 survived.
@@ -152,6 +152,16 @@ def cut_off(step: pathlib.Path) -> None:
 BEFORE = {'flipped bit': flip_a_bit, 'lost mark': remove_a_mark, 'truncated file': cut_off}
 
 
+CLOCK = 'clock set back'
+
+
+def set_the_clock_back(folder: pathlib.Path) -> None:
+    """Leaves files of years to come, as if the clock had been wrong until now."""
+    when = time.time() + random.uniform(0, 100 * 365 * 86400)
+    for path in folder.rglob('*'):
+        os.utime(path, (when, when), follow_symlinks=False)
+
+
 # --- runs ---
 
 
@@ -193,6 +203,9 @@ def run_under_faults(
             damage = random.choice(list(BEFORE))
             damaged = saved[-1]
             BEFORE[damage](folder / 'checkpoints' / str(damaged))
+        if saved and random.random() < 0.3:
+            set_the_clock_back(folder)
+            survived[CLOCK] += 1
         process = start(folder, devices(), log)
         wait_for('^starts in|^resumes after', process, log)
         if random.random() < 0.9:  # else while the first step compiles
@@ -255,7 +268,7 @@ def main() -> None:
             shutil.rmtree(folder)
             print(f'run {runs.total()}: {survived.total()} faults survived', flush=True)
     print(f'\nseed {seed}, {minutes:g} minutes: {survived.total()} faults survived')
-    for name in (*DURING, *BEFORE, 'other number of devices'):
+    for name in (*DURING, *BEFORE, CLOCK, 'other number of devices'):
         print(f'  {name:32}{survived[name]:5}')
     print(f'  {"runs that ended bit for bit":32}{runs["one device"]:5}')
     print(f'  {"runs that changed devices":32}{runs["changed"]:5}, to {furthest:.1e} in the loss')

@@ -35,7 +35,7 @@ class Source:
         if split not in splits:
             raise UserError(f'source folder:{path}: ' + nearest('split', split, splits))
         names = _sorted({name for folder in splits.values() for name in _folders(folder)})
-        self.info = SourceInfo(len(names), tuple(names))
+        self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
         self._folder = splits[split]
         files, labels = self._list(names)
         shuffle = order.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
@@ -78,6 +78,11 @@ class Source:
                 f'source folder:{self._root}: no image ({", ".join(SUFFIXES)}) below {self._folder}'
             )
         return files, labels
+
+
+def _in_utf8(name: str) -> str:
+    """A name of a file, which Python has read by the locale, as every other machine reads it."""
+    return os.fsencode(name).decode('utf-8', 'surrogateescape')
 
 
 def _sorted(names: set[str]) -> list[str]:
