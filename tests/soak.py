@@ -108,13 +108,13 @@ def meddling(act: Callable[[pathlib.Path], object]) -> Callable[[Running, pathli
 
 
 def delete_the_checkpoints(process: Running, folder: pathlib.Path) -> set[int]:
-    """One line and exit code 2 if a save was under way."""
+    """One line and exit code 2 if a save was under way, unless SIGTERM comes after it."""
 
     def delete(folder: pathlib.Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # none was saved yet
             shutil.rmtree((folder / 'checkpoints').rename(folder.parent / 'deleted'))
 
-    return meddling(delete)(process, folder) | {2}
+    return meddling(delete)(process, folder) | {2, -signal.SIGTERM}
 
 
 DURING = {

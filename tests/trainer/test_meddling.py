@@ -12,6 +12,7 @@ from helpers.runs import digest
 from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
+from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.data.dataset import Dataset
 from vit_jax.storage import lock, run_folder
 
@@ -133,3 +134,20 @@ def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
     (tmp_path / 'metrics.jsonl').unlink()
     assert train(repo, tmp_path) == 0
     require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(73)
+def test_checkpoints_that_are_deleted_during_a_save_are_one_line(
+    repo, tmp_path, monkeypatch, capsys
+):
+    whole = checkpoint_format.require_written
+
+    def deleted(*args) -> None:
+        shutil.rmtree(tmp_path / 'checkpoints')
+        whole(*args)
+
+    monkeypatch.setattr(checkpoint_format, 'require_written', deleted)
+    assert train(repo, tmp_path) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith('error: ')]
+    assert 'the checkpoint of step 10 could not be written' in line
+    assert 'it was deleted while it was written' in line

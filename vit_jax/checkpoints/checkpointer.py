@@ -64,6 +64,7 @@ class Checkpointer:
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
+        self._place: troubles.Place | None = None  # that is written to
         self._newest: int | None = None  # of those that this process has saved
         self._saved: checkpoint_format.Items = {}
         self._writer = ocp.AsyncCheckpointer(
@@ -109,6 +110,9 @@ class Checkpointer:
         try:
             args = checkpoint_format.save_args(state, meta)
             self._writer.save(staging.literal(self._staging.folder / str(step)), args=args)
+            if not paths.is_remote(self._staging.folder):
+                self._leave_place()
+                self._place = troubles.Place(self._staging.folder)
         except Exception as error:
             self._fail(error)
 
@@ -147,6 +151,7 @@ class Checkpointer:
             with contextlib.suppress(OSError):  # a save that failed, which `wait` has told before
                 self._writer.close()
             self._staging.close()
+            self._leave_place()
 
     def restore_latest(
         self, target: PyTree, *, strict: bool = False, cast: bool = False
@@ -184,10 +189,17 @@ class Checkpointer:
         manifest.write(self._staging.folder, self._saving)
         self._staging.put(self._saving)
 
+    def _leave_place(self) -> None:
+        if self._place:
+            self._place.close()
+        self._place = None
+
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
         sys.unraisablehook = partial(troubles.not_of_late_writes, sys.unraisablehook)
         reason = str(error) if isinstance(error, UserError) else troubles.of_the_disk(error)
+        if self._place and self._place.is_gone():
+            reason = 'it was deleted while it was written'
         if reason is None and paths.is_remote(self.directory):
             reason = paths.why(error)
         if step is None or reason is None:

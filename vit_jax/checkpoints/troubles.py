@@ -6,7 +6,24 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+
+class Place:
+    """A local folder, held open to tell whether it was deleted, and perhaps another made there."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._file = folder, os.open(folder, os.O_RDONLY)
+
+    def is_gone(self) -> bool:
+        try:
+            return not os.path.samestat(os.fstat(self._file), self._folder.stat())
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def of_the_disk(error: BaseException | None) -> str | None:
