@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.data.batches import Batch
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.trainer import broken_records, profile
 from vit_jax.trainer.build import Training
@@ -22,27 +25,36 @@ from vit_jax.trainer.writer import Writer
 
 
 class Preempted(Exception):
-    """The run was told to stop; its state is saved."""
+    """A stop was requested; the state is saved."""
 
 
 class Pruned(Exception):
     """`report` ended the run before its last step."""
 
 
+class Verdict(enum.Enum):
+    """How a run goes on after evaluations."""
+
+    GO_ON = 'go on'
+    INTERRUPTED = 'a stop was requested before they were finished'
+    PRUNED = 'report ends the run'
+    ENDED = 'early stopping ends the run'
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What the evaluations after a step came to.
+    """The evaluations after a step.
 
     Attributes:
       results: {'test/accuracy': ...}.
       bests: the best results so far, these included.
-      pruned: whether `report` ends the run.
-      why: why they end it before its last step; empty if they do not.
+      verdict: how the run goes on.
+      why: the reason for an early end; empty without one.
     """
 
     results: dict[str, float]
     bests: Bests
-    pruned: bool = False
+    verdict: Verdict = Verdict.GO_ON
     why: str = ''
 
 
@@ -50,16 +62,16 @@ Report = Callable[[int, dict[str, float]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class Surroundings:
-    """What the loop tells of its progress, and what tells it to stop.
+class Hooks:
+    """Progress reporting and stop signals of the loop.
 
     Attributes:
       checkpointer: of the run folder.
-      writer: what people see.
+      writer: of metrics and progress.
       watchdog: ends a process in which nothing is finished any more.
-      told: whether the run was told to stop.
+      stop_requested: whether the run is asked to stop.
       stop_at: the step after which it stops anyhow, if any.
-      report: whether to end the run after these results.
+      report: gets step and results of evaluations; returns whether to end the run.
       profile: of some of the steps.
       require_own: raises UserError if the folder is no longer this run's to write to.
     """
@@ -67,93 +79,122 @@ class Surroundings:
     checkpointer: Checkpointer
     writer: Writer
     watchdog: Watchdog
-    told: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     stop_at: int | None
     report: Report
     profile: Profile
     require_own: Callable[[], None]
 
 
-def loop(training: Training, beginning: Beginning, surroundings: Surroundings) -> Evaluated:
-    """Steps from the beginning to the end.
+def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
+    """Step from the beginning to the end.
 
     Raises:
       Diverged: if the loss is not finite.
-      Preempted: if the run was told to stop.
+      Preempted: if a stop was requested.
       Pruned: if `report` ends it before its last step.
     """
-    program, timetable, judge = training.program, training.timetable, training.judge
-    checkpointer, writer, total = surroundings.checkpointer, surroundings.writer, timetable.total
-    state, start, tracer = beginning.state, beginning.step, surroundings.profile
-    meter = Meter(start, timetable.lr, utilisation(training), program.max_skips)
+    timetable, start, state = training.timetable, beginning.step, beginning.state
+    total, checkpointer = timetable.total, hooks.checkpointer
+    meter = Meter(start, timetable.lr, utilisation(training), training.program.max_skips)
+    last = evaluate_first(training, beginning, hooks)
+    if last.verdict is Verdict.ENDED:
+        return last
     batches = training.data.train_batches(start)
-    last: Evaluated | None = Evaluated({}, beginning.bests)
-    bests = beginning.bests
-    if beginning.unevaluated or start == total or judge.has_ended(bests):
-        known = not beginning.unevaluated
-        last = evaluate_and_tell(training, state, start, surroundings, bests, known)
-        if last is None:
-            raise Preempted(f'stopped after step {start}/{total}; the state is saved')
-        if last.pruned:
-            raise Pruned(f'ended after step {start}/{total}')
-        if judge.has_ended(bests := last.bests):
-            return last
     for step in range(start + 1, total + 1):
-        tracer.before(step, meter)
-        with meter.waiting(), tracer.part(profile.DATA):
-            batch = next(batches)
-        meter.count(training.data.count(batch))
-        with tracer.part(profile.START):
-            state, metrics = program.train_step(state, program.layout.put_batch(batch))
-        with tracer.part(profile.DEVICES):
-            meter.add(step, metrics)
-        tracer.after(step, meter)
-        writer.progress(step)
-        checkpointer.check()
-        stopping = surroundings.told() or step == surroundings.stop_at
-        surroundings.watchdog.beat(f'step {step}')
+        state = take_step(training, state, batches, step, meter, hooks)
+        stopping = hooks.stop_requested() or step == hooks.stop_at
+        hooks.watchdog.beat(f'step {step}')
         if due(step, timetable.log, total) or stopping:
-            logged = meter.log()
-            writer.write(step, logged)
-            writer.show_train(step, logged)
-            broken_records.share(training.data)
-        ending = False
+            log(training, step, meter, hooks.writer)
         if due_evals(training, step):
             with meter.paused():
-                last = evaluate_and_tell(training, state, step, surroundings, bests)
-            bests = last.bests if last else bests
-            ending = judge.has_ended(bests)
-        stopping = stopping or last is None
-        saving = stopping or ending or is_best(bests, step)
-        if due(step, timetable.checkpoint, total) or saving:
+                last = evaluate(training, state, step, hooks, last.bests)
+        stopping = stopping or last.verdict is Verdict.INTERRUPTED
+        ending = last.verdict is Verdict.ENDED
+        if (
+            due(step, timetable.checkpoint, total)
+            or stopping
+            or ending
+            or is_best(last.bests, step)
+        ):
             with meter.paused():
                 meter.check_finite()
-                writer.flush()
-                surroundings.require_own()
-                save(training, checkpointer, step, state, bests, unevaluated=last is None)
-            surroundings.watchdog.beat(f'the save of step {step}')
-        if last is not None and last.pruned:
-            raise Pruned(f'ended after step {step}/{total}')
+                hooks.writer.flush()
+                hooks.require_own()
+                unevaluated = last.verdict is Verdict.INTERRUPTED
+                save(training, checkpointer, step, state, last.bests, unevaluated=unevaluated)
+            hooks.watchdog.beat(f'the save of step {step}')
         if ending:
             break
-        if last is None or (stopping and step < total):
-            checkpointer.wait()
-            why = f'{writer.trouble}: ' if writer.trouble else ''
-            raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
+        require_going_on(last.verdict, step, total, stopping and step < total, hooks)
     checkpointer.wait()
-    assert last is not None
     return last
 
 
-def evaluate_and_tell(
+def evaluate_first(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
+    """The evaluations that are left of the step at which the run goes on."""
+    start, total, bests = beginning.step, training.timetable.total, beginning.bests
+    if not (beginning.unevaluated or start == total or training.judge.has_ended(bests)):
+        return Evaluated({}, bests)
+    known = not beginning.unevaluated
+    last = evaluate(training, beginning.state, start, hooks, bests, known)
+    require_going_on(last.verdict, start, total, False, hooks)
+    return last
+
+
+def require_going_on(verdict: Verdict, step: int, total: int, stopping: bool, hooks: Hooks) -> None:
+    """Raise Pruned or Preempted, with the state saved, if the run does not go on after `step`."""
+    if verdict is Verdict.PRUNED:
+        raise Pruned(f'ended after step {step}/{total}')
+    if stopping or verdict is Verdict.INTERRUPTED:
+        hooks.checkpointer.wait()
+        trouble = hooks.writer.trouble
+        why = f'{trouble}: ' if trouble else ''
+        raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
+
+
+def take_step(
+    training: Training,
+    state: step_lib.TrainState,
+    batches: Iterator[Batch],
+    step: int,
+    meter: Meter,
+    hooks: Hooks,
+) -> step_lib.TrainState:
+    """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
+    program, tracer = training.program, hooks.profile
+    tracer.before(step, meter)
+    with meter.waiting(), tracer.part(profile.DATA):
+        batch = next(batches)
+    meter.count(training.data.count(batch))
+    with tracer.part(profile.START):
+        state, metrics = program.train_step(state, program.layout.put_batch(batch))
+    with tracer.part(profile.DEVICES):
+        meter.add(step, metrics)
+    tracer.after(step, meter)
+    hooks.writer.progress(step)
+    hooks.checkpointer.check()
+    return state
+
+
+def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
+    """Write the means of the steps since the last call."""
+    means: dict[str, Any] = meter.log()
+    writer.write(step, means)
+    writer.show_train(step, means)
+    broken_records.share(training.data)
+
+
+def evaluate(
     training: Training,
     state: step_lib.TrainState,
     step: int,
-    surroundings: Surroundings,
+    hooks: Hooks,
     bests: Bests,
     known: bool = False,
-) -> Evaluated | None:
-    """What is due after `step`, written and reported; None if the run was told to stop meanwhile.
+) -> Evaluated:
+    """Run the evaluations that are due after `step`, judge, write and report them.
 
     Where the results end the run early, all other evaluations are due as well.
 
@@ -161,34 +202,45 @@ def evaluate_and_tell(
       training: of the run.
       state: after `step`.
       step: the number of updates made.
-      surroundings: of the loop.
+      hooks: of the loop.
       bests: the best results before.
-      known: whether an earlier start has judged, written and reported it.
+      known: whether an earlier start has judged, written and reported them.
     """
-    writer, told, names = surroundings.writer, surroundings.told, due_evals(training, step)
-    judge, last = training.judge, step == training.timetable.total
+    names, judge = due_evals(training, step), training.judge
     try:
-        results = evaluate_due(training, state, names, told)
-        if not known:
-            bests = judge.after(bests, step, results)
-        if early := judge.has_ended(bests):
+        results = evaluate_due(training, state, names, hooks.stop_requested)
+        after = bests if known else judge.after(bests, step, results)
+        if early := judge.has_ended(after):
             rest = [name for name in training.evaluations if name not in names]
-            results |= evaluate_due(training, state, rest, told)
+            results |= evaluate_due(training, state, rest, hooks.stop_requested)
             names += rest
     except Interrupted:
-        return None
-    why = '' if last else judge.reason(bests)
-    if known:
-        return Evaluated(results, bests, why=why)
+        return Evaluated({}, bests, Verdict.INTERRUPTED)
+    over = step == training.timetable.total
+    verdict, why = Verdict.ENDED if early else Verdict.GO_ON, '' if over else judge.reason(after)
+    if not known:
+        show(training, state, step, hooks, names, results, early or over)
+        if hooks.report(step, results) and not (early or over):
+            verdict = Verdict.PRUNED
+    return Evaluated(results, after, verdict, why)
+
+
+def show(
+    training: Training,
+    state: step_lib.TrainState,
+    step: int,
+    hooks: Hooks,
+    names: list[str],
+    results: dict[str, float],
+    ends: bool,
+) -> None:
+    """Write results, and examples where these are due; `ends` if no others follow."""
+    writer = hooks.writer
     writer.write(step, {**results, **signatures(training, names)})
     writer.show_eval(step, results)
     writer.draw()
-    surroundings.watchdog.beat(f'the evaluation after step {step}')
-    ends = early or last
+    hooks.watchdog.beat(f'the evaluation after step {step}')
     if due_examples(training, step, names, ends):
         assert training.examples is not None
-        steps = training.program.eval_steps
-        training.examples.show(steps, state.variables, step, writer)
-        surroundings.watchdog.beat(f'the examples shown after step {step}')
-    pruned = surroundings.report(step, results) and not ends
-    return Evaluated(results, bests, pruned, why)
+        training.examples.show(training.program.eval_steps, state.variables, step, writer)
+        hooks.watchdog.beat(f'the examples shown after step {step}')

@@ -2,9 +2,10 @@
 
 agreement  every process of the job has the same config, code and data
 build      data, program, timetable, evaluations; nothing is compiled or written yet
-origin     what a new run is to start from, if the config names another's checkpoint
-restore    the newest valid checkpoint, or that start, or a fresh state
-loop       next batch -> step -> when due: log, evaluate, save: `loop`
+origin     another run's checkpoint that a new run starts from, if the config names one
+open_run   the folder is locked; signals, checkpoints and metrics are open
+restore    the newest valid checkpoint, or that origin, or a fresh state
+loop       next batch -> step -> when due: log, evaluate, save
 """
 
 from __future__ import annotations
@@ -15,21 +16,18 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.errors import UserError
 from vit_jax.runtime import processes
-from vit_jax.runtime.preemption import Preemption
-from vit_jax.runtime.watchdog import Watchdog
-from vit_jax.storage import lock, paths, run_folder
+from vit_jax.storage import lock, paths
 from vit_jax.trainer import agreement, broken_records, extension, workdir
-from vit_jax.trainer import build as build_lib
+from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.describe import describe
-from vit_jax.trainer.loop import Preempted, Pruned, Report, Surroundings, loop
-from vit_jax.trainer.origin import find_origin, write_history
-from vit_jax.trainer.ownership import Ownership
-from vit_jax.trainer.profile import Profile, Window
+from vit_jax.trainer.loop import Evaluated, Preempted, Pruned, Report, loop
+from vit_jax.trainer.open_run import opened
+from vit_jax.trainer.origin import Origin, find_origin, write_history
+from vit_jax.trainer.profile import Window
 from vit_jax.trainer.save import write_config, write_result
-from vit_jax.trainer.start import check_stop, restore
+from vit_jax.trainer.start import Beginning, check_stop, restore
 from vit_jax.trainer.writer import Writer
 
 __all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
@@ -49,7 +47,7 @@ def train(
     strict: bool = False,
     profile: Window | None = None,
 ) -> dict[str, float]:
-    """Trains to the end, resuming whatever is in `folder`.
+    """Train to the end, resuming whatever is in `folder`.
 
     Args:
       config: as from `config.load`.
@@ -87,67 +85,67 @@ def train(
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
         return result
+    training = prepare(config, folder, devices, anew)
+    origin = None if workdir.begun(folder) else find_origin(training, allowed)
+    with opened(training, folder, step_timeout) as run:
+        beginning = restore(training, run.checkpointer, origin, allowed, strict)
+        check_stop(stop_at, beginning.step)
+        notes = write_start(training, folder, beginning, origin, extend)
+        del origin  # frees the memory
+        window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
+        with run.hooks(training, beginning.step, window, stop_at, report) as hooks:
+            hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))
+            return conclude(training, folder, loop(training, beginning, hooks), hooks.writer)
+
+
+def prepare(
+    config: ConfigDict, folder: pathlib.Path, devices: Sequence[jax.Device] | None, anew: bool
+) -> Training:
+    """Build the run; its folder is left as it is, unless the run starts anew."""
     paths.require_writable(folder)
-    training = build_lib.build(config, devices)
+    training = build(config, devices)
     processes.require_alike(agreement.of_data(training.data))
     workdir.check_data(training, folder)
-    existed = folder.is_dir()
     if anew:
         with lock.lock(folder):
             workdir.set_aside(folder)
-    begun = workdir.begun(folder)
-    origin = None if begun else find_origin(training, allowed)
-    with (
-        lock.lock(folder) as held,
-        workdir.traceless(folder, existed),
-        Preemption() as preemption,
-        Watchdog(step_timeout) as watchdog,
-        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
-    ):
-        beginning = restore(training, checkpointer, origin, allowed, strict)
-        training.data.source.note(beginning.broken)
-        check_stop(stop_at, beginning.step)
-        steps = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
-        notes = workdir.replaced(training, folder)
+    return training
+
+
+def write_start(
+    training: Training,
+    folder: pathlib.Path,
+    beginning: Beginning,
+    origin: Origin | None,
+    extend: bool,
+) -> tuple[str, ...]:
+    """Write the config, and the history of a branch, into the folder; return notes for people."""
+    training.data.source.note(beginning.broken)
+    notes = workdir.replaced(training, folder)
+    if extend:
+        notes += extension.note(training, folder, beginning.step)
+    with paths.writing(folder):
+        if origin is not None and beginning.step == origin.step:
+            notes += origin.notes
+            write_history(folder, origin)
         if extend:
-            notes += extension.note(training, folder, beginning.step)
-        with paths.writing(folder):
-            if origin is not None and beginning.step == origin.step:
-                notes += origin.notes
-                write_history(folder, origin)
-            del origin  # frees the memory
-            if extend:
-                extension.forget_result(folder)
-            write_config(training, folder)
-            writer = Writer(
-                folder,
-                training.timetable.total,
-                beginning.step,
-                training.data.unit,
-                training.config.to_dict(),
-                failed=preemption.request,
-                held=held,
-            )
-        surroundings = Surroundings(
-            checkpointer,
-            writer,
-            watchdog,
-            told=preemption.reached,
-            stop_at=stop_at,
-            report=report or (lambda step, results: False),
-            profile=Profile(folder, steps, writer.say),
-            require_own=Ownership(training, folder, held, writer.say).require,
-        )
-        try:
-            writer.say('\n'.join((describe(training, folder, beginning), *notes)))
-            last = loop(training, beginning, surroundings)
-            result = last.results | broken_records.counts(training)
-            if writer.trouble:
-                raise Preempted(f'{writer.trouble}; the state is saved')
-            if last.why:
-                writer.say(last.why)
-            write_result(folder, result, last.why)
-            return result
-        finally:
-            surroundings.profile.close()
-            writer.close()
+            extension.forget_result(folder)
+        write_config(training, folder)
+    return notes
+
+
+def conclude(
+    training: Training, folder: pathlib.Path, last: Evaluated, writer: Writer
+) -> dict[str, float]:
+    """Write the result of a complete run, and return it.
+
+    Raises:
+      Preempted: if metrics are missing from the folder, so that the run is not complete.
+    """
+    result = last.results | broken_records.counts(training)
+    if writer.trouble:
+        raise Preempted(f'{writer.trouble}; the state is saved')
+    if last.why:
+        writer.say(last.why)
+    write_result(folder, result, last.why)
+    return result

@@ -125,7 +125,7 @@ def replaced(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def traceless(folder: pathlib.Path, existed: bool) -> Iterator[None]:
+def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
 
     Whoever holds the folder's lock enters it. A run that has diverged stays, to be looked at.
