@@ -1,4 +1,4 @@
-"""Beam search with the length normalisation of GNMT (Wu et al., 2016, arXiv:1609.08144)."""
+"""Beam search with the length normalization of GNMT (Wu et al., 2016, arXiv:1609.08144)."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def beam_search(
     bos: int = BOS,
     eos: int = EOS,
 ) -> Decoded:
-    """The best hypotheses by log P(Y | X) / length_penalty(Y) that a beam of prefixes meets.
+    """The best hypotheses found by a beam of prefixes, by log P(Y | X) / length_penalty(Y).
 
-    Every position continues the K = `beams` best prefixes. Of the continuations those that end
-    with eos and are among the K best join the finished hypotheses, which are kept apart; the K best
-    others are the next prefixes. Prefixes that are cut, at the limit or because the search has
-    stopped, are returned only where fewer than K hypotheses have finished, and rank behind them.
-    Of equal scores the earlier hypothesis wins, then the better prefix, then the lower token id.
+    Every position continues the K = `beams` best prefixes. Continuations that end with eos and are
+    among the K best join the finished hypotheses, which are kept apart; the K best others are the
+    next prefixes. Prefixes that are cut, at the limit or because the search has stopped, are
+    returned only if fewer than K hypotheses have finished, and rank behind them. Ties go to the
+    earlier hypothesis, then to the better prefix, then to the lower token id.
 
-    No prefix can come to more than its log-probability over the penalty of the longest length,
-    which is what the search stops by:
+    The score of a prefix is at most its log-probability over the penalty of the longest length.
+    The search stops by this bound:
       'best': when no prefix can beat the best hypothesis; the others may then be cut short;
-      'all': when none can beat the K-th: every hypothesis is that of the search to the limit;
-      'full': when K hypotheses have finished, whatever the prefixes may come to.
-    A single beam stops at its first hypothesis whatever the rule, which makes it `greedy`.
+      'all': when none can beat the K-th, so that all K are those of a search to the limit;
+      'full': when K hypotheses have finished, whatever the bound.
+    A single beam stops at its first hypothesis under any rule, which makes it `greedy`.
 
     Args:
       step, cache: the model, see the head of `decoding.py`; one sequence an example. Arrays that
-        `step` hands back as they came, such as the encoded source, are not moved between beams.
+        `step` returns unchanged, such as the encoded source, are not moved between beams.
       beams: K, the number of prefixes and of the hypotheses returned.
       max_len: the most tokens of a hypothesis, eos included; static.
       max_lens: the same for each example, where that is less, such as the length of its source + 50
@@ -101,7 +101,7 @@ def beam_search(
 
 
 class _Search(NamedTuple):
-    """Prefixes, scored by log-probability, and finished hypotheses, by their normalised one."""
+    """Prefixes, scored by log-probability, and finished hypotheses, by normalized score."""
 
     position: Array
     done: Array
@@ -128,7 +128,7 @@ def _grow(live: Decoded, gains: Array, position: Array) -> tuple[Decoded, Array]
 
 
 def _finish(finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: float) -> Decoded:
-    """The K best of the hypotheses there were and those that end here."""
+    """The K best of the earlier hypotheses and those that end here."""
     beams = finished.scores.shape[1]
     accepted = ends & (jnp.arange(2 * beams) < beams)
     scores = jnp.where(accepted, grown.scores / length_penalty(grown.lengths, alpha), -jnp.inf)
@@ -143,7 +143,7 @@ def _survive(grown: Decoded, parents: Array, ends: Array) -> tuple[Decoded, Arra
 
 
 def _stops(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: float) -> Array:
-    """Which examples [B] are done before their limit; those without a prefix always are."""
+    """Whether each example [B] is done before its limit; one without a prefix always is."""
     bound = live.scores[:, 0] / length_penalty(limits, alpha)
     if rule == 'full':
         return (finished.scores[:, -1] > -jnp.inf) | (bound == -jnp.inf)
@@ -151,9 +151,9 @@ def _stops(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: fl
 
 
 def _move(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
-    """Gives every prefix the cache of the one that it continues.
+    """Give every prefix the cache of the one that it continues.
 
-    An array that the step has not touched is the same for all beams of an example, and stays.
+    An array that the step has left alone is the same for all beams of an example, and stays.
     """
 
     def move(old: Array, new: Array) -> Array:
@@ -165,7 +165,7 @@ def _move(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
 
 
 def _result(search: _Search, alpha: float) -> Decoded:
-    """The finished hypotheses, then as many cut prefixes as there are places left."""
+    """The finished hypotheses, then cut prefixes in the places left."""
     live = search.live
     cut = live._replace(scores=live.scores / length_penalty(live.lengths, alpha))
     number = (search.finished.scores > -jnp.inf).sum(axis=1, keepdims=True)
@@ -181,5 +181,5 @@ def _concatenate(a: Decoded, b: Decoded) -> Decoded:
 
 
 def _take(tree: Any, index: Int[Array, 'B M']) -> Any:
-    """Picks along axis 1, each example by indices of its own."""
+    """Pick along axis 1, each example by its own indices."""
     return jax.tree.map(lambda x: jax.vmap(lambda row, i: row[i])(x, index), tree)

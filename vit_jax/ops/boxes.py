@@ -1,9 +1,9 @@
 """Axis-aligned boxes as pure functions; every one has a finite gradient at every box.
 
-Two forms, both in pixels or both as shares of an image's sides:
+Boxes have two forms, each in pixels or as shares of an image's sides:
 
     corners  (x0, y0, x1, y1)   upper left, lower right
-    centred  (x, y, w, h)       centre and sides
+    centered  (x, y, w, h)       center and sides
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Boxes = Float[Array, '*B 4']
 
 
 def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
-    """Centred boxes by their corners."""
-    centre, sides = boxes[..., :2], boxes[..., 2:]
-    return jnp.concatenate([centre - sides / 2, centre + sides / 2], axis=-1)
+    """Convert centers and sides to corners."""
+    center, sides = boxes[..., :2], boxes[..., 2:]
+    return jnp.concatenate([center - sides / 2, center + sides / 2], axis=-1)
 
 
 def to_centred(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
-    """Boxes given by corners as centre and sides."""
+    """Convert corners to centers and sides."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(first + last) / 2, last - first], axis=-1)
 
 
 def area(boxes: Float[Array, '*B 4']) -> Float[Array, '*B']:
-    """Of boxes given by corners; 0 where these are out of order."""
+    """The area of boxes given by corners; 0 where these are out of order."""
     width, height = _sides(boxes)
     return width * height
 
@@ -41,7 +41,7 @@ def iou(a: Float[Array, '*B 4'], b: Float[Array, '*C 4']) -> Float[Array, '*D']:
 
 
 def giou(a: Float[Array, '*B 4'], b: Float[Array, '*C 4']) -> Float[Array, '*D']:
-    """Generalised intersection over union, in [-1, 1], of boxes given by corners.
+    """Generalized intersection over union, in [-1, 1], of boxes given by corners.
 
     IoU - |hull without the union| / |hull|, where the hull is the smallest box around both
     (Rezatofighi et al., 2019, arXiv:1902.09630, algorithm 1). Where the hull has no area, both
@@ -67,6 +67,6 @@ def _intersection_and_union(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _ratio(part: Array, whole: Array) -> Array:
-    # The inner choice keeps the gradient finite, which 0 / 0 would not be even if not chosen.
+    # The inner `where` keeps the gradient finite: that of 0 / 0 is NaN even where not chosen.
     empty = whole <= 0
     return jnp.where(empty, 0, part / jnp.where(empty, 1, whole))

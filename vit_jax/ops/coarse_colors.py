@@ -1,4 +1,4 @@
-"""Coarse colours: three bits a channel, 512 bins, and the grey image that they are to colour.
+"""Coarse colors, three bits a channel in 512 bins, and the grey image to be colored.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4: a byte x becomes the level floor(x / 32), and the
 levels of a pixel become the bin 64 r + 8 g + b. Parameter-free, on the device.
@@ -13,7 +13,7 @@ LEVELS = 8  # of a channel
 BINS = LEVELS**3
 STEP = 256 // LEVELS  # bytes of one level
 
-# ITU-R BT.601, as `tf.image.rgb_to_grayscale` has them.
+# ITU-R BT.601, as in `tf.image.rgb_to_grayscale`.
 GREY_WEIGHTS = (0.2989, 0.5870, 0.1140)
 
 
@@ -24,7 +24,7 @@ def to_bins(image: UInt8[Array, '*B 3']) -> Int[Array, '*B']:
 
 
 def from_bins(bins: Int[Array, '*B']) -> UInt8[Array, '*B 3']:
-    """The colour in the middle of every bin: 32 x level + 16 in each channel."""
+    """The color in the middle of every bin: 32 x level + 16 in each channel."""
     levels = bins[..., None] // jnp.array([LEVELS**2, LEVELS, 1]) % LEVELS
     return (levels * STEP + STEP // 2).astype(jnp.uint8)
 
@@ -36,7 +36,7 @@ def to_luma(image: UInt8[Array, '*B 3']) -> UInt8[Array, '*B']:
 
 
 def shrunk(image: UInt8[Array, '*B H W C'], factor: int) -> Float[Array, '*B h w C']:
-    """The mean colour of every block of `factor` x `factor` pixels.
+    """The mean color of every block of `factor` x `factor` pixels.
 
     Raises:
       ValueError: if blocks do not tile the image.

@@ -1,4 +1,4 @@
-"""Colours as classes: a and b of CIE Lab in bins, so that several colours can be likely at once.
+"""Colors as classes: bins of a and b of CIE Lab, so that several colors can be likely at once.
 
 Zhang et al., 2016, arXiv:1603.08511, section 2.2.
 """
@@ -17,8 +17,8 @@ from vit_jax.ops import colors
 SIZE = 10  # of a bin, in units of a and b
 MARGIN = 13.5
 NUM_BINS = 313
-NEIGHBOURS, SIGMA = 5, 5.0  # of the soft encoding
-REBALANCE = 0.5  # lambda: the share of the uniform distribution in that of the colours
+NEIGHBORS, SIGMA = 5, 5.0  # of the soft encoding
+REBALANCE = 0.5  # lambda: the share of the uniform distribution in that of the colors
 TEMPERATURE = 0.38
 
 
@@ -26,15 +26,15 @@ TEMPERATURE = 0.38
 def centres() -> Float[np.ndarray, 'Q 2']:
     """(a, b) of the middle of every bin, sorted.
 
-    They are the multiples of 10 that lie within 13.5 of a colour of sRGB. The paper names the
-    number, 313, but no rule; this margin is chosen to give it. Strictly, 229 of them are
-    themselves colours of sRGB at some lightness, and 261 are the nearest to such a colour; the
-    others surround these, so that no neighbour of the soft encoding is missing.
+    The bins are the multiples of 10 within 13.5 of a color of sRGB. The paper gives their number,
+    313, but no rule; the margin is chosen to match it. Of the bins, 229 are themselves colors of
+    sRGB at some lightness and 261 are the nearest to such a color; the others surround these, so
+    that the soft encoding finds all its neighbors.
     """
     from scipy.spatial import KDTree
 
     steps = np.linspace(0, 1, 64)
-    # What the faces of the cube cover in (a, b) is all that the cube does.
+    # In (a, b) the faces of the cube cover as much as the whole cube.
     cube = np.stack(np.meshgrid(steps, steps, [0.0, 1.0], indexing='ij'), axis=-1).reshape(-1, 3)
     faces = np.concatenate([np.roll(cube, shift, axis=1) for shift in range(3)])
     with jax.ensure_compile_time_eval():
@@ -47,14 +47,14 @@ def centres() -> Float[np.ndarray, 'Q 2']:
 
 
 def _distances(ab: Float[colors.Values, '*B 2']) -> Float[Array, '*B Q']:
-    """Squared, to every bin."""
+    """Squared distances to every bin."""
     middle = jnp.asarray(centres())
     a, b = (jnp.square(ab[..., i, None] - middle[:, i]) for i in range(2))
     return a + b
 
 
 def nearest(ab: Float[colors.Values, '*B 2']) -> Int[Array, '*B']:
-    """The number of the bin in which a colour lies."""
+    """The index of the bin in which a color lies."""
     return jnp.argmin(_distances(ab), axis=-1)
 
 
@@ -65,7 +65,7 @@ def soft_encode(
 
     The weights are Gaussian in the distance, with a deviation of 5.
     """
-    closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBOURS)
+    closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBORS)
     # A caller's slice of the bins, merged with that of `top_k`, would make XLA sort all of them. A
     # barrier for both results at once aborts its compiler under `jax.pmap` on CPUs.
     bins = jax.lax.optimization_barrier(bins)
@@ -75,7 +75,7 @@ def soft_encode(
 def annealed_mean(
     logits: Float[Array, '*B Q'], temperature: float = TEMPERATURE
 ) -> Float[Array, '*B 2']:
-    """The mean colour of the distribution at a temperature (equation 5).
+    """The mean color of the distribution at a temperature (equation 5).
 
     At 1 it is the mean, which is pale; towards 0 it becomes the most likely bin, which is patchy.
     """
@@ -84,14 +84,14 @@ def annealed_mean(
 
 
 def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float[np.ndarray, 'Q']:
-    """What rare colours count more than common ones (equation 4).
+    """The weight of each bin in the loss, larger for rare colors (equation 4).
 
     The shares of the bins are smoothed in (a, b) by a Gaussian with a deviation of 5 and mixed with
-    the uniform distribution; the weights are their inverses, scaled so that a colour drawn by the
-    smoothed shares weighs 1 on average.
+    the uniform distribution. The weights are their inverses, scaled so that the mean weight under
+    the smoothed shares is 1.
 
     Args:
-      counts: how often a colour lies in each bin.
+      counts: how often a color lies in each bin.
       mix: lambda, 0 for pure inverses, 1 for no rebalancing.
     """
     distances = np.square(centres()[:, None] - centres()[None]).sum(-1)

@@ -1,4 +1,4 @@
-"""Colours as pure functions: sRGB, linear light, CIE Lab and grey.
+"""Color conversions as pure functions: sRGB, linear light, CIE Lab and grey.
 
 sRGB is that of IEC 61966-2-1, its values in [0, 1]. Lab is CIE 1976 under D65: the lightness L is
 in [0, 100], and a and b are zero for greys and lie within -110 and 100 for sRGB.
@@ -32,12 +32,12 @@ _RGB = np.linalg.inv(_XYZ)
 
 
 def to_linear(rgb: Float[Values, '*B']) -> Float[Array, '*B']:
-    """Light, of which black has 0 and white 1, of values of sRGB."""
+    """Convert sRGB to linear light, 0 for black and 1 for white."""
     return jnp.where(rgb <= 0.04045, rgb / 12.92, ((jnp.maximum(rgb, 0) + 0.055) / 1.055) ** 2.4)
 
 
 def from_linear(light: Float[Values, '*B']) -> Float[Array, '*B']:
-    """Values of sRGB, the inverse of `to_linear`."""
+    """Convert linear light to sRGB, the inverse of `to_linear`."""
     root = 1.055 * jnp.maximum(light, 0.0031308) ** (1 / 2.4) - 0.055
     return jnp.where(light <= 0.0031308, 12.92 * light, root)
 
@@ -48,19 +48,19 @@ def luminance(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
 
 
 def to_grey(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
-    """The value of sRGB whose grey has the luminance of a colour."""
+    """The sRGB value of the grey with a color's luminance."""
     return from_linear(luminance(rgb))
 
 
 def rgb_to_lab(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
-    """L, a and b of sRGB."""
+    """Convert sRGB to L, a and b."""
     light = to_linear(rgb)
     x, y, z = (_lab_curve(_mix(light, row / white)) for row, white in zip(_XYZ, WHITE, strict=True))
     return jnp.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
 
 
 def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
-    """Linear red, green and blue; outside of [0, 1] where sRGB has no such colour."""
+    """Convert Lab to linear red, green and blue; outside of [0, 1] if sRGB has no such color."""
     y = (lab[..., 0] + 16) / 116
     curves = y + lab[..., 1] / 500, y, y - lab[..., 2] / 200
     xyz = jnp.stack([_inverse_curve(c) * w for c, w in zip(curves, WHITE, strict=True)], axis=-1)
@@ -68,9 +68,9 @@ def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
 
 
 def colorize(grey: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
-    """sRGB of the luminance of `grey`, with the colours `ab` as far as its gamut allows.
+    """sRGB with the luminance of `grey` and the colors `ab`, as far as the gamut allows.
 
-    A colour beyond the gamut moves straight to the grey of its luminance until it is inside: it
+    A color beyond the gamut moves straight to the grey of its luminance until it is inside: it
     loses saturation, but neither luminance nor dominant wavelength.
     """
     light = to_linear(grey)
@@ -82,14 +82,14 @@ def colorize(grey: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Ar
 
 
 def to_bytes(values: Float[Values, '*B']) -> UInt8[Array, '*B']:
-    """Values of sRGB as the nearest of 0..255."""
+    """Round sRGB in [0, 1] to the nearest of 0..255."""
     return jnp.round(jnp.clip(values, 0, 1) * 255).astype(jnp.uint8)
 
 
 def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
-    """How colourful images are: about 0 (grey) to 110, on the scale of bytes.
+    """How colorful images are: about 0 (grey) to 110, on the scale of bytes.
 
-    M3 of Hasler and Suesstrunk, "Measuring colourfulness in natural images", 2003, section 6.
+    M3 of Hasler and Suesstrunk, "Measuring colorfulness in natural images", 2003, section 6.
     """
     red, green, blue = (255 * rgb[..., i] for i in range(3))
     opponents = jnp.stack([red - green, (red + green) / 2 - blue], axis=-1)

@@ -1,12 +1,12 @@
 """Decoding, greedy and by sampling, over any model that scores one more token; see also `beam`.
 
-A model enters as two things. `step(cache, tokens [N], position) -> (logits [N V], cache)` reads the
-tokens at `position` of N sequences, the first of which is bos, and scores what comes next.
-`cache` is a pytree of arrays, each with the N sequences on axis 0, and holds whatever the model
-remembers: keys and values, a recurrent state, the encoded source. The functions are pure, have
-static shapes and stop as soon as every example is done; the caller compiles them.
+A model is given as `step` and `cache`. `step(cache, tokens [N], position) -> (logits [N V], cache)`
+reads the tokens at `position` of N sequences, the first of which is bos, and scores the next ones.
+`cache` is a pytree of arrays with the N sequences on axis 0 and holds the model's memory: keys and
+values, a recurrent state, the encoded source. The functions are pure, have static shapes and stop
+as soon as every example is done; the caller compiles them.
 
-What becomes of an example depends on its own rows only, never on the rest of the batch.
+The result for an example depends on its own rows only, never on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def greedy(
 
     Args:
       step: scores the next tokens, see the head of this file.
-      cache: what `step` starts from, one sequence an example.
+      cache: the initial cache of `step`, one sequence an example.
       max_len: the most tokens of a hypothesis, eos included; static.
       max_lens: the same for each example, where that is less; 0 skips an example, as padding is.
       bos: the token to begin with.
@@ -88,7 +88,7 @@ def sample(
 
     Args:
       step, cache, max_len, max_lens, bos, eos: as in `greedy`.
-      keys: a random key for each example, which alone decides what is drawn for it.
+      keys: a random key for each example, from which its tokens are drawn.
       temperature: above 0; towards 0 it becomes `greedy`.
       top_k: draw from the k most probable tokens only, see `keep_top_k`.
       top_p: draw from the nucleus of this probability only, see `keep_top_p`.
@@ -127,7 +127,7 @@ def keep_top_p(logits: Float[Array, '*B V'], p: float) -> Float[Array, '*B V']:
     Holtzman et al., 2020, arXiv:1904.09751, equation 2. The most probable token always stays.
     """
     ordered = jnp.sort(logits, axis=-1)
-    # Summed from the least probable one, where a float32 is fine enough for a p close to 1.
+    # Summed from the least probable token on: there float32 resolves a p close to 1.
     inside = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
     lowest = jnp.where(inside, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
     return jnp.where(logits < lowest, -jnp.inf, logits)
@@ -174,7 +174,7 @@ def prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded:
 
 
 def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[Array, 'B K']:
-    """What the model reads at `position`: the hypothesis's token before it, or bos."""
+    """The model's input at `position`: the hypothesis's token before it, or bos."""
     return jnp.where(position == 0, bos, decoded.tokens[..., jnp.maximum(position - 1, 0)])
 
 
@@ -184,7 +184,7 @@ def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
 
 
 def update(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
-    """The new rows of the examples `where` it is true, the old rows of the others."""
+    """The new rows for examples in which `where` is true, else the old ones."""
     return jax.tree.map(
         lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
     )
@@ -198,6 +198,6 @@ def example_limits(cache: Cache, max_len: int, max_lens: Int[Array, 'B'] | None)
 
 
 def require(valid: bool, what: str, span: str, value: object) -> None:
-    """Raises UserError unless `valid`."""
+    """Raise UserError unless `valid`."""
     if not valid:
         raise UserError(f'{what} must be {span}, not {value}')

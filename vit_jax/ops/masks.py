@@ -1,4 +1,4 @@
-"""Masks of objects as pure functions: their size, and losses of their pixels."""
+"""Masks of objects as pure functions: resizing, and losses over pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Array, '*B h w']:
-    """Resize by interpolating between the centres of pixels, without antialiasing."""
+    """Resize by interpolating between the centers of pixels, without antialiasing."""
     return jax.image.resize(x, (*x.shape[:-2], *size), 'linear', antialias=False)
 
 
@@ -26,14 +26,14 @@ def focal_loss(
     alpha: float = 0.25,
     gamma: float = 2.0,
 ) -> Float[Array, '*B']:
-    """Cross entropy with little weight for pixels that are right already, a mean over each mask.
+    """Focal loss, cross entropy with less weight for easy pixels; the mean over each mask.
 
-    -a (1 - p)^gamma log p, where p is the probability of what is right, and a is alpha within the
+    -a (1 - p)^gamma log p, where p is the probability of the true label, and a is alpha within the
     object and 1 - alpha outside of it (Lin et al., 2017, arXiv:1708.02002, equation 5).
 
     Args:
-      logits: of the pixel being in the object.
-      targets: whether it is.
+      logits: of each pixel being in the object.
+      targets: 1 for pixels in the object, else 0.
       real: where the image is not padding; the other pixels do not count.
       alpha, gamma: see above.
     """
@@ -50,8 +50,8 @@ def dice_loss(
 ) -> Float[Array, '*B']:
     """1 - (2 |p t| + 1) / (|p| + |t| + 1) of each mask, with |.| the sum over its real pixels.
 
-    Milletari et al., 2016, arXiv:1606.04797, with the summands of the authors of DETR, for which an
-    object without a pixel has a loss too. The arguments are those of `focal_loss`.
+    Milletari et al., 2016, arXiv:1606.04797. The added ones are DETR's, and give an object without
+    pixels a loss too. The arguments are those of `focal_loss`.
     """
     probs, targets = jax.nn.sigmoid(logits) * real, targets & real
     shared = (probs * targets).sum((-2, -1))

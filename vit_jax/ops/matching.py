@@ -1,11 +1,11 @@
 """Optimal one-to-one assignment of objects to predictions, inside of compiled programs.
 
 The objects of an image, one after the other, look for the cheapest chain of reassignments that
-ends at a prediction nobody has: the shortest augmenting paths of Jonker & Volgenant, 1987, in the
-form of Crouse, 2016, doi:10.1109/TAES.2016.140952, which scipy has too. Here all images of a batch
-search at once, and each goes on with its next object without waiting for the others.
+ends at a free prediction: the shortest augmenting paths of Jonker & Volgenant, 1987, in the form
+of Crouse, 2016, doi:10.1109/TAES.2016.140952, as in scipy. All images of a batch search at once,
+and each goes on with its next object without waiting for the others.
 
-Why neither `optax.assignment` nor a callback to scipy: `tests/bench/matching.py` compares them,
+`tests/bench/matching.py` compares it with `optax.assignment` and a callback to scipy;
 experiments/README.md has the measurements.
 """
 
@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Of costs that are not finite. Larger, and float32 would lose the digits of the others.
+# Replaces costs that are not finite. A larger one would cost the others digits in float32.
 WORST = 1e4
 
 
 def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array, '*B N']:
-    """The prediction of each object, such that the sum of their costs is the least there is.
+    """The prediction of each object, by the assignment of least total cost.
 
     Args:
       cost: of object n with prediction q. Costs that are not finite count as `WORST`.
       real: false in the rows that are padding.
 
     Returns:
-      int32 numbers of predictions, no two alike; -1 for padding. Of more objects than predictions
-      those stay without, also -1, whose absence makes the sum of the others least.
+      int32 indices of predictions, no two alike; -1 for padding. If there are more objects than
+      predictions, the objects left out, also -1, are those that make the sum of the others least.
     """
     *batch, objects, predictions = cost.shape
     if not (objects and predictions):
@@ -45,19 +45,19 @@ class _Search(NamedTuple):
     """The state of one image.
 
     Attributes:
-      turn: how many objects have had theirs.
-      prices: dual variables of the predictions. That of an object follows from them: its cost with
-        the prediction that it has, less the price of that.
-      owner: object of each prediction, -1 for nobody.
+      turn: number of objects that have been assigned.
+      prices: dual variables of the predictions. That of an object is its cost with its prediction,
+        less the price of this.
+      owner: object of each prediction, -1 for none.
       has: prediction of each object, -1 for none.
       row: object at the end of the shortest chain, from which it is extended.
-      lowest: length of this chain: what it adds to the sum of the costs.
+      lowest: length of this chain: its increase of the total cost.
       shortest: length of the shortest chain to each prediction.
       before: the object before each prediction in this chain.
       seen: predictions whose shortest chain is final.
-      least: what it adds to the sum to drop the best object to drop, of those met.
+      least: the smallest increase of the total cost by dropping one of the objects met.
       dropped: that object.
-      place: prediction that changes hands next, -1 while chains are being extended.
+      place: prediction that is reassigned next, -1 while chains are being extended.
     """
 
     turn: Array
@@ -129,7 +129,7 @@ def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
     )
     if objects <= predictions:
         return further
-    # All predictions may be taken, and then somebody goes without.
+    # All predictions may be taken; one object then goes without.
     better = s.lowest - price < s.least
     least = jnp.where(better, s.lowest - price, s.least)
     dropped = jnp.where(better, s.row, s.dropped)
@@ -141,9 +141,9 @@ def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
 
 
 def _give(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
-    """Hands `place` to the object before it in the chain; true where that was the `first` one.
+    """Assign `place` to the object before it in the chain; true if that was the `first` one.
 
-    Beyond the last prediction there is nothing to hand on: the first object itself is dropped.
+    Beyond the last prediction nothing is reassigned: the first object itself is dropped.
     """
     row, nothing = s.before[s.place], s.place == len(s.owner)
     given = s._replace(

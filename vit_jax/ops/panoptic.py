@@ -1,7 +1,7 @@
-"""Panoptic segmentation: of masks that overlap to segments that do not. In NumPy.
+"""Panoptic segmentation: overlapping masks become disjoint segments. In NumPy.
 
-Each pixel of an image belongs to one segment at most, and of stuff, such as sky, there is one
-segment a class (Kirillov et al., 2019, arXiv:1801.00868).
+Each pixel of an image belongs to one segment at most, and a class of stuff, such as sky, has a
+single segment (Kirillov et al., 2019, arXiv:1801.00868).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from vit_jax.ops.resize import bilinear_half_pixel
 THRESHOLD = 0.85  # least probability of the class of a segment
 LEAST = 5  # pixels that a segment has at least
 
-# Puts a map of the pixels that a model has seen onto those of the image that is segmented.
+# Maps the pixels that a model has seen to those of the image that is segmented.
 Place = Callable[[np.ndarray], np.ndarray]
 
 
 class Segments(NamedTuple):
-    """Those of an image.
+    """The segments of an image.
 
     Attributes:
-      numbers: 1 + the place in `queries` of the segment that a pixel belongs to; 0 for none.
-      queries: the prediction that each segment is of.
+      numbers: 1 + the index in `queries` of the segment that a pixel belongs to; 0 for none.
+      queries: the prediction of each segment.
     """
 
     numbers: Int[np.ndarray, 'H W']
@@ -41,10 +41,11 @@ def merge(
     place: Place = lambda numbers: numbers,
     threshold: float = THRESHOLD,
 ) -> Segments:
-    """The segments of predictions that overlap.
+    """Merge overlapping predictions into segments.
 
-    A pixel goes to the surest mask, those of one class of stuff become one, and segments of fewer
-    than LEAST pixels are dropped until there are none: theirs go to the masks that are left.
+    A pixel goes to the most confident mask, and masks of one class of stuff become one. Segments of
+    fewer than LEAST pixels are dropped, one round after the other, and their pixels go to the
+    masks that are left.
     Carion et al., 2020, arXiv:2005.12872, section 4.4, and the authors' code.
 
     Args:
@@ -52,9 +53,9 @@ def merge(
       labels: the classes.
       things: whether they are classes of things.
       masks: logits of the pixels.
-      place: makes the map of another image of an [h w] map of whole numbers, -1 in pixels that
-        are in none of the masks; pixels are counted there.
-      threshold: predictions whose score is no more are left out.
+      place: converts an [h w] map of integers to the image in which pixels are counted; -1 in
+        pixels outside of all masks.
+      threshold: predictions whose score is not above it are left out.
     """
     queries = np.flatnonzero(scores > threshold)
     fuse = True
@@ -68,16 +69,16 @@ def merge(
         large = np.bincount(owners[owners >= 0], minlength=len(queries)) >= LEAST
         if large.all():
             return Segments(owners + 1, queries)
-        # What fusing has emptied is gone after the first time.
+        # Masks emptied by fusing are gone after the first round.
         queries, fuse = queries[large], False
 
 
 def of_prediction(
     prediction: Mapping[str, np.ndarray], place: Place, threshold: float = THRESHOLD
 ) -> Segments:
-    """`merge` for one image of what the task `segment_panoptic` predicts.
+    """`merge` for one image of the predictions of the task `segment_panoptic`.
 
-    The masks get the size of the padded image, and lose its padding.
+    The masks are resized to the padded image and cropped to the real one.
     """
     sure = np.flatnonzero(prediction['scores'] > threshold)
     frame, (height, width) = prediction['frame'].tolist(), prediction['size'].tolist()
@@ -89,7 +90,7 @@ def of_prediction(
 
 
 def resize_numbers(numbers: Int[np.ndarray, 'h w'], size: tuple[int, int]) -> np.ndarray:
-    """A map for another size: each new pixel has the value of the old one below its centre."""
+    """Resize a map: each new pixel has the value of the old one below its center."""
     rows, columns = (
         (2 * np.arange(new) + 1) * old // (2 * new)
         for old, new in zip(numbers.shape, size, strict=True)
@@ -98,6 +99,6 @@ def resize_numbers(numbers: Int[np.ndarray, 'h w'], size: tuple[int, int]) -> np
 
 
 def _first_of_stuff(labels: np.ndarray, things: np.ndarray) -> Int[np.ndarray, ' Q']:
-    """For each prediction the first one that is fused with it."""
+    """The first prediction that each one is fused with."""
     same = (labels[:, None] == labels) & ~things[:, None] & ~things
     return (same | np.eye(len(labels), dtype=bool)).argmax(axis=1)

@@ -1,4 +1,4 @@
-"""Pixel values: from bytes to what a model takes. Parameter-free, on the device."""
+"""Pixel values: bytes to the range that a model expects. Parameter-free, on the device."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Ar
 def standardize(
     image: Num[Array, '... C'], mean: Sequence[float], std: Sequence[float]
 ) -> Float[Array, '... C']:
-    """Bytes 0..255 to float32 (x / 255 - mean) / std of each colour; floats pass unchanged."""
+    """Bytes 0..255 to float32 (x / 255 - mean) / std of each color; floats pass unchanged."""
     if image.dtype != jnp.uint8:
         return image
     return (image.astype(jnp.float32) / 255.0 - jnp.asarray(mean)) / jnp.asarray(std)
 
 
 def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
-    """`weight * x + (1 - weight) * partner`, where the partner is the neighbour in the batch."""
+    """`weight * x + (1 - weight) * partner`, where the partner is the neighbor in the batch."""
     weight = jnp.asarray(weight)
-    return weight * x + (1 - weight) * neighbour(x)
+    return weight * x + (1 - weight) * neighbor(x)
 
 
-def neighbour(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
-    """Swaps examples 2i and 2i + 1.
+def neighbor(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
+    """Swap examples 2i and 2i + 1.
 
-    The batch is shuffled, so a neighbour is as random a partner as any other, and it
+    The batch is shuffled, so a neighbor is as random a partner as any other, and it
     lies on the same device whatever the layout: mixing examples needs no communication.
     """
     pairs = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])

@@ -20,19 +20,19 @@ Values = np.ndarray | Array
 def bilinear_align_corners(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation that keeps the corners where they are.
+    """Linear interpolation that maps corners onto corners.
 
-    What `scipy.ndimage.zoom` of order 1 does: how vision_transformer and big_vision resize their
-    position embeddings.
+    Equal to `scipy.ndimage.zoom` of order 1, by which vision_transformer and big_vision resize
+    their position embeddings.
     """
     return _resize(x, size, _align_corners)
 
 
 def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
-    """Cubic interpolation between the centres of cells, with a = -0.75 and no antialiasing.
+    """Cubic interpolation between the centers of cells, with a = -0.75 and no antialiasing.
 
-    What PyTorch's `interpolate(mode='bicubic')` does, and with it DeiT, timm and transformers.
-    Keys, 1981, equation 4, has a = -0.5 in its place.
+    Equal to PyTorch's `interpolate(mode='bicubic')`, which DeiT, timm and transformers use.
+    Keys, 1981, equation 4, has a = -0.5 instead.
     """
     return _resize(x, size, _bicubic)
 
@@ -40,7 +40,7 @@ def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarra
 def bilinear_half_pixel(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation between the centres of cells, antialiased where cells become fewer."""
+    """Linear interpolation between the centers of cells, antialiased when downsampling."""
     return _resize(x, size, _antialiased)
 
 
@@ -49,19 +49,19 @@ def pinv_patch_kernel(
 ) -> Float[np.ndarray, 'new_p new_q C D']:
     """The kernel for patches resized to `size`: PI-resize, FlexiViT, arXiv:2212.08013, section 3.4.
 
-    With B the matrix that resizes a patch (bilinear between centres, antialiased) it is
-    pinv(B^T) vec(kernel). Upwards, a resized patch then gives the token of the original; downwards,
-    the closest token on average over patches of independent pixels.
+    It is pinv(B^T) vec(kernel), where the matrix B resizes a patch (bilinear between centers,
+    antialiased). An enlarged patch then gives the token of the original; a shrunk one gives the
+    closest token on average over patches of independent pixels.
     """
     # The pseudoinverse of a Kronecker product is that of its factors.
     return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new).T))
 
 
 def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray, 'i j D']:
-    """What is learnt of each place of a grid, for another grid.
+    """Resize a grid of learned vectors.
 
     Args:
-      x: of the old places.
+      x: the vectors of the old grid.
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`) or 'bicubic' (`bicubic_half_pixel`).
 
@@ -80,13 +80,13 @@ def position_embedding(
     method: str = 'bilinear',
     num_prefix: int = 0,
 ) -> Float[np.ndarray, '1 M D']:
-    """The rows of a grid of patches for another grid; `num_prefix` rows before them stay.
+    """Resize a position embedding to another grid of patches; the `num_prefix` first rows stay.
 
     Args:
       table: `num_prefix` rows (of the class token), then the grid line by line.
       old_grid, new_grid: rows and columns of patches.
       method: of `grid`.
-      num_prefix: rows that have no place in the grid.
+      num_prefix: number of rows that are not in the grid.
 
     Raises:
       UserError: if there is no such method, a grid is empty, or the table is not of `old_grid`.
@@ -106,7 +106,7 @@ _METHODS = {'bilinear': bilinear_align_corners, 'bicubic': bicubic_half_pixel}
 
 
 def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Applies `matrix(old, new)` to axes 0 and 1, in float64; the dtype stays."""
+    """Apply `matrix(old, new)` to axes 0 and 1, in float64; the dtype stays."""
     x = np.asarray(x)
     if x.shape[:2] == tuple(size):
         return x
@@ -122,26 +122,26 @@ def _align_corners(old: int, new: int) -> Float[np.ndarray, 'new old']:
 
 @functools.cache
 def _bicubic(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    at = _centres(old, new)
+    at = _centers(old, new)
     first = np.floor(at).astype(int) - 1
     taps = first[:, None] + np.arange(4)
     weights = _cubic(np.abs(at[:, None] - taps), a=-0.75)
     matrix = np.zeros((new, old))
-    # Beyond the border lies the border.
+    # The border is repeated beyond itself.
     np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weights)
     return matrix
 
 
 @functools.cache
 def _antialiased(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """Linear, over as many cells as one of the new covers; weights sum to 1 at the border too."""
-    distance = np.abs(_centres(old, new)[:, None] - np.arange(old))
+    """Linear weights over the cells that a new one covers; they sum to 1 at the border too."""
+    distance = np.abs(_centers(old, new)[:, None] - np.arange(old))
     weights = np.maximum(1.0 - distance / max(old / new, 1.0), 0.0)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _centres(old: int, new: int) -> Float[np.ndarray, 'new']:
-    """Where the centres of new cells lie, in units in which the old ones are at 0, 1, ..."""
+def _centers(old: int, new: int) -> Float[np.ndarray, 'new']:
+    """The centers of new cells, in units in which the old ones are at 0, 1, ..."""
     return (np.arange(new) + 0.5) * (old / new) - 0.5
 
 

@@ -1,7 +1,7 @@
-"""What an encoder-decoder writes for a source, by any of the searches of `vit_jax.ops`.
+"""Decoding with an encoder-decoder, by any of the searches of `vit_jax.ops`.
 
-Models and tasks meet here: a model has the methods `encode`, `init_cache` and `decode_step`, see
-`vit_jax.models.seq2seq`, and is called as `apply(*inputs, method=NAME)`, its variables bound.
+The model has the methods `encode`, `init_cache` and `decode_step`, see `vit_jax.models.seq2seq`,
+and is called as `apply(*inputs, method=NAME)`, its variables bound.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ METHODS = ('beam', 'greedy', 'sample')
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How the tokens of a target are chosen. What the method has no use for is ignored.
+    """The search for the tokens of a target. Fields that the method does not use are ignored.
 
     Attributes:
       method: 'beam', 'greedy' or 'sample'.
       beams, alpha, stop: of `ops.beam.beam_search`.
       temperature, top_k, top_p: of `ops.decoding.sample`.
-      extra_len: a target has at most so many tokens more than its source, both with their ends;
+      extra_len: the most tokens by which a target may be longer than its source, both with eos;
         50 in Vaswani et al., 2017, section 6.1.
-      max_len: the most tokens of a target whatever the source, its end counted; None: no limit.
+      max_len: the most tokens of a target, eos included, whatever the source; None for no limit.
 
     Raises:
       UserError: for another method, or a length that leaves no room for a token.
@@ -60,12 +60,12 @@ def decode(
     search: Search,
     keys: Key[Array, 'B'] | None = None,
 ) -> Decoded:
-    """The hypotheses of every source, the best first. To be compiled by the caller.
+    """The hypotheses of every source, the best first. The caller compiles it.
 
     Args:
       apply: the model, see the head of this file.
       source: tokens, with eos at the end, then padding; rows of padding alone are skipped.
-      search: how.
+      search: the method and its options.
       keys: a random key for each example, which sampling needs.
 
     Returns:

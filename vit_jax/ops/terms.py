@@ -1,7 +1,7 @@
-"""The terms of a loss: sums over examples, tokens, boxes or patches, and what they are divided by.
+"""The terms of a loss: sums over examples, tokens, boxes or patches, and their counts.
 
-A loss may have several normalisers, and a part of the batch may have few or none of what one of
-them counts. So a term is a sum and a count, and only the counts of the whole global batch divide.
+A loss may have several normalizers, and in a part of the batch the count of one may be small or
+zero. So a term is a sum and a count, and sums are divided by counts of the whole global batch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Term(NamedTuple):
     """One term of a loss over the rows of a batch; its mean is `sum / count`.
 
     Attributes:
-      sum: the sum over what is counted.
-      count: how much there is of it, a whole number or a sum of weights. No gradient flows into it.
-      weight: of the mean in the loss; 0 for a metric that is no part of it.
+      sum: the sum over examples, tokens, boxes or patches.
+      count: their number, or the sum of their weights. No gradient flows into it.
+      weight: of the mean in the loss; 0 for a metric that is not part of it.
     """
 
     sum: Num[Array, '']
@@ -43,7 +43,7 @@ def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
 
     Args:
       terms: of a batch or of a part of it.
-      over: the counts of the whole, if the terms are of a part: its share in the means.
+      over: the counts of the whole batch, if `terms` are of a part; the results add up to the mean.
     """
     over = counts(terms) if over is None else over
     return {

@@ -58,7 +58,7 @@ class Task(base.Task):
         return (pixels.to_range(batch['image'], self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Mixes every example with its neighbour; the label becomes two weighted ones."""
+        """Mixes every example with its neighbor; the label becomes two weighted ones."""
         if self.multiple == 1:
             return batch
         coin, lam_key, box_key = jax.random.split(key, 3)
@@ -70,7 +70,7 @@ class Task(base.Task):
         ]
         heads = jax.random.bernoulli(coin) if len(mixes) == 2 else True
         image, weight = jax.tree.map(lambda a, b: jnp.where(heads, a, b), mixes[0], mixes[-1])
-        other = pixels.neighbour(batch['label'])
+        other = pixels.neighbor(batch['label'])
         weight = jnp.full(other.shape, weight)
         return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
 
@@ -142,15 +142,15 @@ def mixup(
 def cutmix(
     lam_key: jax.Array, box_key: jax.Array, image: Float[Array, 'B H W C'], alpha: float
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
-    """Pastes one box of the neighbour; lambda is the share of the image that is left."""
+    """Pastes one box of the neighbor; lambda is the share of the image that is left."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
-    mixed = jnp.where(inside[..., None], pixels.neighbour(image), image)
+    mixed = jnp.where(inside[..., None], pixels.neighbor(image), image)
     return mixed, 1 - inside.mean()
 
 
 def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) -> Bool[Array, 'H W']:
-    """A box of `side` times height and width around a random centre, clipped to the image."""
+    """A box of `side` times height and width around a random center, clipped to the image."""
 
     def span(n: int, centre: jax.Array) -> jax.Array:
         middle, half = centre * n, side * n / 2
