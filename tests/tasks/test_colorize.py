@@ -124,7 +124,7 @@ def test_mistakes(tmp_path):
         Task(rebalance=0)
     with pytest.raises(UserError, match='temperature=0: must be positive'):
         Task(temperature=0)
-    with pytest.raises(UserError, match='three colours, these have 1'):
+    with pytest.raises(UserError, match='three colors, these have 1'):
         Task().loss({'logits': LOGITS}, {'image': IMAGE[..., :1]})
     with pytest.raises(UserError, match=r"there is no 'gone\.json'; make it of the training data"):
         Task(prior='gone.json').loss({'logits': LOGITS}, BATCH)

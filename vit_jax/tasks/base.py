@@ -21,9 +21,9 @@ Sums = dict[str, tuple[Any, Any]]
 class Apply(Protocol):
     """The model with its variables and random keys.
 
-    A call without `method` is the model's own, in training or not as the step is. Other methods
-    get the keywords that they are called with, such as `train=apply.train`. Each call draws from
-    keys of its own.
+    A call without `method` calls the model itself, in the step's mode, training or not. Other
+    methods get the keywords of the call only, such as `train=apply.train`. Each call draws from
+    its own random keys.
 
     Attributes:
       train: whether the step trains.
@@ -36,7 +36,7 @@ class Apply(Protocol):
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         """Call the model at the running average of its parameters, without gradient.
 
-        The model does not train there unless `train=True` is given.
+        It runs in evaluation mode unless `train=True` is given.
 
         Raises:
           UserError: in training, if the run keeps no average.
@@ -46,14 +46,14 @@ class Apply(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """Defaults of a task; a task of one's own needs `loss`, and `inputs` if it reads no image.
+    """Base class of all tasks; a subclass needs `loss`, and `inputs` if it reads no image.
 
     Attributes:
       rngs: names of the model's random streams.
-      couples_rows: whether the loss of a row depends on other rows, as a contrastive one does. Then
-        `loss` gets the outputs of the whole global batch at once, however many microbatches and
-        devices have computed them. Each output has a row for every example, or is a scalar, which
-        is averaged over microbatches and devices.
+      couples_rows: whether the loss of a row depends on other rows, as in contrastive learning.
+        Then `loss` gets the outputs of the whole global batch at once, whatever microbatches and
+        devices computed them. Each output has a row for every example, or is a scalar, which is
+        averaged over microbatches and devices.
       multiple_reason: for messages, why `multiple` is not 1.
     """
 
@@ -73,7 +73,7 @@ class Task(abc.ABC):
 
     @property
     def decoding(self) -> Search:
-        """The search by which sequences are decoded, for models that write any."""
+        """The search that decodes sequences, for models that generate them."""
         return Search()
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
@@ -87,12 +87,12 @@ class Task(abc.ABC):
         return jnp.ones(len(jax.tree.leaves(batch)[0]), jnp.float32)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """The batch that is trained on, made on the devices."""
+        """Augment a training batch on the devices; identity by default."""
         del key
         return batch
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
-        """The arrays that `loss` reads. The model may be called on several views, or averaged."""
+        """The arrays that `loss` reads; `apply` may be called on several views, or averaged."""
         return apply(*self.inputs(batch))
 
     @abc.abstractmethod

@@ -21,12 +21,12 @@ class Task(base.Task):
     """One label an image.
 
     Attributes:
-      loss_name: `softmax` or `sigmoid` cross entropy (the latter one against all, as
-        in Beyer et al. 2020, "Are we done with ImageNet?").
+      loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
+        Beyer et al. 2020, "Are we done with ImageNet?").
       label_smoothing: share of the target spread evenly over all classes.
       mixup: alpha of the Beta distribution, 0 for none (Zhang et al. 2018).
       cutmix: likewise (Yun et al. 2019); with both on, a fair coin picks one a batch.
-      value_range: what bytes 0..255 become before the model.
+      value_range: to which bytes 0..255 are mapped before the model.
     """
 
     loss_name: str = 'softmax'
@@ -58,7 +58,7 @@ class Task(base.Task):
         return (pixels.to_range(batch['image'], self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Mixes every example with its neighbor; the label becomes two weighted ones."""
+        """Mix every example with its neighbor; the label becomes two weighted ones."""
         if self.multiple == 1:
             return batch
         coin, lam_key, box_key = jax.random.split(key, 3)
@@ -75,7 +75,7 @@ class Task(base.Task):
         return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Means over the examples: `loss`, and `accuracy` as a mere metric."""
+        """Means over the examples: `loss`, and the metric `accuracy`."""
         logits, label = outputs['logits'], batch['label']
         losses = self._losses(logits, label)
         if 'label_other' in batch:
@@ -102,7 +102,7 @@ class Task(base.Task):
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Class probabilities `probs` [B, C], and `features` [B, D]: what the head sees."""
+        """Class probabilities `probs` [B, C], and `features` [B, D], the head's input."""
         outputs, predictions = self.outputs(apply, batch), {}
         if 'logits' in outputs:
             predictions['probs'] = PROBABILITIES[self.loss_name](outputs['logits'])
@@ -133,7 +133,7 @@ def is_correct(logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Ar
 def mixup(
     lam_key: jax.Array, _: jax.Array, image: Float[Array, 'B H W C'], alpha: float
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
-    """One lambda ~ Beta(alpha, alpha) a batch, at least a half, so that `label` leads."""
+    """Mix with one lambda ~ Beta(alpha, alpha) a batch, at least a half, so that `label` leads."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     lam = jnp.maximum(lam, 1 - lam)
     return pixels.pair_mix(image, lam), lam
@@ -142,7 +142,7 @@ def mixup(
 def cutmix(
     lam_key: jax.Array, box_key: jax.Array, image: Float[Array, 'B H W C'], alpha: float
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
-    """Pastes one box of the neighbor; lambda is the share of the image that is left."""
+    """Paste one box of the neighbor; lambda is the share of the image that is left."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
     mixed = jnp.where(inside[..., None], pixels.neighbor(image), image)
@@ -152,8 +152,8 @@ def cutmix(
 def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) -> Bool[Array, 'H W']:
     """A box of `side` times height and width around a random center, clipped to the image."""
 
-    def span(n: int, centre: jax.Array) -> jax.Array:
-        middle, half = centre * n, side * n / 2
+    def span(n: int, center: jax.Array) -> jax.Array:
+        middle, half = center * n, side * n / 2
         at = jnp.arange(n)
         return (at >= jnp.floor(middle - half)) & (at < jnp.floor(middle + half))
 

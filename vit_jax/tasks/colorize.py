@@ -1,4 +1,4 @@
-"""Colorization: the likely colours of a grey image, which is made of the colour image.
+"""Colorization: the likely colors of a grey image, which is computed from the color image.
 
 Zhang et al., 2016, arXiv:1603.08511, section 2.
 """
@@ -22,16 +22,16 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy between the bins of (a, b) and soft labels, rare colours weighing more.
+    """Cross entropy over bins of (a, b) with soft labels and larger weights for rare colors.
 
-    Images are bytes or float, of three colours, or of one where there is no truth to compare with.
+    Images are bytes or floats with three channels, or with one where there is no ground truth.
 
     Attributes:
-      prior: the file of how often each colour occurs, as the command `colors` writes it; '' lets
-        all colours weigh the same. Only training and evaluation read it.
+      prior: file of the frequencies of colors, written by the command `colors`; '' gives all
+        colors the same weight. Only training and evaluation read it.
       rebalance: lambda of the weights, see `color_bins.class_weights`.
-      temperature: of the mean that makes one colour of a distribution; 0.38 in the paper.
-      value_range: what bytes 0..255 become before the model. Images that are float have it already.
+      temperature: of the mean color of a distribution; 0.38 in the paper.
+      value_range: to which bytes 0..255 are mapped before the model; float images have it already.
     """
 
     prior: str = ''
@@ -48,13 +48,13 @@ class Task(base.Task):
             raise UserError(f'config.task.temperature={self.temperature}: must be positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W 1']]:
-        """The grey images, as an eight-bit file would hold them."""
+        """The grey images, rounded as in an eight-bit file."""
         low, high = self.value_range
         return (self._grey(batch) * (high - low) + low,)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Means over the cells of the output: the weighted cross entropy (equation 2), and
-        `accuracy`, how often the likeliest bin is that of the true colour, as a mere metric.
+        """Means over the cells of the output: the weighted cross entropy (equation 2), and the
+        metric `accuracy`, the share of cells whose likeliest bin is that of the true color.
         """
         losses, correct = self._compare(outputs, batch)
         mask = self.mask(batch)
@@ -65,8 +65,8 @@ class Task(base.Task):
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the real examples; padding has mask 0.
 
-        Besides the terms of the loss: `psnr`, in dB, of the colour images, with `psnr_of_grey` to
-        compare with, and `colorfulness` (Hasler and Suesstrunk, 2003), with `true_colorfulness`.
+        The terms of the loss; `psnr`, in dB, of the color images and `psnr_of_grey` as its
+        baseline; `colorfulness` (Hasler and Suesstrunk, 2003) and `true_colorfulness`.
         """
         outputs, truth = self.outputs(apply, batch), self._rgb(batch)
         made, grey = self._colorize(outputs, batch), self._grey(batch)
@@ -83,23 +83,23 @@ class Task(base.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The colours.
+        """The colors.
 
         Returns:
           ab: [B h w 2] of the cells of the output.
-          image: [B H W 3], bytes: the colours on the luminance of the input.
+          image: [B H W 3], bytes: the colors on the luminance of the input.
         """
         outputs = self.outputs(apply, batch)
         image = colors.to_bytes(self._colorize(outputs, batch))
         return {'ab': self._ab(outputs), 'image': image}
 
     def _rgb(self, batch: Batch) -> Float[Array, 'B H W C']:
-        """The colour images, 0 to 1."""
+        """The color images, 0 to 1."""
         low, high = self.value_range
         return (pixels.to_range(batch['image'], self.value_range) - low) / (high - low)
 
     def _grey(self, batch: Batch) -> Float[Array, 'B H W 1']:
-        """Grey images, 0 to 1 in steps of bytes: a file that is grey already stays the same."""
+        """Grey images, 0 to 1 in steps of bytes, so that a grey file stays the same."""
         rgb = self._rgb(batch)
         return jnp.round(255 * colors.to_grey(jnp.broadcast_to(rgb, (*rgb.shape[:3], 3)))) / 255
 
@@ -115,15 +115,15 @@ class Task(base.Task):
         return losses, (jnp.argmax(logits, axis=-1) == nearest).astype(jnp.float32)
 
     def _truth(self, batch: Batch, grid: tuple[int, int]) -> Float[Array, 'B h w 2']:
-        """The true colours, the mean of the pixels of each cell.
+        """The true colors, the mean of the pixels of each cell.
 
         Raises:
-          UserError: if the images have no colours.
+          UserError: if the images have no colors.
         """
         rgb = self._rgb(batch)
         if rgb.shape[-1] != 3:
             raise UserError(
-                f'task colorize learns of images with three colours, these have {rgb.shape[-1]}'
+                f'task colorize learns from images with three colors, these have {rgb.shape[-1]}'
             )
         batch_size, (rows, columns) = len(rgb), grid
         ab = colors.rgb_to_lab(rgb)[..., 1:]
@@ -131,7 +131,7 @@ class Task(base.Task):
         return cells.mean(axis=(2, 4))
 
     def _weights(self) -> np.ndarray:
-        """[Q], of every bin."""
+        """The weight of every bin, [Q]."""
         if not self.prior:
             return np.ones(color_bins.NUM_BINS, np.float32)
         return color_bins.class_weights(color_prior.read(self.prior), self.rebalance)
@@ -140,6 +140,6 @@ class Task(base.Task):
         return color_bins.annealed_mean(outputs['logits'], self.temperature)
 
     def _colorize(self, outputs: dict, batch: Batch) -> Float[Array, 'B H W 3']:
-        """The colours, enlarged, on the luminance of the input; 0 to 1."""
+        """The enlarged colors on the luminance of the input, 0 to 1."""
         ab, grey = self._ab(outputs), self._grey(batch)
         return colors.colorize(grey, jax.image.resize(ab, (*grey.shape[:3], 2), 'bilinear'))

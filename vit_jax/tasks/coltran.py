@@ -1,4 +1,4 @@
-"""Coarse colours of grey images, drawn pixel by pixel; the colour images are the data.
+"""Coarse colors of grey images, drawn pixel by pixel; trained on color images.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.1.
 """
@@ -20,18 +20,19 @@ from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
-NO_END = -1  # no colour ends an image
+NO_END = -1  # no color ends an image
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Bits a pixel of its coarse colour, one of 512: 9 bits for one who knows nothing.
+    """Cross entropy of the coarse color of a pixel, in bits; 9 bits for uniform predictions.
 
-    Images are bytes of three colours, or of one where there is no truth to compare with.
+    A coarse color is one of 512. Images are bytes with three channels, or with one where there is
+    no ground truth.
 
     Attributes:
       parallel_weight: of the head that sees the grey image alone; the decoder has the rest.
-      samples: that `predict` draws of each image.
+      samples: number of samples that `predict` draws of each image.
       temperature, top_k: of `decoding.sample`.
     """
 
@@ -50,12 +51,12 @@ class Task(base.Task):
         decoding.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
 
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
-        """The grey images, and the bins of their colours."""
+        """The grey images, and the bins of their colors."""
         image = colored(batch['image'])
         return coarse_colors.to_luma(image), coarse_colors.to_bins(image)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Means over the pixels, in bits: of the decoder, and of the parallel head."""
+        """Means over the pixels, in bits, for the decoder and for the parallel head."""
         decoder, parallel, pixels = self._bits(outputs, batch)
         return {
             'bits_per_dim': Term(decoder, pixels, 1 - self.parallel_weight),
@@ -68,11 +69,11 @@ class Task(base.Task):
         return {'loss': (decoder, pixels), 'parallel_bits_per_dim': (parallel, pixels)}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Samples.
+        """Draw samples.
 
         Returns:
-          samples: [B S H W 3], bytes: the colours in the middle of their bins.
-          bits_per_dim: [B S], minus log2 of a sample's probability, by the number of its pixels.
+          samples: [B S H W 3], bytes: the colors in the middle of their bins.
+          bits_per_dim: [B S], minus log2 of a sample's probability, over the number of its pixels.
         """
         grey, _ = self.inputs(batch)
         keys = apply(len(grey), method='sample_keys')
@@ -92,7 +93,7 @@ class Task(base.Task):
         return {'samples': coarse_colors.from_bins(bins), 'bits_per_dim': bits}
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
-        """Sums of bits, of the decoder and of the parallel head, and the number of pixels."""
+        """Sums of bits for the decoder and the parallel head, and the number of pixels."""
         bins, mask = self.inputs(batch)[1], self.mask(batch)
         decoder, parallel = (
             (bits(outputs[name], bins) * mask[:, None, None]).sum()
@@ -111,11 +112,11 @@ def colored(image: Num[Array, 'B H W C']) -> UInt8[Array, 'B H W 3']:
     """Images with three channels.
 
     Raises:
-      UserError: if they are no bytes of one or three channels.
+      UserError: if they are not bytes with one or three channels.
     """
     if image.dtype != jnp.uint8 or image.shape[-1] not in (1, 3):
         raise UserError(
-            f'images must be bytes of 1 or 3 channels to take their colours, not {image.dtype} of '
-            f'{image.shape[-1]}: leave out transforms that make other values of them'
+            f'images must be bytes of 1 or 3 channels to take their colors, not {image.dtype} of '
+            f'{image.shape[-1]}: leave out transforms that change values or channels'
         )
     return jnp.broadcast_to(image, (*image.shape[:3], 3))

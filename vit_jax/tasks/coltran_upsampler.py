@@ -1,4 +1,4 @@
-"""Fine colours and fine detail of a coarse colour image, given the fine grey image.
+"""Upsampling of a coarse color image, in color or in space, given the fine grey image.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.2.
 """
@@ -22,13 +22,13 @@ from vit_jax.tasks.coltran import bits, colored
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Bits a byte of the three channels: 8 bits for one who knows nothing.
+    """Cross entropy of the bytes of three channels, in bits; 8 bits for uniform predictions.
 
-    Images are bytes of three colours. In training each shows one channel, drawn at random.
+    Images are bytes of three colors. In training each shows one channel, drawn at random.
 
     Attributes:
-      factor: side in pixels of the blocks whose mean color is the coarse image: 1 where it has as
-        many pixels (color upsampler), 4 from 64 x 64 to 256 x 256 (spatial upsampler).
+      factor: side in pixels of the blocks whose mean colors are the coarse image: 1 for the color
+        upsampler, 4 for the spatial one from 64 x 64 to 256 x 256.
     """
 
     factor: int = 1
@@ -38,7 +38,7 @@ class Task(base.Task):
             raise UserError(f'config.task.factor={self.factor}: must be at least 1')
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """With `channel` [B]: the one to learn from, drawn for each example by itself."""
+        """Add `channel` [B], the one to learn from, drawn independently for each example."""
         keys = example_keys(key, len(batch['image']))
         channel = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
         return {**batch, 'channel': channel}
@@ -46,9 +46,9 @@ class Task(base.Task):
     def inputs(
         self, batch: Batch
     ) -> tuple[UInt8[Array, 'B H W'], UInt8[Array, 'B H W C'], Int[Array, 'B C']]:
-        """The grey images, channels of the coarse images, and which channels they are.
+        """The grey images, channels of the coarse images, and the indices of these channels.
 
-        The coarse image is the batch's `coarse` [B h w 3] where it has one.
+        The coarse image is the batch's `coarse` [B h w 3] if there is one.
         """
         image, channels = colored(batch['image']), _channels(batch)
         coarse = batch.get('coarse')
@@ -76,7 +76,7 @@ class Task(base.Task):
 
 
 def _channels(batch: Batch) -> Int[Array, 'B C']:
-    """The one that was drawn, or all three."""
+    """The channel that was drawn, or all three."""
     if 'channel' in batch:
         return batch['channel'][:, None]
     return jnp.broadcast_to(jnp.arange(3), (len(batch['image']), 3))

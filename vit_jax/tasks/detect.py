@@ -1,4 +1,4 @@
-"""Detection of objects as a set: each object is matched with one prediction, the others say none.
+"""Detection as set prediction: each object is matched with one query, the others predict none.
 
 Carion et al., 2020, arXiv:2005.12872, sections 3.1 and A.2.
 """
@@ -25,9 +25,9 @@ class Targets(NamedTuple):
     """The objects of a batch.
 
     Attributes:
-      labels: classes, anything where there is no object.
-      boxes: centred (x, y, w, h), shares of the sides of the real image.
-      real: true where there is an object to find.
+      labels: classes; arbitrary in rows without an object.
+      boxes: centered (x, y, w, h), shares of the sides of the real image.
+      real: true for rows with an object to find.
     """
 
     labels: Int[Array, 'B N']
@@ -40,11 +40,12 @@ class Task(base.Task):
     """Boxes and classes of the objects of an image.
 
     Attributes:
-      none_weight: of a prediction without object in the mean over predictions.
-      class_cost, box_cost, giou_cost: of probability, L1 distance and GIoU where objects are
-        matched with predictions.
-      class_weight, box_weight, giou_weight: of cross entropy, L1 distance and GIoU in the loss.
-      mean, std: of the colours of the images that the model was trained on, in [0, 1].
+      none_weight: weight of a prediction without object in the mean over predictions.
+      class_cost, box_cost, giou_cost: weights of probability, L1 distance and GIoU in the cost of
+        matching an object with a prediction.
+      class_weight, box_weight, giou_weight: weights of cross entropy, L1 distance and GIoU in the
+        loss.
+      mean, std: of each channel of the images that the model was trained on, in [0, 1].
     """
 
     none_weight: float = 0.1
@@ -68,17 +69,17 @@ class Task(base.Task):
             raise UserError(f'config.task.std={self.std}: must be positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:
-        """Normalised images whose padding is zero, and where they have pixels."""
+        """Normalized images whose padding is zero, and the mask of their real pixels."""
         mask = pixel_mask(batch)
         images = pixels.standardize(batch['image'], self.mean, self.std)
         return images * mask[..., None], mask
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Class, box and GIoU of the last block of the decoder, and those of all blocks before it.
+        """Class, box and GIoU losses of the decoder's last block, and of all blocks before it.
 
-        There are two normalisers: the weights of the predictions for the class, and the number of
-        objects for boxes. Metrics are `accuracy`, of the classes of the objects that are matched,
-        and `unmatched`, the share of the objects for which there was no prediction left.
+        Class losses are divided by the sum of the weights of the predictions, box losses by the
+        number of objects. Metrics are `accuracy`, over the classes of matched objects, and
+        `unmatched`, the share of objects left without a prediction.
         """
         targets = targets_of(batch)
         return self.set_terms(outputs, targets, self.match(outputs, targets))
@@ -86,7 +87,7 @@ class Task(base.Task):
     def set_terms(
         self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Term]:
-        """The terms of `loss` for objects that are matched already."""
+        """The terms of `loss`, given a matching."""
         sums = {name: x.sum(0) for name, x in self._sums(outputs, targets, places).items()}
         terms: dict[str, Term] = {}
         for prefix, of in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
@@ -102,8 +103,8 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """What `loss` has for the last block, and `loss`: the mean of the losses of images, each
-        with its own normalisers, so that it does not depend on the batches.
+        """The terms of `loss` for the last block, and `loss`: the mean of the losses of images,
+        each with its own normalizers, so that it does not depend on the batches.
         """
         outputs, targets = self.outputs(apply, batch), targets_of(batch)
         return self.set_means(outputs, targets, self.match(outputs, targets), self.mask(batch))
@@ -115,7 +116,7 @@ class Task(base.Task):
         places: Int[Array, 'B L N'],
         examples: Float[Array, ' B'],
     ) -> Sums:
-        """`evaluate` for objects that are matched already, of the `examples` that are not 0."""
+        """`evaluate` given a matching, over the rows in which `examples` is 1."""
         found = self._sums(outputs, targets, places)
         found = jax.tree.map(lambda x: (x.T * examples).T, found)
         weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
@@ -136,7 +137,7 @@ class Task(base.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The most probable class of each prediction, that of no object left out.
+        """The most probable class of each prediction other than "no object", and its box.
 
         Returns:
           scores: [B Q], the probability of the class.
@@ -155,7 +156,7 @@ class Task(base.Task):
         }
 
     def match(self, outputs: dict, targets: Targets) -> Int[Array, 'B L N']:
-        """The query of each object by each block, the last one last; -1 for none."""
+        """The query of each object in each block, the last one last; -1 for none."""
         logits, boxes = _all_blocks(outputs)
         return match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
 
@@ -163,13 +164,13 @@ class Task(base.Task):
         self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Float[Array, 'B *L']]:
         """Sums over each image: `class`, `box`, `giou` and `correct` of all L blocks, the last one
-        last; and what they count: `weight`, `objects` and `unmatched`.
+        last; and the counts `weight`, `objects` and `unmatched`.
         """
         logits, boxes = _all_blocks(outputs)
         matched, place = places >= 0, places.clip(0)
         queries, none = logits.shape[-2], logits.shape[-1] - 1
 
-        # [B L N Q]: which object a prediction is for.
+        # [B L N Q], true where query q is matched with object n.
         pairs = places[..., None] == jnp.arange(queries)
         labels = _each_block(targets.labels, logits)
         classes = jnp.where(pairs.any(-2), (pairs * labels[..., None]).sum(-2), none)
@@ -183,7 +184,7 @@ class Task(base.Task):
         giou = box_ops.giou(*map(box_ops.to_corners, (found, wanted)))
         guess = jnp.take_along_axis(logits.argmax(-1), place, axis=-1)
 
-        # What is counted is a function of the batch alone: the optimum leaves none of them over.
+        # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
         objects = targets.real.sum(-1)
         most = jnp.minimum(objects, queries)
         return {
@@ -199,9 +200,9 @@ class Task(base.Task):
     def cost(
         self, logits: Float[Array, 'B L Q C'], boxes: Float[Array, 'B L Q 4'], targets: Targets
     ) -> Float[Array, 'B L N Q']:
-        """What it costs to match an object with a prediction, equation 1 and appendix A.2.
+        """The cost of matching an object with a prediction, equation 1 and appendix A.2.
 
-        Minus the probability of its class, and no logarithm of it, so that it is of the size of
+        The class enters by its probability, not by the logarithm, which keeps it commensurate with
         the other parts.
         """
         labels = _each_block(targets.labels, logits)[..., None, :]
@@ -227,14 +228,14 @@ def _each_block(x: Array, logits: Float[Array, 'B L Q C']) -> Array:
 
 
 def pixel_mask(batch: Batch) -> Bool[Array, 'B H W']:
-    """Where images have pixels and no padding."""
+    """True for the pixels of the images, false for padding."""
     if 'pixel_mask' in batch:
         return batch['pixel_mask']
     return jnp.ones(batch['image'].shape[:3], bool)
 
 
 def targets_of(batch: Batch) -> Targets:
-    """The objects that are to be found: no padding, no crowds.
+    """The objects to find, without padding and crowds.
 
     Raises:
       UserError: if the batch has no padded boxes.

@@ -1,4 +1,4 @@
-"""Reconstruction of the patches that a masked autoencoder has not seen.
+"""Reconstruction of the hidden patches by a masked autoencoder.
 
 He et al., 2022, arXiv:2111.06377, section 3.
 """
@@ -31,9 +31,9 @@ class Task(base.Task):
 
     Attributes:
       target: 'normalized', a patch less its mean and divided by its deviation; or 'pixels'.
-      value_range: what bytes 0..255 become before the model.
-      mean, std: a number, or one for each colour: what the target takes from pixels in [0, 1], and
-        divides them by. Of patches that are normalised only the ratios of `std` are left.
+      value_range: to which bytes 0..255 are mapped before the model.
+      mean, std: normalization of the target's pixels, which are in [0, 1]: a number, or one for
+        each color. For normalized patches only the ratios of `std` matter.
     """
 
     target: str = 'normalized'
@@ -50,7 +50,7 @@ class Task(base.Task):
             raise UserError(f'config.task.std={self.std}: must be positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
-        """The images, and the `noise` [B N] that masks are made of where the batch has it."""
+        """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""
         noise = (batch['noise'],) if 'noise' in batch else ()
         return pixels.to_range(batch['image'], self.value_range), *noise
 
@@ -61,11 +61,11 @@ class Task(base.Task):
         return {'loss': Term((errors * hidden).sum(), hidden.sum())}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """What is made of the images, and the features of the whole images.
+        """Reconstructions from masked images, and features of the whole images.
 
         Returns:
-          reconstruction: [B H W C], black is 0 and white 1. A patch whose target was normalised has
-            the mean and deviation of the true one.
+          reconstruction: [B H W C], black is 0 and white 1. With normalized targets, patches get
+            the mean and deviation of the true ones.
           mask: [B h w], 1 for a patch that was hidden and 0 for one that was seen.
           features: [B D], the mean over the tokens of all patches.
         """
@@ -83,7 +83,7 @@ class Task(base.Task):
         }
 
     def _target(self, outputs: dict, batch: Batch) -> tuple[Patches, tuple[Any, Any]]:
-        """What the patches should be, and the mean and deviation that were taken from them."""
+        """The target patches, and the mean and deviation that were removed from them."""
         low, high = self.value_range
         image = (self.inputs(batch)[0] - low) / (high - low)
         image = (image - jnp.asarray(self.mean)) / jnp.asarray(self.std)
@@ -96,5 +96,5 @@ class Task(base.Task):
 
 
 def _patch_size(patches: Patches, channels: int) -> int:
-    """The side of a patch, of the number of its values."""
+    """The side of a patch in pixels, from the number of its values."""
     return math.isqrt(patches.shape[-1] // channels)

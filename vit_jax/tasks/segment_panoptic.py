@@ -1,4 +1,4 @@
-"""Panoptic segmentation by a detector: the losses of detection, and those of each object's mask.
+"""Panoptic segmentation by a detector: detection losses and mask losses.
 
 Carion et al., 2020, arXiv:2005.12872, section 4.4.
 """
@@ -25,8 +25,8 @@ class Task(detect.Task):
     """Boxes, classes and masks of the things and the stuff of an image.
 
     Attributes:
-      mask_weight, dice_weight: of focal and dice loss in the loss.
-      stuff: the classes of which an image has one segment at most, such as sky.
+      mask_weight, dice_weight: weights of focal and dice loss in the loss.
+      stuff: the classes with at most one segment in an image, such as sky.
 
     The other attributes are those of detection.
     """
@@ -36,10 +36,10 @@ class Task(detect.Task):
     stuff: tuple[int, ...] = ()
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """That of detection, and the focal loss `mask` and `dice` of the objects that are matched,
-        by the last block of the decoder alone, each a mean over objects.
+        """The terms of detection, and the focal loss `mask` and the loss `dice` of matched objects
+        for the last block of the decoder, means over objects.
 
-        Padding does not count. Where there is none both are those of the authors, who count it.
+        Padding does not count. The authors count it; without padding the losses are theirs.
         """
         targets, segments = targets_of(batch), segments_of(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
@@ -52,7 +52,7 @@ class Task(detect.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """What `loss` has for the last block, and `loss` as in detection."""
+        """The terms of `loss` for the last block, and `loss` as in detection."""
         outputs, targets = self.outputs(apply, batch), targets_of(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
         mask = self.mask(batch)
@@ -70,13 +70,13 @@ class Task(detect.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """What `vit_jax.ops.panoptic.merge` makes segments of.
+        """Predictions for `vit_jax.ops.panoptic.merge`, which makes segments of them.
 
         Returns:
-          scores: [B Q], the probability of the class; 0 where no object is more probable.
+          scores: [B Q], the probability of the class; 0 where "no object" is more probable.
           labels: int32 [B Q].
           boxes: [B Q 4] by corners, shares of the sides of the real image.
-          things: bool [B Q], whether the class is one of things.
+          things: bool [B Q], whether the class is a thing, not stuff.
           masks: [B Q h w], logits of the pixels of the padded image.
           frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
         """
@@ -107,7 +107,7 @@ def mask_sums(
       masks: logits of the pixels of each query's object, at any size.
       places: the query of each object, -1 for none.
       segments: see `segments_of`.
-      real: where the image is not padding.
+      real: false for padding.
     """
     found = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
     logits = mask_ops.resize_bilinear(found, segments.shape[1:])
@@ -120,7 +120,7 @@ def mask_sums(
 
 
 def segments_of(batch: dict[str, Any]) -> Int[Array, 'B H W']:
-    """1 + the row of the object that a pixel belongs to, 0 where it belongs to none.
+    """1 + the row of the object that a pixel belongs to, 0 for none.
 
     Raises:
       UserError: if the batch has none.

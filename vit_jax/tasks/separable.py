@@ -1,4 +1,4 @@
-"""A check for tests of a task: whether its loss of a batch is made of the losses of its parts."""
+"""A check for tests: whether a task's loss is a sum over rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check(task: Task, outputs: dict[str, Any], batch: Batch, *, rtol: float = 1e
       rtol: relative tolerance of sums and counts.
 
     Raises:
-      AssertionError: if a term's sum or count over all rows is not that of the first row added to
-        that of the others, as where rows are compared with one another or a mean is taken.
+      AssertionError: if a term's sum or count over all rows is not that of the first row plus that
+        of the others, as when the loss compares rows or takes a mean.
     """
     rows = len(jax.tree.leaves(batch)[0])
     whole = _numbers(task, outputs, batch, slice(0, rows))

@@ -1,4 +1,4 @@
-"""Translation, or any other way from one sequence of tokens to another."""
+"""Translation, or any other mapping of one sequence of tokens to another."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """The target, token by token, given the source and the true tokens before.
+    """Next-token prediction of the target, given the source and the true tokens before.
 
     A batch has `source` and `target`, int32 [B S] and [B T]: tokens with eos at the end, then
-    padding. Rows of padding alone count nowhere.
+    padding. Rows of padding alone do not count.
 
     Attributes:
       label_smoothing: eps of `smoothed_loss`.
       search: how `predict` decodes, 'beam' or 'greedy'.
-      beams, alpha, extra_len: of `vit_jax.ops.search.Search`.
+      beams, alpha, extra_len: see `vit_jax.ops.search.Search`.
     """
 
     label_smoothing: float = 0.1
@@ -51,14 +51,14 @@ class Task(base.Task):
 
     @property
     def decoding(self) -> Search:
-        """The search that `predict` makes."""
+        """The search by which `predict` decodes."""
         return Search(self.search, self.beams, self.alpha, extra_len=self.extra_len)
 
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:
         return batch['source'], shifted_right(batch['target'])
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Means over the target's tokens: the smoothed `loss`, and metrics that are unsmoothed."""
+        """Means over the target's tokens: the smoothed `loss`, and metrics without smoothing."""
         logits, target = outputs['logits'], batch['target']
         real = target != PAD
         losses, count = smoothed_loss(logits, target, self.label_smoothing), real.sum()
@@ -69,10 +69,10 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """Sums and counts: `loss` without smoothing, in nats a token, and shares that are right.
+        """Sums and counts: `loss` without smoothing, in nats a token, and accuracies.
 
-        A sequence is right where all of its tokens are, each given the true ones before: just
-        then, greedy decoding would write the target.
+        A sequence is correct if all of its tokens are, each given the true ones before; exactly
+        then greedy decoding reproduces the target.
         """
         logits, target = self.outputs(apply, batch)['logits'], batch['target']
         sums, count = token_sums(logits, target), (target != PAD).sum()
@@ -85,7 +85,7 @@ class Task(base.Task):
         }
 
     def derive(self, means: dict[str, float]) -> dict[str, float]:
-        """What follows from the means of `evaluate` over all data: the perplexity of a token."""
+        """The perplexity per token, from the means of `evaluate` over all data."""
         with np.errstate(over='ignore'):
             return {'perplexity': float(np.exp(means['loss']))}
 
@@ -96,17 +96,18 @@ class Task(base.Task):
 
 
 def shifted_right(target: Int[Array, 'B T']) -> Int[Array, 'B T']:
-    """What the decoder reads: bos, and the target less its last token."""
+    """The decoder's input: bos, then the target without its last token."""
     return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
 
 
 def smoothed_loss(
     logits: Float[Array, 'B T V'], target: Int[Array, 'B T'], smoothing: float
 ) -> Float[Array, 'B T']:
-    """Cross entropy to 1 - eps on the target and eps / (V - 1) on each other token, in nats.
+    """Cross entropy, in nats, with 1 - eps on the target and eps / (V - 1) on each other token.
 
-    Vaswani et al. 2017, section 5.4, do not say where eps goes. Szegedy et al. 2016, equation 7,
-    give eps / V to every token, the target too: their eps is (V - 1) / V of this one.
+    Vaswani et al. 2017, section 5.4, leave the distribution of eps open. Szegedy et al. 2016,
+    equation 7, give eps / V to every token, the target included; eps here is theirs times
+    (V - 1) / V.
     """
     loss, others = token_loss(logits, target), logits.shape[-1] - 1
     if not smoothing:
@@ -125,7 +126,7 @@ def token_loss(logits: Float[Array, 'B T V'], target: Int[Array, 'B T']) -> Floa
 def token_sums(
     logits: Float[Array, 'B T V'], target: Int[Array, 'B T']
 ) -> dict[str, Float[Array, '']]:
-    """Sums over the target's tokens, padding left out: of -log p, and of those that are right."""
+    """Sums over the target's tokens, padding left out: -log p, and how many are correct."""
     real = target != PAD
     right = logits.argmax(-1) == target
     return {
