@@ -1,1 +1,1 @@
-"""Configs: loading, flags, what is checked before anything runs, durations."""
+"""Configs: loading, flags, validation, durations."""

@@ -1,7 +1,7 @@
-"""What a stored config may name: modules of this package, and those that the user allows.
+"""The modules that a stored config may name: those of this package, and those the user allows.
 
-A dotted name imports a module, which is code. The file of `--config` is code as well, which the
-user chose to run; a run folder may come from anybody.
+A dotted name imports a module, which is code. The file of `--config` is code as well, but the user
+chose to run it; a run folder may come from anybody.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: st
     """Refuse a stored config that names code from outside of this package; nothing is imported.
 
     Args:
-      config: the config, or what of it is there.
+      config: the config, or a part of it.
       allowed: modules and packages whose code it may name all the same.
       where: where the config is stored, for the message.
 
@@ -43,7 +43,7 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 
 
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The key and the name of whatever a config names by the path of a module."""
+    """The keys and values of a config that are dotted paths of modules."""
     return ((key, name) for key, name in _names(_plain(config)) if '.' in name)
 
 

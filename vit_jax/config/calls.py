@@ -25,7 +25,7 @@ def parse_transforms(text: str) -> list[ast.expr]:
 
 
 def transform_names(text: str) -> list[str]:
-    """The functions that transforms name, those of a text within their arguments included.
+    """The functions that transforms name, including those in texts within their arguments.
 
     Raises:
       UserError: if the text is malformed.
@@ -58,7 +58,7 @@ def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a function, by position and by name.
 
     Raises:
-      UserError: for others than plain values.
+      UserError: if they are not plain values.
     """
     if not isinstance(node, ast.Call):
         return [], {}

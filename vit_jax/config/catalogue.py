@@ -1,7 +1,7 @@
-"""What a config may name, with the line that each module or function says of itself.
+"""Everything that a config may name, with the first line of its docstring.
 
-Nothing is registered: names are those of the files and functions that are there, lines are the
-first of their docstrings. Modules that stand above this room are looked up when they are needed.
+Nothing is registered: names are those of the existing files and functions. Modules above this
+package in the import order are looked up when they are needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Named:
     """Something that a config, or the command line, may name.
 
     Attributes:
-      name: as it is written there; an experiment's is its file.
-      line: what it is.
-      arguments: that it takes, as text; empty where there are none.
+      name: as written there; an experiment's is its file.
+      line: its description.
+      arguments: that it takes, as text; empty if there are none.
     """
 
     name: str
@@ -41,44 +41,44 @@ def modules_of(package: str) -> list[Named]:
 
 
 def models() -> list[Named]:
-    """What `config.model.name` may be."""
+    """Valid values of `config.model.name`."""
     return modules_of('vit_jax.models')
 
 
 def tasks() -> list[Named]:
-    """What `config.task.name` may be."""
+    """Valid values of `config.task.name`."""
     return modules_of('vit_jax.tasks')
 
 
 def sources() -> list[Named]:
-    """What `config.data.source` may begin with."""
+    """Valid beginnings of `config.data.source`."""
     return modules_of('vit_jax.data.sources')
 
 
 def evaluators() -> list[Named]:
-    """What `evaluator` of an entry of `config.evals` may be."""
+    """Valid values of `evaluator` in an entry of `config.evals`."""
     return modules_of('vit_jax.evaluators')
 
 
 def writers() -> list[Named]:
-    """What `config.writers` may name."""
+    """Valid names in `config.writers`."""
     return modules_of('vit_jax.writers')
 
 
 def transforms() -> list[Named]:
-    """What `config.data.transforms` may be made of, with their arguments."""
+    """The functions that `config.data.transforms` may name, with their arguments."""
     found = importlib.import_module('vit_jax.data.transforms.registry').plain()
     return [Named(name, first_line(f), _signature(f)) for name, f in sorted(found.items())]
 
 
 def optimizers() -> list[Named]:
-    """What `config.optim.name` may be."""
+    """Valid values of `config.optim.name`."""
     make = importlib.import_module('vit_jax.optim.make')
     return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
 
 
 def schedules() -> list[Named]:
-    """What `config.optim.schedule.name` may be."""
+    """Valid values of `config.optim.schedule.name`."""
     shapes = importlib.import_module('vit_jax.optim.schedules').SHAPES
     return [Named(name, first_line(shape)) for name, shape in shapes.items()]
 
@@ -101,14 +101,14 @@ def first_line(thing: Any) -> str:
 
 
 def _signature(function: Callable) -> str:
-    """`(size, method='bilinear')`: what the text of a config may give, without annotations."""
+    """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
     known = inspect.signature(function).parameters.values()
     given = [p.replace(annotation=p.empty) for p in known if p.kind is not p.KEYWORD_ONLY]
     return str(inspect.Signature(given))
 
 
 def _arguments(path: pathlib.Path) -> str:
-    """What an experiment says it takes; `...` where it checks more by itself."""
+    """The arguments that an experiment lists; `...` if it accepts and checks others as well."""
     found = getattr(load.module_of(str(path), str(path)), 'ARGS', ())
     return ' '.join('...' if arg is ... else arg for arg in found)
 

@@ -1,4 +1,4 @@
-"""A config with what it leaves out: defaults of constructors, and sizes that the data decide."""
+"""Values that a config leaves out: constructors' defaults, and sizes that depend on the data."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def at(config: ConfigDict, section: str) -> Group:
 
 
 def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
-    """A section as keywords of its constructor, with the defaults of those that it leaves out."""
+    """A section as keywords of its constructor, completed with the constructor's defaults."""
     given, known = at(config, section), schema.parameters(config, section)
     return {p.name: _plain(given.get(key, p.default)) for key, p in known.items()}
 
 
 def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
-    """The places in which two configs say different things, such as 'seed' and 'optim.schedule'.
+    """The places in which two configs differ, such as 'seed' and 'optim.schedule'.
 
-    A key that is left out says what its default says. Of `before`, which may be anybody's, no model
-    and no task is imported that `now` does not name as well.
+    A missing key equals its default. `before` may come from anybody: its model and task are
+    imported only if `now` names the same.
     """
     sections = keyword_only(schema.Config)
     names = [place for name in sections for place in (name, *schema.within(name))]
@@ -69,7 +69,7 @@ def _complete(config: ConfigDict, name: str) -> Any:
 
 
 def complete(config: ConfigDict, info: Any) -> ConfigDict:
-    """A copy of a config in which the model has the sizes that the data decide.
+    """A copy of a config in which the model has the sizes that depend on the data.
 
     Args:
       config: left as it is.

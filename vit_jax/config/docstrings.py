@@ -1,4 +1,4 @@
-"""What docstrings say of parameters, in the sections `Args` and `Attributes`."""
+"""Descriptions of parameters in docstrings, from the sections `Args` and `Attributes`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
 
 def of_parameters(constructor: Callable) -> dict[str, str]:
-    """What a function or class says of each of its parameters, in one paragraph.
+    """The description of each parameter of a function or class, as one paragraph.
 
-    A class that leaves out what its base says of the same name inherits it.
+    A class inherits the descriptions of its bases.
 
     Args:
       constructor: its docstring describes them as `name: text` or `one, two: text`.

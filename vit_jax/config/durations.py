@@ -33,15 +33,15 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Every:
-    """`config.every`: how often something is done; empty for never.
+    """`config.every`: intervals of logging, evaluation and checkpoints; empty for never.
 
     Attributes:
       log: training metrics.
-      eval: the entries of `config.evals` that do not say it themselves.
+      eval: the entries of `config.evals` without an interval of their own.
       checkpoint: the state.
-      examples: with the results of the first evaluation, writers also get a picture or a table of
-        a few of its examples and of what the model makes of them, and where it looks in the first;
-        and with its last results.
+      examples: pictures or tables for the writers, with results of the first evaluation of
+        `config.evals`: a few examples with their predictions, and the attention in the first of
+        them; also with its last results.
     """
 
     log: Duration = '1%'

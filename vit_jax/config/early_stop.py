@@ -1,4 +1,4 @@
-"""The section that says when a run has stopped getting better; a config may leave it out."""
+"""The section for stopping a run that no longer improves; a config may leave it out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EarlyStop:
-    """`config.early_stop`: the run ends before its total where its evaluations get no better.
+    """`config.early_stop`: the run ends before its total if its evaluations no longer improve.
 
     Attributes:
-      metric: a number of an evaluation, as `test/accuracy`, or `min:test/loss` where lower is
-        better; empty for no early stop.
-      patience: how many evaluations in a row may be no better than the best; the last of them ends
-        the run.
-      min_delta: by how much a result has to be better to count, in the units of the metric.
+      metric: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is better;
+        empty for no early stop.
+      patience: number of evaluations in a row that are no better than the best; the last of them
+        ends the run.
+      min_delta: least improvement that counts, in the units of the metric.
     """
 
     metric: str = ''

@@ -13,7 +13,7 @@ from vit_jax.signatures import Parameters
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`--config.a=1` and `--config.a 1` as overrides `a=1`; and all the other words."""
+    """`--config.a=1` and `--config.a 1` as overrides `a=1`, and all other words."""
     overrides, rest, words = [], [], list(argv)
     while words:
         word = words.pop(0)
@@ -29,7 +29,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def apply(config: ConfigDict, override: str) -> None:
     """Sets one value of a config, given as `a.b=v`, of the type that its constructor wants.
 
-    The file may have left it out, and the group that it is in.
+    The config file may have left out the key and its group.
 
     Raises:
       UserError: no such key, no value, or one of another type.
@@ -51,7 +51,7 @@ def apply(config: ConfigDict, override: str) -> None:
 
 
 def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str) -> ConfigDict:
-    """The group at `path` of a config, whose parent is `node`; made if it may be there."""
+    """The group at `path` of a config, with parent `node`; created if its constructor knows it."""
     *parents, key = path
     where, known = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
@@ -83,6 +83,6 @@ def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserErr
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:
-    """What may stand there is known better than by the type of what stands there now."""
+    """Sets a checked value, whatever the type of the present one."""
     with config.unlocked(), config.ignore_type():
         node[key] = value

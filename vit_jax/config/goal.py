@@ -1,4 +1,4 @@
-"""What a run is judged by: a number of its evaluations, and which way it is better."""
+"""The goal of a run: a number of its evaluations, and whether higher or lower is better."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DIRECTIONS = ('max', 'min')
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """One number of one evaluation, the higher the better or the lower.
+    """One number of one evaluation, to be maximized or minimized.
 
     Attributes:
-      metric: as `test/accuracy`: an entry of `config.evals`, and a number that it gives.
+      metric: an entry of `config.evals` and one of its numbers, as `test/accuracy`.
       lower: whether lower is better.
     """
 
@@ -33,14 +33,14 @@ class Goal:
 
 
 def parse(text: str, where: str) -> Goal:
-    """`'test/accuracy'`: higher is better, as of `'max:test/accuracy'`; `'min:test/loss'`: lower.
+    """Parse `'test/accuracy'` or `'max:test/accuracy'` (higher is better) or `'min:test/loss'`.
 
     Args:
       text: of a config.
-      where: it stands, for the message.
+      where: its place, for the message.
 
     Raises:
-      UserError: for another word in front, or a name that is not of an evaluation and its number.
+      UserError: for another direction, or a name that is not ENTRY/NUMBER.
     """
     direction, colon, metric = text.rpartition(':')
     if colon and direction not in DIRECTIONS:

@@ -1,10 +1,10 @@
-"""From a config file and flags to a checked config.
+"""Loading of a config file with flags into a checked config.
 
 A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; every
-sub-dict holds the keywords of the constructor that it is passed to. The file may list in
-`ARGS` what `arg` can be; with `...` among them they are examples, and the file checks. Loading one
-executes it. The resolved config is stored in the run folder as JSON, which is
-what every later command reads, and which is never executed.
+sub-dict holds the keywords of the constructor that it is passed to. The file may list the valid
+values of `arg` in `ARGS`; if `...` is among them, they are examples and the file checks `arg`
+itself. Loading the file executes it. The resolved config is stored in the run folder as JSON;
+every later command reads that, and it is never executed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vit_jax.config import flags
 from vit_jax.config.validate import validate
 from vit_jax.errors import UserError, nearest
 
-# Keys that have got another name. Configs with the old one still load.
+# Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
 
 
@@ -49,7 +49,8 @@ def override(
     Args:
       config: stays as it is.
       overrides: in order.
-      check: gets the config before anything that it names is imported, and after each override.
+      check: called with the config before anything that it names is imported, and after each
+        override.
 
     Raises:
       UserError: as `load`, or as `check`.
@@ -77,12 +78,12 @@ def _rename(config: ConfigDict) -> None:
 
 
 def run_file(spec: str, function: str, flag: str) -> Any:
-    """Executes the file of `FILE[:arg]` and returns what its `function(arg)` does.
+    """Executes the file of `FILE[:arg]` and returns the result of its `function(arg)`.
 
     Args:
       spec: the file and its argument.
       function: its name.
-      flag: where `spec` was given, for the message.
+      flag: that gave `spec`, for the message.
 
     Raises:
       UserError: no such file, or one that is no Python; no such function in it, or an argument that
@@ -104,7 +105,7 @@ def module_of(name: str, where: str) -> types.ModuleType:
 
     Args:
       name: of the file.
-      where: it was named, for the message.
+      where: the flag or place that names it, for the message.
 
     Raises:
       UserError: no such file, or one that is no Python.
@@ -162,18 +163,18 @@ def from_json(text: str) -> ConfigDict:
 
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:
-    """As `from_json`, of what is parsed already."""
+    """A config from JSON that is already parsed; see `from_json`."""
     config = ConfigDict(_tuples(stored))
     _rename(config)
     return config
 
 
 def require_run(stored: Any, where: str) -> None:
-    """Raise UserError unless it has the groups and names that a run's config has.
+    """Raise UserError unless `stored` has the groups and names of a run's config.
 
     Args:
-      stored: as parsed from JSON; what it names is not imported.
-      where: it was read.
+      stored: parsed JSON; nothing that it names is imported.
+      where: its place, for the message.
     """
     stored = stored if isinstance(stored, dict) else {}
     evals = stored.get('evals')

@@ -42,8 +42,8 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
     """The evaluator of an entry of `config.evals`; None where the task evaluates it.
 
     Raises:
-      UserError: no such evaluator, a key that is not known or has a value that cannot be, or
-        no `fit` split for an evaluator that learns.
+      UserError: for an unknown evaluator, an unknown key or invalid value, or no `fit` split for
+        an evaluator that learns.
     """
     schema.check_group(section, where)
     schema.check(section, schema.entry_parameters(section), where)

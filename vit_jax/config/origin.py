@@ -1,4 +1,4 @@
-"""The two sections that name what a new run starts from; a config may leave both out."""
+"""The sections `init` and `branch`, which name the origin of a new run; both may be left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POSEMBS = ('bilinear', 'bicubic')
 
 
 def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """The family that is named in front of a checkpoint's path, empty if none is, and the path.
+    """The family in front of a checkpoint's path (empty if there is none), and the path.
 
     `gs://...` is a URL, `FILE.npz:PART` a part of a file, and `./a:b` a file of that name.
     """
@@ -28,13 +28,13 @@ class Init:
     """`config.init`: the parameters come from a checkpoint.
 
     Attributes:
-      from_: a checkpoint of another code base or a run folder; empty for none; None where one has
-        to be named.
-      posemb: how its position embedding is resized.
-      select: the parts that are taken of it, see `vit_jax.interop.select`; empty for all.
-      classes: a file with the class of the checkpoint that each class of the run is, a number a
-        line, from 0: so much of its head is taken. Empty for a head that is kept, if it has as
-        many classes, or starts anew.
+      from_: a checkpoint of another code base or a run folder; empty for none; None if the user
+        has to name one.
+      posemb: interpolation for resizing its position embedding.
+      select: the parts to take from it, see `vit_jax.interop.select`; empty for all.
+      classes: a file with the checkpoint's class for each class of the run, one number a line, from
+        0; these rows of its head are taken. If empty, the head is kept if it has as many classes,
+        else starts anew.
     """
 
     from_: str | None = ''
@@ -54,7 +54,7 @@ class Init:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:
-    """`config.branch`: the whole state of another run is continued.
+    """`config.branch`: continue from the whole state of another run.
 
     Attributes:
       from_: a run folder; empty for none.

@@ -38,10 +38,10 @@ class Key:
 
     Attributes:
       name: in its section.
-      type: what its values may be, in words.
-      default: as Python writes it; empty where it has to be given.
-      text: what its constructor says of it.
-      value: that of a config, as Python writes it; empty without a config.
+      type: of its values, in words.
+      default: as Python writes it; empty if it has to be given.
+      text: its description in the constructor's docstring.
+      value: in a config, as Python writes it; empty without a config.
     """
 
     name: str
@@ -60,7 +60,7 @@ def of_config(config: ConfigDict) -> dict[str, list[Key]]:
     """The keys that each section of a config has or may have, {place: keys}.
 
     Args:
-      config: checked. A place is one as 'config.optim.schedule'.
+      config: checked. A place is for example 'config.optim.schedule'.
     """
     found: dict[str, list[Key]] = {}
     for section in _sections(config):

@@ -1,12 +1,12 @@
 """The keys of a config are the keywords of the constructors that read its sections.
 
-So there is no second list of them: names, defaults and types stand in signatures, and a key
+There is no second list of them: names, defaults and types stand in signatures, and a key
 without a default has to be given. Constructors are looked up by their dotted names when they are
-needed, since most of them live in rooms that stand above this one.
+needed, since most of their packages come after this one in the import order.
 
 Models, tasks and evaluators take all their parameters from a section. The other constructors take
-those after the `*` of their signature; what stands before it comes from the trainer. A parameter
-whose name would be a word of Python ends in an underscore: `from_` is the key `from`.
+those after the `*` of their signature; the trainer passes the parameters before it. A parameter
+whose name would be a Python keyword ends in an underscore: `from_` is the key `from`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class Config:
     """The keys of a config. Groups are its sections.
 
     Attributes:
-      seed: of everything random.
+      seed: of all randomness.
       total: length of the run.
       batch_size: examples of a global batch; tokens if the data are sequences in buckets.
-      model: what is trained, and its sizes.
-      task: what it is trained for, and its loss.
-      data: to train on.
+      model: the model and its sizes.
+      task: the task, which has the loss.
+      data: the training data.
       evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator.
-      optim: the optimizer, what it does to which parameters, and its schedule.
-      step: what one update is made of.
-      every: how often something is done.
-      checkpoint: which checkpoints stay.
-      parallel: how arrays lie on the devices.
-      init: what the parameters start from, instead of random numbers.
+      optim: the optimizer, its parameter groups and its schedule.
+      step: accumulation, averaging and skipping in an update.
+      every: intervals of logging, evaluation and checkpoints.
+      checkpoint: which checkpoints are kept.
+      parallel: the layout of arrays on the devices.
+      init: the checkpoint that the parameters start from, instead of random numbers.
       branch: the run whose state is continued.
       early_stop: when the run ends before its total.
-      writers: who gets the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
+      writers: receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
         dotted modules of your own, see `vit_jax.writers`.
     """
 
@@ -77,7 +77,7 @@ class Config:
 
 @dataclasses.dataclass(kw_only=True)
 class Named:
-    """What `config.model` and `config.task` have beside the keywords of what they name.
+    """The key of `config.model` and `config.task` beside their constructor's keywords.
 
     Attributes:
       name: a module of the package, or a dotted one of your own.
@@ -88,7 +88,7 @@ class Named:
 
 @dataclasses.dataclass(kw_only=True)
 class Entry:
-    """What an entry of `config.evals` has beside its data.
+    """The keys of an entry of `config.evals` beside those of its data.
 
     Attributes:
       evaluator: its name; without one the task evaluates.
@@ -103,7 +103,7 @@ class Entry:
     batch_size: int | None = None
 
 
-# What reads the sections of the trainer itself; the first is the config.
+# The constructors of the trainer's own sections; the first is the config.
 SECTIONS = {
     '': 'vit_jax.config.schema.Config',
     'data': 'vit_jax.data.dataset.Section',
@@ -121,7 +121,7 @@ SECTIONS = {
 }
 
 
-# Sizes of a model that a config may leave open by None: the data have them by the same names.
+# Sizes of a model that a config may leave None; the data have them under the same names.
 LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 
 
@@ -131,7 +131,7 @@ def within(section: str) -> list[str]:
 
 
 def constructor(section: str) -> Callable:
-    """What reads one of the trainer's own sections, as 'optim.schedule'."""
+    """The constructor of one of the trainer's own sections, as 'optim.schedule'."""
     module, _, name = SECTIONS[section].rpartition('.')
     return getattr(importlib.import_module(module), name)
 
@@ -191,11 +191,11 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
     """The keys that a section may have, with their defaults and types.
 
     Args:
-      config: tells which model, task, optimizer and evaluators they are.
+      config: names the model, task, optimizer and evaluators.
       section: its place, as 'optim.schedule' or 'evals.test'; empty for the config itself.
 
     Raises:
-      UserError: for the name of a model, task, optimizer or evaluator that there is not.
+      UserError: for an unknown model, task, optimizer or evaluator.
     """
     if section in ('model', 'task'):
         cls = model_class(config) if section == 'model' else task_class(config)
@@ -212,7 +212,7 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
 
 
 def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
-    """The constructors whose docstrings say what the keys of a section are; see `parameters`."""
+    """The constructors whose docstrings describe the keys of a section; see `parameters`."""
     if section in ('model', 'task'):
         return (Named, model_class(config) if section == 'model' else task_class(config))
     if section.startswith('evals.'):
@@ -256,13 +256,13 @@ def _name(config: ConfigDict, section: str) -> str:
 
 
 def check_group(section: Any, where: str) -> None:
-    """Raises UserError if a section is a value."""
+    """Raises UserError if a section is not a group of keys."""
     if not isinstance(section, (ConfigDict, dict)):
         raise UserError(f'{where}={section!r}: expected a group of keys')
 
 
 def check(section: Group, known: Parameters, where: str) -> None:
-    """Raises UserError unless a section has the keys that it must have and no unknown ones.
+    """Raises UserError if a section lacks a required key, or has an unknown or ill-typed one.
 
     Args:
       section: a group of keys of a config.

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a config before anything is built or written."""
+"""Validation of a config before anything is built or written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
 
-# The least that a model's size may be, whatever the model; a stack may have no blocks.
+# Lower bounds of model sizes, for every model; a stack may have no blocks.
 _LEAST = {
     'patch_size': 1,
     'width': 1,
@@ -25,16 +25,16 @@ _LEAST = {
     'representation_size': 1,
     'depth': 0,
 }
-# The least of what says how data are read, wherever they are.
+# Lower bounds for reading data, from any source.
 _LEAST_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
 _SEEDS = 2**63  # JAX takes a signed number of 64 bits
 
 
 def validate(config: ConfigDict) -> None:
-    """Rejects what can be seen to be wrong before anything is built or written.
+    """Checks a config before anything is built or written.
 
     Raises:
-      UserError: a key that is missing, that nothing reads or that has a value of another type; a
+      UserError: for a key that is missing, unknown or has a value of the wrong type or range; a
         number that is not finite; a length that is no duration.
     """
     schema.check(config, schema.parameters(config, ''), 'config')
@@ -71,7 +71,7 @@ def _check_least(section: ConfigDict, least: dict[str, int], where: str) -> None
 
 
 def _places(config: ConfigDict) -> Iterator[str]:
-    """The sections that a config has, those within others too."""
+    """The sections of a config, including nested ones."""
     for section in keyword_only(schema.Config):
         if section not in config or not isinstance(config[section], ConfigDict):
             continue
@@ -82,7 +82,7 @@ def _places(config: ConfigDict) -> Iterator[str]:
 
 
 def _check_ranges(config: ConfigDict) -> None:
-    """Lets the constructors refuse what they would refuse later; nothing is computed."""
+    """Calls the constructors that check ranges, so that they refuse now; nothing is computed."""
     Every(**defaults.arguments(config, 'every'))
     init, branch = (
         cls(**defaults.arguments(config, place))

@@ -1,4 +1,4 @@
-"""Values of a config: what a parameter may be given, and how it is written on the command line."""
+"""Values of a config: the types that a parameter accepts, and parsing from the command line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMES = {dict: 'a group of keys', NONE: 'None'}
 
 
 def kinds(parameter: inspect.Parameter) -> tuple[type, ...]:
-    """The types that a parameter may be given: bool, int, float, str, tuple, dict, NoneType.
+    """The types that a parameter accepts: bool, int, float, str, tuple, dict, NoneType.
 
-    They come from the annotation, or from the default where the annotation says nothing that a
-    config could hold, as `Any` and types of arrays. Empty if the default says nothing either.
+    They come from the annotation, or from the default if the annotation is nothing that a config
+    could hold, such as `Any` and types of arrays. Empty if the default decides nothing either.
     """
     annotation, default = parameter.annotation, parameter.default
     if is_duration(annotation):
@@ -40,7 +40,7 @@ def kinds(parameter: inspect.Parameter) -> tuple[type, ...]:
 
 
 def _plain(annotation: Any) -> type | None:
-    """The type of a config's value that an annotation stands for."""
+    """The plain type of a config's value for an annotation."""
     kind = typing.get_origin(annotation) or annotation
     if kind in (bool, int, float, str, NONE):
         return kind
@@ -51,7 +51,7 @@ def _plain(annotation: Any) -> type | None:
 
 
 def check(parameter: inspect.Parameter, value: Any, where: str) -> None:
-    """Raises UserError if a value of a config cannot be that of a parameter."""
+    """Raises UserError if a parameter does not accept a value of a config."""
     allowed = kinds(parameter)
     if allowed and not any(_is(value, kind) for kind in allowed):
         raise UserError(f'{where}={value!r}: expected {names(allowed)}')
@@ -62,7 +62,7 @@ def check(parameter: inspect.Parameter, value: Any, where: str) -> None:
 
 
 def names(allowed: tuple[type, ...]) -> str:
-    """Words for types, as 'float or None'."""
+    """Types in words, as 'float or None'."""
     return ' or '.join(_NAMES.get(kind, kind.__name__) for kind in allowed)
 
 
@@ -72,7 +72,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def parse(text: str, allowed: tuple[type, ...]) -> Any:
-    """`text` as a value of the first of the types that it can be; raises ValueError if of none."""
+    """`text` as a value of the first type that fits; raises ValueError if none does."""
     if not allowed:
         return _literal_or_text(text)
     if text == 'None' and NONE in allowed:
