@@ -1,1 +1,1 @@
-"""Devices, processes, signals, memory: what a program needs of its machine."""
+"""Devices, processes, signals, memory and the standard streams."""

@@ -42,14 +42,14 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments of a renderable, those of texts that did not come through `render_str` too."""
+        """Segments of a renderable, including texts that did not pass through `render_str`."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else visible(segment.text)
             yield segment if text == segment.text else segment._replace(text=text)
 
 
 class Progress(rich.progress.Progress):
-    """A bar above which other words appear `visible`, too, before rich takes them for styles."""
+    """A progress bar; text printed above it is made `visible` before rich parses it for styles."""
 
     def start(self) -> None:
         super().start()
@@ -59,7 +59,7 @@ class Progress(rich.progress.Progress):
 
 
 class Table(rich.table.Table):
-    """A table without lines, each of whose rows is one line however it is called."""
+    """A table without rules; every row is one line, even if a name in it contains newlines."""
 
     def __init__(self, *headings: str, **options: Any):
         super().__init__(*headings, box=None, pad_edge=False, **options)

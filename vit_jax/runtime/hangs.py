@@ -1,4 +1,4 @@
-"""What tells of a thread that hangs: an exception, and where every thread is."""
+"""Diagnosis of hanging threads: an exception, and the stacks of all threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import traceback
 
 
 class Stalled(Exception):
-    """The data loader has yielded nothing for too long; the message has all stacks.
+    """The data loader has yielded nothing for too long; the message contains all stacks.
 
-    The thread that hangs cannot be ended: leave the process by `os._exit`.
+    The hanging thread cannot be ended: leave the process by `os._exit`.
     """
 
 
 def stacks() -> str:
-    """What every thread of this process is doing."""
+    """The stack traces of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return '\n'.join(
         f'-- {names.get(ident, ident)}\n{"".join(traceback.format_stack(frame))}'

@@ -19,8 +19,8 @@ _seen: list[int] = []
 def watch() -> None:
     """Remembers that Ctrl-C was pressed, beside raising KeyboardInterrupt as Python does.
 
-    Whoever is interrupted in the middle may make another exception of it, as imports of compiled
-    modules do. Where SIGINT is ignored, as under nohup, it stays ignored.
+    Interrupted code may turn KeyboardInterrupt into another exception, as imports of compiled
+    modules do. If SIGINT is ignored, as under nohup, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _receive)
@@ -45,7 +45,7 @@ def _loads_compiled_module(frame: FrameType | None) -> bool:
 
 
 def _raise_later(unraisable: Any) -> None:
-    """Interrupts again where Python drops it: in a destructor or a callback of the collector."""
+    """Interrupts again if Python dropped it, in a destructor or a garbage collector callback."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _interrupt_soon()
     else:
@@ -58,12 +58,12 @@ def _interrupt_soon() -> None:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether Ctrl-C is what ended the command."""
+    """Whether Ctrl-C ended the command."""
     return isinstance(error, KeyboardInterrupt) or bool(_seen)
 
 
-def tell(error: BaseException) -> int:
-    """Says in one line that the command was interrupted, and returns the exit code."""
+def report(error: BaseException) -> int:
+    """Prints one line that the command was interrupted, and returns the exit code."""
     more = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
     print(f'interrupted{more}', file=sys.stderr)
     return EXIT_INTERRUPTED

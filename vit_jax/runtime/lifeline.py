@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, in whatever way that one ends."""
+"""Child processes that end with their parent, however the parent ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 def end_with_parent(clean_up: Callable[[], None]) -> None:
-    """End this process when its standard input does, a pipe of which its parent has the other end.
+    """End this process when its standard input closes: a pipe whose other end the parent holds.
 
-    Not even SIGKILL leaves a pipe open, and a parent that is gone before this is called has closed
-    it as well. Whoever starts the process writes nothing into the pipe.
+    The pipe closes even if the parent was killed by SIGKILL, or ended before this call. The parent
+    must write nothing into it.
 
     Args:
       clean_up: called before the end, in a thread.

@@ -1,4 +1,4 @@
-"""Memory that a process keeps: XLA's CPU runtime asks for its buffers anew at every step."""
+"""A malloc that keeps freed memory: XLA's CPU runtime allocates its buffers anew at every step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 
 VARIABLE = 'GLIBC_TUNABLES'
-# Huge pages, in one arena that grows by brk alone and never gives back what is freed.
+# Huge pages, in one arena that grows by brk alone and never returns freed memory.
 TUNABLES = ':'.join(
     f'glibc.malloc.{name}={value}'
     for name, value in {
@@ -19,13 +19,13 @@ TUNABLES = ':'.join(
 
 
 def keep_freed_memory() -> None:
-    """Starts the command again, once, with a malloc that keeps what the program frees.
+    """Restarts the command once, with a malloc that keeps freed memory.
 
     Otherwise a training step on a CPU returns gigabytes to the system and faults them in again
-    page by page, which is 7 to 20 % of its time. glibc reads its tunables before `main`, so that a
-    running process cannot set all of them; exec keeps the process id. An environment with tunables
-    of its own is left alone (`GLIBC_TUNABLES= python -m vit_jax ...` has none), and other systems
-    have none to set.
+    page by page, which is 7 to 20 % of its time. glibc reads its tunables before `main`, so a
+    running process cannot set all of them; exec keeps the process id. Nothing is done if the
+    environment already has tunables (even empty ones, as in `GLIBC_TUNABLES= python -m vit_jax
+    ...`), or on other systems than Linux.
     """
     if sys.platform == 'linux' and sys.executable and VARIABLE not in os.environ:
         os.environ[VARIABLE] = TUNABLES

@@ -1,4 +1,4 @@
-"""Standard output and error: names that hold control characters, and readers that are gone."""
+"""Standard output and error: control characters in names, and readers that have gone away."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Unread(Lost):
 
 @contextlib.contextmanager
 def escaped() -> Iterator[None]:
-    """Make everything written to standard output and error meanwhile `visible`.
+    """Make everything that is written to standard output and error inside `visible`.
 
-    Writing to standard output raises `Lost` where it fails; what standard error loses is lost.
+    A failed write to standard output raises `Lost`; one to standard error is ignored.
     """
     before = sys.stdout, sys.stderr
     sys.stdout = Escaped(Checked(sys.stdout))
@@ -39,10 +39,10 @@ def escaped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Let what runs inside go on where its words are lost.
+    """Let the code inside continue when its output can no longer be written.
 
-    The reader of a pipe ends (`| head`), a terminal is closed, the disk of a redirected output is
-    full: from then on the words go nowhere. A run keeps its numbers in its folder, and the other
+    If the reader of a pipe ends (`| head`), a terminal is closed, or the disk of a redirected
+    output is full, further output is dropped. A run keeps its numbers in its folder, and the other
     processes of its job wait for it.
     """
     before = sys.stdout, sys.stderr
@@ -56,11 +56,11 @@ def unheard() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Make the standard streams of this process usable, whatever they were started with.
+    """Make the standard streams of this process usable, however it was started.
 
-    Those that were closed (`>&-`) lead nowhere: otherwise the next file that is opened takes their
-    number, and gets what libraries write there. Characters that the locale lacks are escaped, and
-    so are the control characters of a traceback.
+    Closed ones (`>&-`) lead to the null device: otherwise the next opened file would take their
+    number, and receive what libraries write there. Characters that the locale lacks are escaped,
+    and so are the control characters of a traceback.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:
@@ -83,7 +83,7 @@ class _Stream:
     """A stream that writes through another one.
 
     Attributes:
-      exact: the same without escaping, for writers that escape names themselves.
+      exact: the same stream without escaping, for writers that escape names themselves.
     """
 
     def __init__(self, stream: Any):
@@ -110,7 +110,7 @@ class _Stream:
         yield
 
     def _lead_nowhere(self) -> None:
-        """Lose what is still buffered, and what C++ writes."""
+        """Drop what is still buffered, and what C++ writes."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -139,7 +139,7 @@ class Unheard(_Stream):
 
 
 class Checked(_Stream):
-    """A stream whose errors are a user's."""
+    """A stream whose errors become `UserError`."""
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

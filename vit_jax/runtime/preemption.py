@@ -1,4 +1,4 @@
-"""An orderly stop when the process is told to go."""
+"""An orderly stop on a signal."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from jax.experimental import multihost_utils
 _ORDERLY = b'\nstopping after this step, with the state saved; Ctrl-C once more stops at once\n'
 _AT_ONCE = 'the same command, started again, continues from the last checkpoint'
 _calls = itertools.count(1)
-_FINAL = (signal.SIGTERM, signal.SIGHUP)  # what says so may say it again while the state is saved
+_FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is saved
 
 
 class Preemption:
     """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
-    A context manager for the main thread. More SIGTERMs and SIGHUPs change nothing, also after
-    its end, so that the save and the exit that they would interrupt are finished; a second
-    SIGINT (Ctrl-C) stops at once. A SIGHUP that is ignored, as under nohup, stays ignored.
+    A context manager for the main thread. Further SIGTERMs and SIGHUPs are ignored, also after
+    its end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once. A
+    SIGHUP that is ignored, as under nohup, stays ignored.
 
     With several processes, a signal to any one of them makes all of them agree on
     one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
 
-    One inside of another, as that of a run inside of a worker's, passes on what it was told.
+    An inner one, such as that of a run inside of a worker's, passes a request on to the outer one.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class Preemption:
             self._outer._flag, self._outer._agreed = self._flag, self._agreed
 
     def request(self) -> None:
-        """Do as if a signal had come; one process may call it for all."""
+        """Act as if a signal had arrived; one process may call it for all."""
         self._flag = True
         if _distributed():
             os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self) -> bool:
-        """Whether to save now and exit; all processes call it, one as often as the other."""
+        """Whether to save now and exit; all processes must call it equally often."""
         if not _distributed():
             return self._flag
         # Steps start anew with the next run of a worker, but what is agreed on is a later call.

@@ -1,4 +1,4 @@
-"""Several processes as one job: how they meet, and how the failure of one ends all."""
+"""Several processes as one job: joining, exchanging facts, and failing together."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import lost
 from vit_jax.runtime.hangs import Stalled
 
-EXIT_SECONDS = 60.0  # that the rest of an exit may take
-MEET_SECONDS = 120.0  # by how much processes may differ in the time that they take to fail
-_LINE = 1000  # bytes that a process may take to say how it differs from process 0
-_SHOWN = 3  # so many differences
+EXIT_SECONDS = 60.0  # limit for the rest of an exit
+MEET_SECONDS = 120.0  # limit for the difference between the times at which processes fail
+_LINE = 1000  # bytes for a process to describe how it differs from process 0
+_SHOWN = 3  # differences that a message names
 
 
 def initialize(
@@ -59,7 +59,7 @@ def initialize(
 
 
 def join_cluster(heartbeat_seconds: int | None = None) -> None:
-    """Joins the other processes of the job if the environment tells of any, else does nothing.
+    """Joins the other processes of the job if the environment names any, else does nothing.
 
     Args:
       heartbeat_seconds: as for `initialize`.
@@ -75,10 +75,10 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
 
 
 def launched(environ: Mapping[str, str]) -> int | None:
-    """How many processes the launcher of this one started, as its variables tell.
+    """The number of processes that the launcher started, from its environment variables.
 
-    One process is no cluster, and neither is an allocation of Slurm's without srun. None means
-    that a TPU VM's metadata tell, which JAX asks.
+    One process is no cluster, and neither is a Slurm allocation without srun. None means that
+    only the metadata of the TPU VM, which JAX queries, have the number.
     """
     if 'OMPI_MCA_orte_hnp_uri' in environ:
         return int(environ['OMPI_COMM_WORLD_SIZE'])
@@ -97,7 +97,7 @@ def on_tpu_vm() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """The value of process 0, of what JSON can hold, on every process; the others' is unused."""
+    """The value of process 0, which JSON can hold, on every process; the others' is unused."""
     if jax.process_count() == 1:
         return value
     text = json.dumps(value).encode() if jax.process_index() == 0 else b''
@@ -107,9 +107,9 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all processes, of what JSON can hold, in order; without those that are empty.
+    """The non-empty values of all processes, which JSON can hold, in order of processes.
 
-    Nothing but their sizes is sent where all are empty.
+    If all are empty, only their sizes are sent.
     """
     if jax.process_count() == 1:
         return [value] if value else []
@@ -148,10 +148,10 @@ def require_alike(facts: Mapping[str, Any]) -> None:
     """Check that every process of the job has the same facts as process 0.
 
     Args:
-      facts: of what JSON can hold, by names that the message can show, as `config.optim.lr`.
+      facts: values that JSON can hold, by names for the message, such as `config.optim.lr`.
 
     Raises:
-      UserError: on every process; names the facts in which the first that differs does so.
+      UserError: on every process; names the facts in which the first deviating process differs.
     """
     if jax.process_count() == 1:
         return
@@ -166,7 +166,7 @@ def require_alike(facts: Mapping[str, Any]) -> None:
 
 
 def difference(first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """How our facts differ from those of process 0, as `a=1, process 0 2`; empty if they do not."""
+    """The differences of our facts from those of process 0, as `a=1, process 0 2`, or ''."""
     names = [*first, *(name for name in ours if name not in first)]
     lines = [
         f'{name}={here}, process 0 {there}'
@@ -182,7 +182,7 @@ def _shown(facts: Mapping[str, Any], name: str) -> str:
 
 
 def meet(name: str, seconds: float) -> None:
-    """Waits until every process is here, without a collective: others may be in one of theirs.
+    """Waits for every process without a collective, as others may be inside of another one.
 
     Args:
       name: of the meeting, the same on every process.
@@ -201,13 +201,13 @@ def shared_fate() -> Iterator[None]:
 
     An ordinary exit waits for all processes of the job, but those that wait for this one
     in a collective never get there. They notice its end by the connection or the heartbeat.
-    One whose data loader hangs ends so too: the thread that hangs cannot be joined.
-    An exit in order waits for the others for a bounded time, and then ends with all stacks.
+    A process whose data loader hangs ends the same way: the hanging thread cannot be joined.
+    An orderly exit waits for the others for a bounded time, then prints all stacks and ends.
     """
     try:
         yield
         if jax.process_count() > 1:
-            # What waits for the others at the exit is C++, which may wait for ever.
+            # At the exit, C++ waits for the others, possibly for ever.
             faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
         lost.end(f'error: {error}', EXIT_FAILED)
@@ -222,12 +222,12 @@ _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|
 
 
 def lost_another(error: Exception) -> bool:
-    """Whether the error is about another process of the job, which is gone."""
+    """Whether the error reports the loss of another process of the job."""
     return bool(_PEER_LOST.search(str(error)))
 
 
 def _last_words(error: Exception) -> tuple[str, int]:
-    """The line that says what failed, and the exit code; prints the traceback of a defect."""
+    """The line that reports the failure, and the exit code; prints the traceback of a defect."""
     who = _who()
     if isinstance(error, UserError):
         return f'error: {who}: {error}', getattr(error, 'exit_code', 2)

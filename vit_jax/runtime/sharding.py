@@ -1,8 +1,8 @@
-"""Devices: the mesh, where arrays lie, and compilation by `jit` or `pmap`.
+"""Devices: the mesh, the placement of arrays, and compilation by `jit` or `pmap`.
 
 The only file that names devices. A layout takes the pure steps of `step.py` and
-numpy batches; what it hands to a checkpoint are global arrays on the mesh, so that a
-run stopped under one layout resumes under any other.
+numpy batches. Checkpoints get global arrays on the mesh, so that a run stopped under
+one layout resumes under any other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_mesh(devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> 
 def leaf_spec(
     name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], min_size: int
 ) -> P:
-    """Where one array lies: the first rule that matches its name, else fsdp.
+    """The placement of one array: the first rule that matches its name, else fsdp.
 
     Under fsdp the largest dimension that the axis divides is split; arrays with fewer
     than `min_size` elements are replicated, as their communication costs more than it saves.
@@ -78,7 +78,7 @@ class Jit:
 
     @property
     def num_shards(self) -> int:
-        """Into how many parts the batch is split."""
+        """The number of parts into which the batch is split."""
         return self.mesh.shape['data'] * self.mesh.shape['fsdp']
 
     def shardings(self, abstract: PyTree) -> PyTree:
@@ -93,11 +93,11 @@ class Jit:
         return jax.tree_util.tree_map_with_path(place, abstract)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
-        """Runs `init(*given)` so that every array is made where it lies.
+        """Runs `init(*given)` so that every array is created on its own devices.
 
         Args:
           init: makes a state or variables.
-          given: numpy arrays, the same in every process; a device gets its parts of them alone.
+          given: numpy arrays, the same in every process; each device gets only its parts of them.
         """
         placed = jax.tree.map(_place, given, self.shardings(given))
         out_shardings = self.shardings(jax.eval_shape(init, *placed))
@@ -118,20 +118,20 @@ class Jit:
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
         return jax.jit(
-            _told(train_step, self._target),
+            _traced_for(self._target, train_step),
             in_shardings=(state, batch),
             out_shardings=(state, replicated),
             donate_argnums=0,
         )
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        """(variables, batch) -> what a step that trains nothing returns, replicated."""
+        """(variables, batch) -> results of `eval_step`, replicated."""
         replicated = NamedSharding(self.mesh, P())
-        return jax.jit(_told(eval_step, self._target), out_shardings=replicated)
+        return jax.jit(_traced_for(self._target, eval_step), out_shardings=replicated)
 
     @property
     def _target(self) -> Devices:
-        """For what the compiler cannot split itself."""
+        """The devices, for operations that the compiler cannot split itself."""
         map_rows = partial(jax.shard_map, mesh=self.mesh, in_specs=BATCH, out_specs=BATCH)
         return Devices(
             _kind(self.mesh),
@@ -180,12 +180,12 @@ class Pmap:
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state
-        train_step = _told(train_step, Devices(_kind(self.mesh)))
+        train_step = _traced_for(Devices(_kind(self.mesh)), train_step)
         step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
         return lambda state, batch: _first_metrics(step(state, batch))
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        eval_step = _told(eval_step, Devices(_kind(self.mesh)))
+        eval_step = _traced_for(Devices(_kind(self.mesh)), eval_step)
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
         return lambda variables, batch: _first(step(variables, batch))
 
@@ -202,8 +202,8 @@ class Pmap:
         return self._replicate(jax.tree.map(lambda x: x.addressable_data(0), state))
 
     def _replicate(self, tree: PyTree) -> PyTree:
-        # The axis is that of the steps, which would otherwise be compiled once for what comes from
-        # here and once for what they return. From the host, no device holds all copies of an array.
+        # With the axis of the steps: otherwise they would be compiled twice, for the result of this
+        # function and for their own. From the host, no device holds all copies of an array.
         return flax.jax_utils.replicate(jax.device_get(tree), self.devices, self.axis_name)
 
 
@@ -214,19 +214,19 @@ def _kind(mesh: Mesh) -> str:
     return mesh.devices.flat[0].device_kind
 
 
-def _told(step: Callable, devices: Devices) -> Callable:
-    """A step whose model knows, while it is traced, what it will run on."""
+def _traced_for(devices: Devices, step: Callable) -> Callable:
+    """A step whose model knows at trace time which devices it will run on."""
 
     @functools.wraps(step)
-    def told(*args: Any) -> Any:
+    def traced(*args: Any) -> Any:
         with runs_on(devices):
             return step(*args)
 
-    return told
+    return traced
 
 
 def _compiler_options(device: jax.Device) -> dict[str, int] | None:
-    """For what runs once: on CPUs, optimising it takes hundreds of times as long as running it."""
+    """Options for a program that runs once: on CPUs, optimizing takes far longer than running."""
     return {'xla_backend_optimization_level': 0} if device.platform == 'cpu' else None
 
 
@@ -257,7 +257,7 @@ def make_layout(
     Args:
       devices: all by default.
       strategy: `jit` or `pmap`.
-      fsdp: over how many devices parameters and optimizer state are split.
+      fsdp: number of devices over which parameters and optimizer state are split.
       tensor: size of the axis that `rules` may name.
       rules: (regex over the parameter's path, a mesh axis or None a dimension).
       min_split_size: arrays with fewer elements than this are replicated under fsdp.
@@ -287,15 +287,15 @@ def check_batch(
     multiple: int = 1,
     reason: str = '',
 ) -> None:
-    """Raises UserError unless every device gets whole microbatches, and a multiple of some number.
+    """Raises UserError unless every device gets whole microbatches of a multiple of `multiple`.
 
     Args:
       layout: of the devices.
       batch_size: of the config.
-      rows: of a batch, where `batch_size` counts tokens.
+      rows: of a batch, if `batch_size` counts tokens.
       accum_steps: of the step.
-      multiple: of what the rows of a device have to be one, for the task.
-      reason: why, in a few words.
+      multiple: the rows of a device must be a multiple of it, for the task.
+      reason: for `multiple`, in a few words.
     """
     rows = batch_size if rows is None else rows
     what = '' if rows == batch_size else f': its {rows} rows in a bucket'

@@ -1,4 +1,4 @@
-"""Ends a process whose step never ends, so that whatever started the job starts it again."""
+"""Ends a process whose step never ends, so that its launcher restarts the job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vit_jax.runtime.hangs import stacks
 class Watchdog:
     """Ends the process with all stacks if nothing is finished for `seconds`; a context manager.
 
-    Of processes that compute together, one that hangs keeps all the others waiting in a
-    collective, for ever and without an error. A wait inside of XLA cannot be interrupted, so the
-    process ends by `os._exit`, with code 1.
+    One hanging process keeps all others of the job waiting in a collective, for ever and
+    without an error. A wait inside of XLA cannot be interrupted, so the process ends by
+    `os._exit`, with code 1.
 
     Args:
       seconds: longer than the longest step, compilation, evaluation or save; None for no watch.
@@ -40,7 +40,7 @@ class Watchdog:
         self._stop.set()
 
     def beat(self, done: str) -> None:
-        """Says what was finished just now."""
+        """Records what was finished just now."""
         self._last, self._done = time.monotonic(), done
 
     def _watch(self) -> None:
