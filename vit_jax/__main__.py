@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BaseException as e:
             if not interrupts.interrupted(e):
                 raise
-            return interrupts.tell(e)
+            return interrupts.report(e)
 
 
 def run(words: Sequence[str], whole_process: bool) -> int:
@@ -99,7 +99,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         raise UserError(nearest('command', name, commands()))
     if whole_process:
         memory.keep_freed_memory()
-        # Pythons that this one starts; the workers of the data are told its path.
+        # For child Pythons; the data workers get the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
     with readable_names():
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
@@ -107,7 +107,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
 
 @contextlib.contextmanager
 def readable_names() -> Iterator[None]:
-    """Turn what no system can open, wherever a user may have named it, into one line.
+    """Turn names that no system can open into an error of one line.
 
     Raises:
       UserError: for a name that is too long, or a working directory that is gone.

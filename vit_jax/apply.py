@@ -1,4 +1,4 @@
-"""The model as a task calls it: in training, in evaluation, and where it is initialized.
+"""The model as a task calls it: in training, in evaluation and at initialization.
 
 These are `tasks.base.Apply`.
 """
@@ -21,7 +21,7 @@ class Training:
     """The model in training.
 
     Attributes:
-      collections: variables beside the parameters, as the calls so far have left them.
+      collections: variables other than parameters, after the calls so far.
     """
 
     train = True
@@ -62,9 +62,9 @@ class Training:
 
 
 class Evaluation:
-    """The model in evaluation, whose parameters are averaged already.
+    """The model in evaluation, with averaged parameters if there are any.
 
-    Further keywords of a call go to `Module.apply`: `mutable=['intermediates']` returns these too.
+    Further keywords of a call go to `Module.apply`; `mutable=['intermediates']` also returns those.
     """
 
     train = False
@@ -82,7 +82,7 @@ class Evaluation:
 
 
 class Initial:
-    """An unbound module whose calls make its variables."""
+    """The module during initialization: its calls create its variables."""
 
     train = False
 

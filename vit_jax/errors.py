@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, exit codes, and names: resolved, or shown to people."""
+"""The exception for a user's mistake, exit codes, and resolving and printing of names."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # as shells call the end by SIGINT
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
-# Obeyed by terminals instead of shown: control characters except tab and newline, and changes of
-# the writing direction. Lone surrogates, as in names of files that are no UTF-8, cannot be encoded.
+# Terminals obey these instead of showing them: control characters except tab and newline, and
+# changes of the writing direction. Lone surrogates (file names that are no UTF-8) have no encoding.
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 class UserError(Exception):
-    """A mistake of the user's: one line that says what is wrong, where, and what to do.
+    """A user's mistake: one line that says what is wrong, where, and what to do.
 
     The command line prints it without a traceback and exits with code 2.
     """
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
-    """Words for an unknown `name`: the closest of `choices` first, then all of them."""
+    """The message for an unknown `name`: the closest of `choices` first, then all of them."""
     valid = sorted(choices)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''
@@ -89,10 +89,7 @@ def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
 
 
 def modules(package: str) -> list[str]:
-    """The names that stand for modules of a package, in alphabetical order.
-
-    `base` is what the others are derived from.
-    """
+    """The public modules of a package in alphabetical order, without `base`."""
     paths = importlib.import_module(package).__path__
     names = [m.name for m in pkgutil.iter_modules(paths)]
     return sorted(n for n in names if n != 'base' and not n.startswith('_'))
@@ -101,7 +98,7 @@ def modules(package: str) -> list[str]:
 def visible(text: str) -> str:
     r"""Text with its control characters escaped, so that a terminal shows and does not obey them.
 
-    ESC becomes `\u001b`, as in JSON, whose strings keep their value. A second time changes nothing.
+    ESC becomes `\u001b`, as in JSON, so that JSON strings keep their value. Idempotent.
     """
     return _CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
 

@@ -1,9 +1,9 @@
-"""Gradients of the loss of a whole global batch, however microbatches and devices share it.
+"""Gradients of the loss of a global batch that microbatches and devices share.
 
-A loss that is a sum over rows is differentiated one microbatch at a time: only the counts that
-divide it are of the whole batch. A loss that couples rows needs the outputs of all rows at once. So
-these are computed first, the loss is differentiated by them, and each microbatch takes its rows of
-that gradient back through the model (GradCache: Gao et al., 2021, arXiv:2101.06983).
+A loss that is a sum over rows is differentiated one microbatch at a time; only its normalizers are
+counted over the whole batch. A loss that couples rows needs the outputs of all rows at once: these
+are computed first, the loss is differentiated with respect to them, and each microbatch propagates
+its rows of that gradient back through the model (GradCache: Gao et al., 2021, arXiv:2101.06983).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Examples(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How a global batch is shared.
+    """The division of a global batch into microbatches and devices.
 
     Attributes:
       accum_steps: microbatches that a device computes one after the other.
@@ -160,8 +160,8 @@ def global_counts(
 ) -> terms.Scalars | None:
     """The counts of the whole global batch; None where a microbatch is all of it.
 
-    Nothing else is kept of the loss, so that the compiler leaves out the forward pass wherever
-    the counts depend on the batch alone.
+    Only the counts are used, so the compiler drops the forward pass if they depend on the batch
+    alone.
     """
     if split == Split():
         return None
@@ -219,7 +219,7 @@ def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
 
 
 def _joined(stacked: jax.Array) -> jax.Array:
-    """The inverse of `divide`; the mean for what is a scalar in each microbatch."""
+    """The inverse of `divide`; the mean of a scalar over the microbatches."""
     if stacked.ndim == 1:
         return stacked.mean(0)
     return stacked.swapaxes(0, 1).reshape(-1, *stacked.shape[2:])
@@ -238,7 +238,7 @@ def gather(tree: PyTree, axis_name: str | None) -> PyTree:
 
 
 def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:
-    """The gradient by this device's outputs, with one number a microbatch for each scalar."""
+    """The gradient with respect to this device's outputs; for a scalar, one number a microbatch."""
     first: Any = 0
     devices: Any = 1
     if split.axis_name is not None:

@@ -1,6 +1,6 @@
-"""Signatures of constructors, from which a config takes its keys, and durations in them.
+"""Signatures of constructors, which define the keys of a config, and durations in them.
 
-A config gives durations as text, such as '5%' or '3 epochs', where a constructor wants steps.
+A config gives durations as text, such as '5%' or '3 epochs'; a constructor wants steps.
 """
 
 from __future__ import annotations

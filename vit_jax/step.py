@@ -1,4 +1,4 @@
-"""The steps to train, evaluate, predict and look inside: pure functions of (state, batch)."""
+"""Train, eval, predict and look steps: pure functions of (state, batch)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that a run carries from step to step; or shapes or shardings of it.
+    """The state that a run carries from step to step, or the shapes or shardings of it.
 
     Attributes:
       step: number of updates made, int32.
@@ -48,7 +48,7 @@ class TrainState:
 
     @property
     def variables(self) -> dict[str, PyTree]:
-        """What to evaluate: the averaged parameters where there are any."""
+        """The variables for evaluation, with the averaged parameters if there are any."""
         return {'params': self.params if self.ema is None else self.ema, **self.collections}
 
 
@@ -115,8 +115,8 @@ def make_train_step(
     """The pure update: augment, differentiate, add up over devices, apply.
 
     The loss is the weighted sum of its terms' means over the whole global batch: each term of
-    `task.loss` has its own count, of all microbatches on all devices, however unevenly they share
-    what it counts. The loss of a task that couples rows is computed once, on all outputs.
+    `task.loss` has its own count, summed over all microbatches and devices. The loss of a task that
+    couples rows is computed once, on all outputs.
 
     Args:
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
@@ -126,8 +126,8 @@ def make_train_step(
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
         `dict(name='cosine', final=1.0)` for a teacher that comes to rest.
-      max_skips: above 0, where a metric is not finite only `step` changes; how many such steps
-        there may be in a row is for whoever reads the metrics to count, as `Meter` does.
+      max_skips: if above 0, a step with a metric that is not finite changes only `step`; the
+        caller counts such steps in a row, as `Meter` does.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
@@ -174,7 +174,7 @@ def make_train_step(
 
 
 def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:
-    """The state `after` a step, or that `before` it, one step on, if a metric is not finite."""
+    """The state `after`; if a metric is not finite, the state `before` with its `step` advanced."""
     finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
     before = dataclasses.replace(before, step=after.step)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
@@ -189,7 +189,7 @@ def _check_ranges(accum_steps: int, ema_decay: float, max_skips: int) -> None:
 
 
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:
-    """Where this device's examples stand in the global batch: the key of their randomness."""
+    """Positions of this device's examples in the global batch, the keys of their randomness."""
     size = len(jax.tree.leaves(batch)[0])
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * size
     return first + jnp.arange(size)
@@ -204,10 +204,10 @@ def bind(
     seed: int = 0,
     axis_name: str | None = None,
 ) -> apply_lib.Evaluation:
-    """The call of a model that is not training, and by `method=NAME` its other methods.
+    """The model as a callable outside of training; `method=NAME` calls its other methods.
 
-    What the model draws for an example is a function of `seed` and the example's `index`; in a
-    batch without that, of its position in the global batch.
+    Randomness for an example is a function of `seed` and the example's `index`, or of its position
+    in the global batch if the batch has no `index`.
     """
     keys = stream_keys(jax.random.key(seed), task.rngs)
     positions = batch['index'] if 'index' in batch else global_positions(batch, axis_name)
@@ -219,10 +219,10 @@ def make_eval_step(
 ) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """A function (variables, batch) -> {name: (sum, count)} over the whole global batch.
 
-    Where a task couples rows, every device of `jax.pmap` computes the whole batch.
+    If the task couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
-      seed: of what the model draws, see `bind`.
+      seed: of the model's randomness, see `bind`.
       axis_name: as in `make_train_step`.
     """
 
@@ -242,11 +242,11 @@ def make_predict_step(
 ) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
     """A function (variables, batch) -> (predictions, the batch's arrays of at most two dimensions).
 
-    Both have all rows of the global batch, so that every process sees what all predicted. Larger
+    Both have all rows of the global batch, so that every process sees all predictions. Larger
     arrays, such as images, stay on the devices: the source has them, by `index`.
 
     Args:
-      seed: of what the model draws, see `bind`.
+      seed: of the model's randomness, see `bind`.
       axis_name: as in `make_train_step`.
     """
 
@@ -264,12 +264,12 @@ def make_look_step(
 ) -> Callable[[dict[str, PyTree], Batch], tuple[PyTree, PyTree, tuple[Any, ...]]]:
     """A function (variables, batch) -> (outputs, intermediates, the model's inputs).
 
-    From the last two `model.attention_maps` tells where the model has looked. How intermediates
-    lie is the model's own affair, so nothing is gathered: under `jax.pmap` every device needs the
-    whole batch.
+    `model.attention_maps` computes attention maps from the last two. The layout of intermediates is
+    private to the model, so nothing is gathered: under `jax.pmap` every device needs the whole
+    batch.
 
     Args:
-      seed: of what the model draws, see `bind`.
+      seed: of the model's randomness, see `bind`.
       axis_name: as in `make_train_step`.
     """
 

@@ -1,4 +1,4 @@
-"""Places in a tree of arrays as text, `encoder/block_3/mlp/fc1/kernel`, and what is there."""
+"""Paths in a tree of arrays as text, `encoder/block_3/mlp/fc1/kernel`."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def require_fit(
 
     Args:
       have, want: arrays by path, or anything with a shape (and a dtype).
-      context: the beginning of the message: what does not fit what.
+      context: the beginning of the message, which names the two sides.
       dtypes: whether dtypes have to agree too.
-      label: what the message calls a path.
-      first: what the paths begin with that are named before the others.
+      label: path -> its name in the message.
+      first: a prefix; paths that begin with it are named before the others.
       advice: the end of the message.
 
     Raises:
-      UserError: naming the arrays that are missing or unknown, or differ in shape or dtype, with
-        both; the first few of them.
+      UserError: names the first few arrays that are missing or unknown, or differ in shape or
+        dtype, with both shapes or dtypes.
     """
     names = sorted({*have, *want}, key=lambda name: (not name.startswith(first), name))
     found = ((name, _fault(have.get(name), want.get(name), dtypes)) for name in names)
@@ -87,7 +87,7 @@ def require_fit(
 
 
 def _fault(have: Any, want: Any, dtypes: bool) -> str:
-    """What is wrong with one array; empty if nothing is."""
+    """The fault of one array; empty if it has none."""
     if have is None:
         return f'{tuple(want.shape)} is missing'
     if want is None:
