@@ -235,9 +235,9 @@ def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
 
 TWO_ENDS = """
 import os, threading, time
-from vit_jax.runtime import lost
+from vit_jax.runtime import peer_failures
 
-lost.end_in_order('process 1 of 2')
+peer_failures.end_in_order('process 1 of 2')
 write = os.write
 
 def interrupted(descriptor, line):
@@ -248,7 +248,7 @@ def interrupted(descriptor, line):
     return write(descriptor, line)
 
 os.write = interrupted
-lost.end('error: the reason', 3)
+peer_failures.end('error: the reason', 3)
 """
 
 

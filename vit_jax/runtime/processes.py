@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime import lost
+from vit_jax.runtime import peer_failures
 from vit_jax.runtime.hangs import Stalled
 
 EXIT_SECONDS = 60.0  # limit for the rest of an exit
@@ -48,14 +48,14 @@ def initialize(
     if heartbeat_seconds is not None:
         timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
     try:
-        with lost.told():
+        with peer_failures.detected():
             jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:
         raise UserError(
             f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
-    lost.end_in_order(_who())
+    peer_failures.end_in_order(_who())
 
 
 def join_cluster(heartbeat_seconds: int | None = None) -> None:
@@ -210,12 +210,12 @@ def shared_fate() -> Iterator[None]:
             # At the exit, C++ waits for the others, possibly for ever.
             faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
-        lost.end(f'error: {error}', EXIT_FAILED)
+        peer_failures.end(f'error: {error}', EXIT_FAILED)
     except Exception as error:
         if jax.process_count() == 1:
             raise
         # JAX aborts the others as soon as their coordinator is gone.
-        lost.end(*_last_words(error), linger=1.0 if jax.process_index() == 0 else 0.0)
+        peer_failures.end(*_last_words(error), linger=1.0 if jax.process_index() == 0 else 0.0)
 
 
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
@@ -236,7 +236,7 @@ def _last_words(error: Exception) -> tuple[str, int]:
     else:
         traceback.print_exception(error)
         reason = f'{who} failed'
-    return f'error: {reason}; {lost.CONTINUES}', EXIT_FAILED
+    return f'error: {reason}; {peer_failures.CONTINUES}', EXIT_FAILED
 
 
 def _who() -> str:

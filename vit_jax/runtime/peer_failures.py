@@ -1,7 +1,7 @@
-"""The end of a process whose job has lost another one, as one line and exit code 1.
+"""The end of a process whose job has lost another process: one line and exit code 1.
 
-The threads with which JAX watches the other processes end this one by `abort`: a C++ stack, and
-exit code 134, by which nobody can tell a lost machine from a defect.
+When another process is lost, JAX's own threads end this one by `abort`: a C++ stack and exit code
+134, which does not distinguish a lost machine from a defect.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 from vit_jax.errors import EXIT_FAILED, one_line
 
 CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
-_ENOUGH = 10.0  # seconds for the end of a process that is under way
+_ENOUGH = 10.0  # seconds for the main thread to finish ending the process
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Let the client of the coordination service that is made meanwhile say that all is lost.
+def detected() -> Iterator[None]:
+    """Give the client of the coordination service that is created inside a callback for failures.
 
-    JAX has no public way to it. Where the callback is called, it ends the process. Where, as with
-    jaxlib 0.10, the status that it is to be told cannot be converted, the failure ends in an abort
+    JAX has no public option for it. The callback ends the process. If it cannot be called, since
+    its status argument cannot be converted, as with jaxlib 0.10, the failure ends in an abort
     without a stack, see `end_in_order`.
     """
     try:
@@ -47,10 +47,10 @@ def told() -> Iterator[None]:
 
 
 def end_in_order(who: str) -> None:
-    """From now on an abort of this process is one line and exit code 1.
+    """Turn an abort of this process, from now on, into one line and exit code 1.
 
     Args:
-      who: what the line calls it, as 'process 1 of 2'.
+      who: its name in the line, as 'process 1 of 2'.
     """
     global _who
     _who = who
@@ -58,7 +58,7 @@ def end_in_order(who: str) -> None:
 
 
 def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
-    """Ends this process; nothing that other threads write comes after the line.
+    """Ends this process; other threads can write nothing after the line.
 
     Args:
       line: for standard error.
@@ -89,7 +89,7 @@ def _last_words(line: str, code: int, linger: float = 0.0) -> NoReturn:
 
 def _end(*_: Any) -> None:
     if _ending:
-        time.sleep(_ENOUGH)  # The main thread has noticed as well, and knows more.
+        time.sleep(_ENOUGH)  # The main thread is ending the process, with a better message.
     line = f'error: {_who} lost another process, or failed as said above; {CONTINUES}\n'
     _last_words(line, EXIT_FAILED)
 
