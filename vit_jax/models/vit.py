@@ -141,19 +141,8 @@ class Model(base.Model):
     residual_dtype: str | None = None
 
     weightless = (
-        'dropout',
-        'attention_dropout',
-        'drop_path',
-        'head_norm',
-        'head_bias',
-        'posemb_std',
-        'gelu',
-        'norm_eps',
-        'scan',
-        'remat',
-        'attention',
-        'dtype',
-        'residual_dtype',
+        *('dropout', 'attention_dropout', 'drop_path', 'head_norm', 'head_bias', 'posemb_std'),
+        *('gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype'),
     )
 
     def __post_init__(self) -> None:
@@ -245,17 +234,9 @@ class Model(base.Model):
         new_size: tuple[int, int],
         method: str = 'bilinear',
     ) -> tuple[dict[str, Any], list[str]]:
-        """The parameters for images, and patches, of another size.
+        """The parameters for images, and patches, of another size; see `base.Model`.
 
-        Args:
-          params: nested arrays of a ViT whose patches may be others; some may be absent.
-          old_size: height and width in pixels of the images that they were made for; if None
-            their patches form a square.
-          new_size: of the images to come.
-          method: how the position embedding is resized, 'bilinear' or 'bicubic'.
-
-        Returns:
-          The parameters, and what was changed, as notes for people.
+        Where `old_size` is None, the old patches form a square.
 
         Raises:
           UserError: if the images cannot be cut into patches, or the old patches form no square.
