@@ -1,1 +1,1 @@
-"""Optimizers, schedules, and what differs between parameters by their paths."""
+"""Optimizers, schedules, and parameter groups by path."""

@@ -1,4 +1,4 @@
-"""The Adafactor of "Scaling Vision Transformers", made of Optax's parts."""
+"""The Adafactor of "Scaling Vision Transformers", built from parts of Optax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def adafactor_zhai(
     min_dim_size_to_factor: int = 32,
     eps: float = 1e-30,
 ) -> optax.GradientTransformation:
-    """Adafactor as Zhai et al., 2022, arXiv:2106.04560, section 3.5, modify it.
+    """Adafactor as modified by Zhai et al., 2022, arXiv:2106.04560, section 3.5.
 
     At step t = 1, 2, ... with the gradient g and beta_t = min(beta2_cap, 1 - t^-decay_rate)
 
@@ -31,21 +31,21 @@ def adafactor_zhai(
         m_t = momentum m_(t-1) + (1 - momentum) g / sqrt(v_t)
         x_t = x_(t-1) - lr(t - 1) (m_t + weight_decay x_(t-1))
 
-    where of v, if its two longest axes have at least `min_dim_size_to_factor`, only the means r and
-    c over each of these are kept: v is r c' / mean(r), as in Shazeer & Stern, 2018,
-    arXiv:1804.04235, algorithm 4. Neither moment is corrected for its start at zero.
+    If the two longest axes of v have at least `min_dim_size_to_factor`, only its means r and c over
+    each of them are kept, and v is r c' / mean(r), as in Shazeer & Stern, 2018, arXiv:1804.04235,
+    algorithm 4. Neither moment is bias-corrected.
 
-    `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps the momentum in
-    float32 and of updates that contain the learning rate, and scales by the parameters' size.
+    `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps a float32 momentum
+    of updates that include the learning rate, and scales by the parameters' size.
 
     Args:
       learning_rate: a number, or a function of the number of updates made before.
       weight_decay: strength of the decoupled decay.
       mask: parameters -> which of them decay; by default all.
       decay_rate: exponent by which the memory of the second moment grows.
-      beta2_cap: the largest beta_t; 0.999 remembers 1,000 steps.
+      beta2_cap: the largest beta_t; 0.999 averages over about 1,000 steps.
       momentum: of the first moment; None for none.
-      dtype_momentum: that the first moment is kept in.
+      dtype_momentum: dtype of the first moment.
       clipping_threshold: root mean square above which g / sqrt(v_t) is scaled down to it, parameter
         by parameter, before the momentum; None for no clipping.
       min_dim_size_to_factor: the least length of both axes of a second moment that is factored.

@@ -1,6 +1,6 @@
-"""Any optimizer of Optax, or our own; weight decay, rates and freezing go by parameter path.
+"""Optimizers of Optax and our own, with weight decay, rates and freezing by parameter path.
 
-Paths are those of `paths`, patterns and what goes by them are in `param_groups`.
+Patterns of paths and the transformations that use them are in `param_groups`.
 """
 
 from __future__ import annotations
@@ -64,28 +64,28 @@ def make(
     """The gradient transformation that a config describes, and its learning rate.
 
     Optimizers that define weight decay (`adamw`, `lion`, `lamb`, ...) apply it in
-    their own way; in AdamW a step takes lr(t) * weight_decay * parameter away, as
-    in Loshchilov & Hutter 2019 and `torch.optim.AdamW`, and Adafactor is made to
-    do the same. The others (`sgd`, `adam`, `rmsprop`, ...) get the L2 penalty of
+    their own way. In AdamW a step subtracts lr(t) * weight_decay * parameter, as
+    in Loshchilov & Hutter 2019 and `torch.optim.AdamW`; Adafactor is made to do
+    the same. The others (`sgd`, `adam`, `rmsprop`, ...) get the L2 penalty of
     `torch.optim.SGD`: weight_decay * parameter is added to the clipped gradient.
 
     Multipliers of the learning rate scale the whole update of a parameter, weight
-    decay included, as parameter groups do in PyTorch. Of several patterns that
-    match one path, the first counts.
+    decay included, as parameter groups do in PyTorch. If several patterns match a
+    path, the first counts.
 
     Args:
       params: the parameters, or their shapes.
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
-      layers: of the model's `layer_order()`; `layer_decay` needs them.
+      layers: patterns from the model's `layer_order()`; `layer_decay` needs them.
       name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.
       weight_decay: its strength.
       decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
         peak, such as `dict(name='cosine', final=0.4)`.
-      decay_mask: pattern of the parameters that decay. The default leaves out
-        biases, normalisation and position embeddings.
+      decay_mask: pattern of the parameters that decay. The default excludes
+        biases, normalization and position embeddings.
       decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
       lr_mults: pairs of a pattern and a multiplier of the learning rate.
       freeze: patterns of the parameters that stay as they are. They have no
@@ -131,7 +131,7 @@ def _optimizer(
     decay_mults: Rules,
     kwargs: dict[str, Any],
 ) -> optax.GradientTransformation:
-    """The optimizer, or one of each strength of weight decay."""
+    """The optimizer, or one for each strength of weight decay."""
     build = _builder(name, kwargs)
 
     def mask(tree: PyTree) -> PyTree:
@@ -148,12 +148,12 @@ def _optimizer(
 
 
 def times(strength: Strength, mult: float) -> Strength:
-    """A strength, or its schedule, multiplied."""
+    """Multiply a strength or its schedule."""
     return (lambda count: mult * strength(count)) if callable(strength) else strength * mult
 
 
 def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
-    """(lr, weight_decay, mask) -> the optimizer, with weight decay in the place it gives it."""
+    """(lr, weight_decay, mask) -> the optimizer, with weight decay applied its own way."""
     build_one, takes = factory(name), set(parameters(factory(name)))
     options = _options(name, kwargs)
     mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
@@ -175,7 +175,7 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
 
 
 def factory(name: str) -> Callable[..., optax.GradientTransformation]:
-    """The function that makes the optimizer of a name; UserError if there is none."""
+    """The constructor of the named optimizer; UserError if there is none."""
     if name not in (known := optimizers()):
         raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
     return OWN.get(name) or getattr(optax, name)
@@ -185,7 +185,7 @@ def options(name: str) -> Parameters:
     """The keywords of an optimizer that `make` passes on to it.
 
     Raises:
-      UserError: if there is no such optimizer, or it does not work with gradients alone.
+      UserError: if there is no such optimizer, or it needs more than gradients.
     """
     reserved = ('learning_rate', 'weight_decay', 'weight_decay_rate')
     found = parameters(factory(name)).items()

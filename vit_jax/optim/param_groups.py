@@ -1,4 +1,4 @@
-"""What differs between parameters by their paths: multipliers, layer-wise decay, freezing.
+"""Parameter groups by path: multipliers, layer-wise decay, freezing.
 
 A pattern is a regular expression that may match anywhere in a path (`re.search`).
 """
@@ -41,14 +41,14 @@ def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation
 def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable[[str], Scale]:
     """Layer-wise decay of the learning rate for fine-tuning (Bao et al. 2022, BEiT).
 
-    With n layers named and all the rest as layer n, layer k learns at decay^(n - k) times the
-    learning rate, as in He et al. 2022, MAE. Scanned blocks, stacked on axis 0 of `blocks`, decay
-    row by row.
+    With n named layers and all other parameters as layer n, layer k gets decay^(n - k) times the
+    learning rate, as in He et al. 2022, MAE. Scanned blocks, stacked on axis 0 of `blocks`, get a
+    rate for each row.
 
     Args:
       params: the parameters, or their shapes.
-      decay: by which a layer learns more slowly than the next.
-      layers: a pattern of each layer's paths, from the input on; those that match none form
+      decay: ratio of a layer's learning rate to that of the next.
+      layers: a pattern of each layer's paths, from the input on; paths that match none form
         the last layer.
 
     Raises:
@@ -76,7 +76,7 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
 def frozen(
     tx: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformation:
-    """`tx` for all parameters but those that match a pattern, which get no update."""
+    """Apply `tx` to all parameters except those that match a pattern, which get no update."""
     if not patterns:
         return tx
 
@@ -95,7 +95,7 @@ def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str
 
 
 def check_rules(key: str, rules: Rules, paths: Iterable[str]) -> None:
-    """Raise UserError unless these are patterns that match and multipliers of at least 0."""
+    """Raise UserError unless all patterns match a path and no multiplier is negative."""
     if not all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules):
         raise UserError(f'config.optim.{key}={rules!r}: write ((pattern, multiplier), ...)')
     for pattern, mult in rules:

@@ -1,4 +1,4 @@
-"""Schedules of a learning rate, or of another number: a warm-up, a shape, and a cooldown."""
+"""Schedules of the learning rate or another number: warm-up, shape, and cooldown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of_config(
       peak: the highest value; or the first, where `final` is above it.
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
-      where: the section's place.
+      where: the section's name, for messages.
 
     Raises:
       UserError: for an unknown key or a value outside its range.
@@ -52,7 +52,7 @@ def of_strength(
     to_steps: Callable[[str], int],
     where: str,
 ) -> float | Callable[[Any], Any]:
-    """A number that may follow a schedule; the number itself where it is constant."""
+    """The schedule with peak `strength`, or the number itself if the schedule is constant."""
     if dict(spec) == dict(CONSTANT):
         return strength
     return of_config(spec, strength, total_steps, to_steps, where)
@@ -76,7 +76,7 @@ def make(
 
     It rises linearly from `init` at step 0 to `peak` at step `warmup`, follows
     its shape, and in the last `cooldown` steps falls to `final`. Beyond
-    `total_steps` it stays put.
+    `total_steps` it is constant.
 
     Args:
       peak: the highest learning rate.
@@ -90,10 +90,10 @@ def make(
         is Vaswani et al. 2017, equation 3.
       warmup: length of the warm-up, in steps.
       cooldown: length of the cooldown, in steps.
-      cooldown_form: `line`, straight to `final` from wherever the shape had
-        brought it; or `product`, in which the shape goes on falling and its
-        distance from `final` is multiplied by a ramp from 1 to 0, as in the
-        code of Zhai et al. (big_vision).
+      cooldown_form: `line`, straight to `final` from the value at its start; or
+        `product`, in which the shape goes on falling and its distance from
+        `final` is multiplied by a ramp from 1 to 0, as in the code of Zhai et
+        al. (big_vision).
       timescale: of `rsqrt`, in steps.
       boundaries: of `stair`, in steps from the start of training, rising.
       factor: of `stair`, in (0, 1].
@@ -132,7 +132,7 @@ def make(
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What a shape is made of; `length` and `boundaries` count from the end of the warm-up."""
+    """Parameters of a shape; `length` and `boundaries` count from the end of the warm-up."""
 
     peak: float
     final: float
