@@ -61,5 +61,5 @@ def test_keywords_that_cannot_be(keywords):
 
 def test_more_neighbours_than_examples():
     knn.Evaluator(k=20).open(dataset(20, 10), dataset(20, 10))
-    with pytest.raises(UserError, match='k=20 neighbours, but there are 19 examples'):
+    with pytest.raises(UserError, match='k=20 neighbors, but there are 19 examples'):
         knn.Evaluator(k=20).open(dataset(19, 10), dataset(19, 10))

@@ -1,4 +1,4 @@
-"""What the evaluators of features share."""
+"""Base of the evaluators of features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Features:
         self._batches: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task predicts no `features`, or the data have no `label`."""
+        """Add a batch; raise UserError without predicted `features` or a `label` in the data."""
         for name, arrays in (('features', predictions), ('label', batch)):
             if name not in arrays:
                 raise UserError(f'features are evaluated by their labels, but there is no {name!r}')
@@ -30,7 +30,7 @@ class Features:
 
 
 class FeatureEvaluator(Evaluator):
-    """Gathers the features of both splits; subclasses say what to `measure` of them."""
+    """Gather the features of both splits, which subclasses `measure`."""
 
     learns = True
 
@@ -55,16 +55,19 @@ class FeatureEvaluator(Evaluator):
     def measure(
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:
-        """How well `expected` [M] is found for `x` [M D] after `features` [N D], `labels` [N]."""
+        """Metrics of `expected` [M] from `x` [M D], fitted on `features` [N D], `labels` [N].
+
+        The features and labels are those of the fit split.
+        """
 
 
 def members(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """For every class that occurs among `labels` [N], its examples in random order."""
+    """The examples of every class that occurs among `labels` [N], in random order."""
     return [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
 
 
 def at_least(least: float, **values: float) -> None:
-    """Raises UserError if one of `values` is below `least`."""
+    """Raise UserError if one of `values` is below `least`."""
     for name, value in values.items():
         if value < least:
             raise UserError(f'{name}={value}: must be at least {least:g}')

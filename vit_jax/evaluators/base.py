@@ -1,4 +1,4 @@
-"""What an evaluator is, and what it sees of a data set."""
+"""The base of evaluators, and the data set as they see it."""
 
 from __future__ import annotations
 
@@ -41,51 +41,51 @@ class Evaluator(abc.ABC):
     """Base class of all evaluators. One object serves every pass over its data.
 
     `open` is called once, then for each pass `start`, `fit` for every batch of the fit split if the
-    evaluator learns, `update` for every batch of the split itself, and `result`. Batches hold real
-    examples of all processes, each exactly once and without padding.
+    evaluator learns, `update` for every batch of the evaluated split, and `result`. Batches hold
+    the real examples of all processes, each exactly once and without padding.
 
     Attributes:
       learns: whether it learns from a second split, `fit` in the config.
-      signature: the rules by which the numbers are made, for those who want to compare them.
+      signature: the protocol of the measurement, so that numbers can be compared.
     """
 
     learns: bool = False
     signature: str = ''
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:  # noqa: B027, a default
-        """Checks the data and indexes the ground truth.
+        """Check the data and index the ground truth.
 
         Args:
-          dataset: what predictions are compared with.
-          fit: what the evaluator learns from; None unless it `learns`.
+          dataset: the ground truth.
+          fit: the data to learn from; None unless the evaluator `learns`.
 
         Raises:
           UserError: if the data do not suit the evaluator.
         """
 
     def start(self) -> None:  # noqa: B027, a default
-        """Forgets the pass before."""
+        """Reset for a new pass."""
 
     def fit(self, predictions: Arrays, batch: Arrays) -> None:  # noqa: B027, a default
-        """Takes one batch of the split to learn from, if it `learns`; arguments as of `update`."""
+        """Add a batch of the split to learn from, if it `learns`; arguments as of `update`."""
 
     @abc.abstractmethod
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Takes one batch.
+        """Add a batch.
 
         Args:
-          predictions: what the task's `predict` returns, {name: [B ...]}.
+          predictions: the result of the task's `predict`, {name: [B ...]}.
           batch: the arrays of the batch with at most two dimensions; `index` [B] is the number of
             each example in the source.
 
         Raises:
-          UserError: if the task does not predict what is measured.
+          UserError: if the task lacks the predictions that are measured.
         """
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """The numbers of a pass; called once, after its last batch."""
+        """The metrics of a pass; called once, after its last batch."""
 
     def names(self) -> tuple[str, ...]:
-        """Of the numbers in `result`, as far as they are known before; empty if they are not."""
+        """Names of the numbers in `result` that are known in advance; empty if none are."""
         return ()

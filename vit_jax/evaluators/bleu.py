@@ -1,8 +1,9 @@
 """BLEU and chrF of translations, by sacrebleu (Post 2018, arXiv:1804.08771).
 
-BLEU (Papineni et al. 2002) is of the whole corpus, of text that sacrebleu itself splits into words
-(`13a`), so that the numbers of different vocabularies compare. They do not compare with BLEU of
-text that was tokenised, or whose compounds were split, beforehand. chrF is that of Popović 2015.
+BLEU (Papineni et al. 2002) is computed over the corpus, on text that sacrebleu itself splits into
+words (`13a`), so that numbers of different vocabularies are comparable. They are not comparable
+with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF is that of
+Popović 2015.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from vit_jax.evaluators.base import Arrays, Dataset
 class Evaluator(base.Evaluator):
     """`bleu` and `chrf`, both in 0..100, and on request BLEU by the length of the source.
 
-    The references are the target's text itself, as it is before ids are made of it. If that is in
-    lower case throughout, as after the transform `lower`, the signature says `case:lc`.
+    The references are the texts of the target before they are encoded. If they are all in lower
+    case, as after the transform `lower`, the signature says `case:lc`.
 
     Args:
-      edges: words of the longest source of each class; (10, 20) gives `bleu_1_10`, `bleu_11_20`
-        and `bleu_21_up`, those that have sentences.
+      edges: number of words of the longest source in each class but the last; (10, 20) gives
+        `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are left out.
     """
 
     def __init__(self, edges: tuple[int, ...] = ()):
@@ -35,7 +36,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the data are not text, or sacrebleu is not installed."""
+        """Index the references; raise UserError without text, or without sacrebleu."""
         self._vocab = dataset.vocab
         self._texts = [dataset.text(i) for i in range(len(dataset.source))]
         if not any(self._texts):
@@ -56,7 +57,7 @@ class Evaluator(base.Evaluator):
         self._translations: dict[int, str] = {}
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task predicts no `tokens`."""
+        """Add a batch; raise UserError if the task predicts no `tokens`."""
         if 'tokens' not in predictions:
             raise UserError("translations are evaluated, but the task predicts no 'tokens'")
         for index, ids in zip(batch['index'].tolist(), predictions['tokens'], strict=True):
@@ -76,7 +77,7 @@ class Evaluator(base.Evaluator):
         return _sacrebleu().BLEU(lowercase=self._lower).corpus_score(hypotheses, references).score
 
     def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-        """Translations, and the only set of references."""
+        """Translations, and the single set of references."""
         references = [self._texts[i]['target'] for i in examples]
         return [self._translations[i] for i in examples], [references]
 

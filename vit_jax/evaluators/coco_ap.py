@@ -27,9 +27,9 @@ MOST = 100  # predictions of an image that count, those of the highest scores
 class Evaluator(base.Evaluator):
     """The twelve numbers of COCO, 0 to 1; -1 where there is no object of such a size.
 
-    Objects are those of the source, at the size of its images, whatever the transforms make of
-    them for the model. These must show the model whole images: a prediction is taken for a share
-    of the sides. Predictions that lie on a crowd count neither for nor against the model.
+    Objects are those of the source, at the size of its images, before any transforms. These must
+    keep images whole, since predictions are read as shares of their sides. Predictions that lie on
+    a crowd are ignored.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the images have no boxes, or pycocotools is not installed."""
+        """Index the objects; raise UserError without boxes, or without pycocotools."""
         source = dataset.source
-        # Broken records have none, and are never predicted.
+        # Broken records have no annotations, and are never predicted.
         records = {i: r for i in range(len(source)) if (r := source.annotations(i))}
         for record in records.values():
             if missing := {'boxes', 'labels'} - record.keys():
@@ -64,7 +64,7 @@ class Evaluator(base.Evaluator):
         self._seen: list[int] = []
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task predicts no `boxes`, `scores` and `labels`."""
+        """Add a batch; raise UserError if the task predicts no `boxes`, `scores` and `labels`."""
         if missing := {'boxes', 'scores', 'labels'} - predictions.keys():
             raise UserError(f'boxes are evaluated, but the task predicts no {min(missing)!r}')
         rows = (predictions[name] for name in ('boxes', 'scores', 'labels'))
@@ -81,7 +81,7 @@ class Evaluator(base.Evaluator):
         with _quiet():
             from pycocotools.cocoeval import COCOeval
 
-            # An empty array is none that pycocotools takes.
+            # pycocotools accepts no empty array.
             found = self._truth.loadRes(rows) if len(rows) else _index([], [], [])
             measured = COCOeval(self._truth, found, 'bbox')
             measured.params.imgIds = sorted(self._seen)
@@ -93,7 +93,7 @@ class Evaluator(base.Evaluator):
 
 
 def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of an image as COCO writes them."""
+    """The objects of an image in COCO's format."""
     corners = np.asarray(record['boxes'], np.float64)
     sides = corners[:, 2:] - corners[:, :2]
     areas = record.get('areas', sides.prod(axis=1))
@@ -129,5 +129,5 @@ def _index(images: list[Any], annotations: list[Any], categories: list[Any]) -> 
 
 
 def _quiet() -> contextlib.redirect_stdout[Any]:
-    """pycocotools prints what it does."""
+    """Silence pycocotools, which prints its progress."""
     return contextlib.redirect_stdout(io.StringIO())

@@ -1,4 +1,4 @@
-"""Accuracy class by class, and which classes are taken for which."""
+"""Accuracy class by class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from vit_jax.evaluators.base import Arrays, Dataset
 
 
 class Evaluator(base.Evaluator):
-    """`mean_class_accuracy`, in which every class counts the same however many examples it has.
+    """`mean_class_accuracy`, the mean over classes of the accuracy within each.
 
     Attributes:
-      matrix: [classes, classes] of a pass, examples of each class (row) by what was predicted
-        (column).
+      matrix: [classes, classes] of a pass, numbers of examples by true class (row) and predicted
+        class (column).
     """
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the data have no classes."""
+        """Raise UserError if the data have no classes."""
         if not dataset.info.num_classes:
             raise UserError('the data have no classes to tell apart')
         size = dataset.info.num_classes

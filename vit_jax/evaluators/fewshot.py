@@ -1,9 +1,9 @@
 """Few-shot accuracy: a linear classifier in closed form on a few examples a class.
 
 The protocol of big_vision, by which "Scaling Vision Transformers" (arXiv:2106.04560) and
-"How to train your ViT" (arXiv:2106.10270) compare models: features are standardised by the
-chosen examples, get a constant feature of 100 in place of a bias, and are mapped on -1 and 1,
-one output a class, by ridge regression with a penalty of 2^10.
+"How to train your ViT" (arXiv:2106.10270) compare models: features are standardized by the
+chosen examples, get a constant feature of 100 in place of a bias, and ridge regression with a
+penalty of 2^10 maps them to -1 or 1, one output a class.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ BIAS = 100.0  # so large that the penalty hardly touches what multiplies it
 
 
 class Evaluator(FeatureEvaluator):
-    """`K_shot` for every K: the accuracy on all of the split, mean over the seeds.
+    """`K_shot` for every K: the accuracy on the whole split, averaged over seeds.
 
     Args:
-      shots: how many examples of each class to learn from.
-      seeds: number of random choices of these examples; the larger numbers of shots of a
-        seed include the smaller ones.
+      shots: numbers of examples of each class to learn from.
+      seeds: number of random choices of these examples; for one seed, the examples of more shots
+        include those of fewer.
       l2: penalty of the ridge regression.
     """
 
@@ -39,7 +39,7 @@ class Evaluator(FeatureEvaluator):
         self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the fit split has too few examples for `shots` of every class."""
+        """Raise UserError if the fit split has too few examples for `shots` of every class."""
         assert fit is not None
         size, num_classes = len(fit.source), fit.info.num_classes
         if size < max(self.shots) * num_classes:
@@ -75,7 +75,7 @@ class Evaluator(FeatureEvaluator):
 def transfer(
     x: np.ndarray, label: np.ndarray, x_test: np.ndarray, label_test: np.ndarray, *, l2: float
 ) -> float:
-    """Accuracy on `x_test` [M, D] of the classifier learnt from `x` [N, D]."""
+    """Accuracy on `x_test` [M, D] of the classifier fitted to `x` [N, D]."""
     mean, std = x.mean(axis=0), x.std(axis=0) + EPS
 
     def prepared(features: np.ndarray) -> np.ndarray:
@@ -88,9 +88,9 @@ def transfer(
 
 
 def ridge(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
-    """The weights [D, C] that minimise |x w - y|^2 + l2 |w|^2, for x [N, D] and y [N, C].
+    """The weights [D, C] that minimize |x w - y|^2 + l2 |w|^2, for x [N, D] and y [N, C].
 
-    By eigenvectors of the smaller of x'x and xx': (x'x + l2)^-1 x' = x' (xx' + l2)^-1.
+    Uses eigenvectors of the smaller of x'x and xx': (x'x + l2)^-1 x' = x' (xx' + l2)^-1.
     """
     n, d = x.shape
     eigenvalues, q = np.linalg.eigh(x.T @ x if n >= d else x @ x.T)

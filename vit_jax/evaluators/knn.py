@@ -1,7 +1,7 @@
-"""Accuracy of the nearest neighbours in feature space, which learns nothing.
+"""Accuracy of a nearest-neighbor classifier in feature space, without training.
 
-As in DINO (arXiv:2104.14294, appendix F.1, after Wu et al., arXiv:1805.01978, section 3.4):
-each of the k nearest examples by cosine similarity s votes for its class with exp(s / T).
+Each of the k nearest examples by cosine similarity s votes for its class with exp(s / T), as in
+DINO (arXiv:2104.14294, appendix F.1, after Wu et al., arXiv:1805.01978, section 3.4).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Evaluator(FeatureEvaluator):
     """`knn_accuracy`.
 
     Args:
-      k: number of neighbours.
-      temperature: T; the lower, the less the farther neighbours count.
+      k: number of neighbors.
+      temperature: T; a lower one gives far neighbors less weight.
     """
 
     def __init__(self, k: int = 20, temperature: float = 0.07):
@@ -31,10 +31,10 @@ class Evaluator(FeatureEvaluator):
         self.k, self.temperature = k, temperature
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the fit split has fewer than k examples."""
+        """Raise UserError if the fit split has fewer than k examples."""
         assert fit is not None
         if (size := len(fit.source)) < self.k:
-            raise UserError(f'k={self.k} neighbours, but there are {size} examples')
+            raise UserError(f'k={self.k} neighbors, but there are {size} examples')
 
     def names(self) -> tuple[str, ...]:
         return ('knn_accuracy',)
@@ -50,13 +50,13 @@ def classify(
     features: np.ndarray, labels: np.ndarray, x: np.ndarray, k: int, temperature: float
 ) -> np.ndarray:
     """Labels [M] of `x` [M, D] by the votes of its k nearest among `features` [N, D]."""
-    known = normalised(features).T
-    rows = np.split(normalised(x), range(ROWS, len(x), ROWS))
+    known = normalized(features).T
+    rows = np.split(normalized(x), range(ROWS, len(x), ROWS))
     return np.concatenate([vote(part @ known, labels, k, temperature) for part in rows])
 
 
-def normalised(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1; a row of zeros stays one."""
+def normalized(x: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; zeros stay zeros."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
@@ -64,7 +64,7 @@ def vote(similarity: np.ndarray, labels: np.ndarray, k: int, temperature: float)
     """The class with most votes [M], from similarities [M, N] to examples with `labels` [N]."""
     nearest = np.argpartition(-similarity, k - 1, axis=-1)[:, :k]
     near = np.take_along_axis(similarity, nearest, axis=-1)
-    # Less the largest, so that no exponential overflows.
+    # The largest is subtracted so that no exponential overflows.
     weights = np.exp((near - near.max(axis=-1, keepdims=True)) / temperature)
     votes = np.zeros((len(similarity), labels.max() + 1))
     np.add.at(votes, (np.arange(len(votes))[:, None], labels[nearest]), weights)

@@ -1,7 +1,7 @@
 """Accuracy of logistic regression on frozen features (Alain and Bengio, arXiv:1610.01644).
 
-The penalty is chosen on a held-out fifth of each class of the `fit` split; the classifier that
-is tested has then learnt from all of it.
+The penalty is chosen on a held-out fifth of each class of the `fit` split; the final classifier is
+fitted to the whole split.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FOLDS = 5
 
 
 class Evaluator(FeatureEvaluator):
-    """`linear_probe_accuracy`, and `linear_probe_c`, the penalty that it was reached with.
+    """`linear_probe_accuracy`, and `linear_probe_c`, the chosen penalty.
 
     Args:
       c: inverse strengths of the L2 penalty to choose from, as in
-        `sklearn.linear_model.LogisticRegression`; of equals the first, so the strongest first.
+        `sklearn.linear_model.LogisticRegression`; ties go to the first, so put the strongest first.
       max_iter: of L-BFGS.
       seed: of the choice of the held-out examples.
     """
@@ -43,7 +43,7 @@ class Evaluator(FeatureEvaluator):
         self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the fit split has a single class, or too few examples."""
+        """Raise UserError if the fit split has a single class, or too few examples."""
         assert fit is not None
         size, num_classes = len(fit.source), fit.info.num_classes
         if num_classes < 2 or size < FOLDS * num_classes:
@@ -78,7 +78,7 @@ class Evaluator(FeatureEvaluator):
         from sklearn.linear_model import LogisticRegression
 
         with warnings.catch_warnings():
-            # A weak penalty on separable data has no optimum near; stopping is early stopping.
+            # With a weak penalty on separable data the optimum is far; max_iter stops early.
             warnings.simplefilter('ignore', ConvergenceWarning)
             return LogisticRegression(C=c, max_iter=self.max_iter).fit(x, labels)
 

@@ -1,4 +1,4 @@
-"""Panoptic quality: how well segments are found, and how well those that are found fit.
+"""Panoptic quality, PQ, with its factors segmentation quality (SQ) and recognition quality (RQ).
 
 Kirillov et al., 2019, arXiv:1801.00868, section 4; details that the paper leaves open are those of
 https://cocodataset.org/#panoptic-eval.
@@ -21,13 +21,13 @@ NEEDED = ('masks', 'scores', 'labels', 'things', 'frame', 'size')
 
 
 class Counts(NamedTuple):
-    """What is added up over images, for each class.
+    """Sums over images, for each class.
 
     Attributes:
-      iou: the sum over pairs of a segment that is found and its truth.
-      found: such pairs (TP).
-      wrong: segments without a truth (FP).
-      missed: truths that are not found (FN).
+      iou: sum over matched pairs of a predicted and a true segment.
+      found: matched pairs (TP).
+      wrong: predicted segments without a match (FP).
+      missed: true segments without a match (FN).
     """
 
     iou: Float[np.ndarray, ' C']
@@ -37,11 +37,11 @@ class Counts(NamedTuple):
 
 
 class Evaluator(base.Evaluator):
-    """PQ, SQ and RQ, 0 to 1, means over the classes that occur; of things and of stuff too, where
+    """PQ, SQ and RQ, 0 to 1, means over the classes that occur; for things and for stuff too, if
     the data have both.
 
-    The images are those of the source, whatever the transforms make of them for the model, which
-    must be shown whole images.
+    Segments are compared at the size of the source's images, before any transforms; these must
+    keep images whole.
 
     Args:
       threshold: least probability of a segment.
@@ -54,7 +54,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the images have no segments."""
+        """Raise UserError if the images have no segments."""
         self._source, self._info = dataset.source, dataset.info
         record = dataset.source.annotations(0)
         if record and (missing := {'masks', 'labels'} - record.keys()):
@@ -67,7 +67,7 @@ class Evaluator(base.Evaluator):
         self._counts: list[Counts] = []
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task predicts no segments."""
+        """Add a batch; raise UserError if the task predicts no segments."""
         if missing := [name for name in NEEDED if name not in predictions]:
             raise UserError(f'segments are evaluated, but the task predicts no {missing[0]!r}')
         for row, index in enumerate(batch['index'].tolist()):
@@ -116,19 +116,18 @@ def compare(
     crowd: Bool[np.ndarray, ' N'],
     num_classes: int,
 ) -> Counts:
-    """The segments of one image and its true ones.
+    """Compare the predicted and the true segments of one image.
 
-    A pair of one class with an IoU above 1/2 is a match, of which a segment has one at most. Pixels
-    that truly belong to nothing (VOID) are not in the union. A crowd is neither found nor missed.
-    A segment without a match is not wrong if it lies for more than half on VOID and on crowds of
-    its class.
+    A pair of the same class with an IoU above 1/2 is a match; a segment has at most one. Unlabeled
+    pixels (VOID) are not in the union. Crowds are neither found nor missed. A segment without a
+    match is ignored, not wrong, if more than half of it lies on VOID and on crowds of its class.
 
     Args:
-      found: 1 + the number of the segment that a pixel belongs to, 0 for none.
-      labels: classes of the segments.
-      wanted, truths: the same of the truth.
-      crowd: which true segments are many objects that nobody has told apart.
-      num_classes: classes in all.
+      found: 1 + the index of the predicted segment that a pixel belongs to, 0 for none.
+      labels: classes of the predicted segments.
+      wanted, truths: the same for the true segments.
+      crowd: true segments that are groups of objects without separate masks.
+      num_classes: total number of classes.
     """
     shape = len(truths) + 1, len(labels) + 1
     pairs = np.bincount((wanted * shape[1] + found).ravel(), minlength=shape[0] * shape[1])
@@ -156,7 +155,7 @@ def compare(
 
 
 def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> tuple[float, float, float]:
-    """PQ, SQ and RQ, the means over those of these classes that occur; -1 if none does.
+    """PQ, SQ and RQ, means over those of `classes` that occur; -1 if none does.
 
     SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
     """

@@ -1,4 +1,4 @@
-"""Accuracy on the labels that ImageNet's validation images got anew, several or none each.
+"""Accuracy on ReaL, the reassessed labels of ImageNet's validation images, several or none each.
 
 Beyer et al., 2020, "Are we done with ImageNet?", arXiv:2006.07159, section 4.
 """
@@ -27,7 +27,7 @@ class Evaluator(base.Evaluator):
 
     Args:
       labels: path of the authors' `real.json`, a list of classes for each validation image of
-        ImageNet, whose numbers are read off the names of the files; None if the source has the
+        ImageNet; the names of the files give the images' numbers. None if the source has the
         labels itself, as `tfds:imagenet2012_real` does.
     """
 
@@ -37,7 +37,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the labels are not those of the images."""
+        """Read the labels; raise UserError if they are not those of the images."""
         source = dataset.source
         if self._given is None:
             if FIELD not in dataset.spec:
@@ -57,7 +57,7 @@ class Evaluator(base.Evaluator):
         self._correct = self._count = 0
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task predicts no `probs` [B C] of all these classes."""
+        """Add a batch; raise UserError if the task predicts no `probs` [B C] over all classes."""
         if 'probs' not in predictions:
             raise UserError("classes are evaluated, but the task predicts no 'probs'")
         probs, right = predictions['probs'], self._labels(batch)
@@ -71,7 +71,7 @@ class Evaluator(base.Evaluator):
         self._count += int(right.any(-1).sum())
 
     def _labels(self, batch: Arrays) -> np.ndarray:
-        """[B C], true for each label of an image."""
+        """True for each label of an image, [B C]."""
         if self._given is None:
             return batch[FIELD]
         right = np.zeros((len(batch['index']), IMAGENET), bool)
