@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides its folder: one module for each service.
+"""Writers of a run's numbers and pictures to other services, one module for each.
 
-A module has a class `Writer` derived from `base.Writer`, which says when its methods are called.
+A module has a class `Writer` derived from `base.Writer`, which documents when methods are called.
 """

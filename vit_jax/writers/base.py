@@ -1,4 +1,4 @@
-"""The base of writers, and the run that they get, with the steps that earlier starts wrote."""
+"""The base of writers, and the run as they see it, with the steps that earlier starts wrote."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _IDS, _WRITTEN = 'ids', 'told'  # keys of the file
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A start of a run.
+    """A start of a run, the first one or a resumption.
 
     Attributes:
       folder: of the run.
-      local: on this machine; files in it get into the run's folder.
-      start_step: after which it goes on; 0 for a new run.
-      config: complete.
+      local: a folder on this machine, whose files are copied to the run's folder.
+      start_step: step after which the run goes on; 0 for a new run.
+      config: the complete config.
       written: the last step of each number that earlier starts have written.
     """
 
@@ -40,17 +40,17 @@ class Run:
         return {name: value for name, value in values.items() if step > self.written.get(name, -1)}
 
     def is_written(self, step: int, name: str) -> bool:
-        """Whether an earlier start has written the evaluation of a step that a picture shows.
+        """Whether an earlier start has written the evaluation that a picture belongs to.
 
         Args:
           step: of the picture.
-          name: its own, ENTRY/NAME as those of the evaluation's numbers.
+          name: of the picture, ENTRY/NAME, as the names of the evaluation's numbers.
         """
         entry = f'{name.partition("/")[0]}/'
         return any(step <= last for key, last in self.written.items() if key.startswith(entry))
 
     def identity(self, service: str, make: Callable[[], str]) -> str:
-        """The name that a service knows the run by: that of earlier starts, or a new one.
+        """The run's id in a service: that of earlier starts, or a new one.
 
         Args:
           service: the writer's name.
@@ -68,8 +68,8 @@ class Run:
 class Writer(abc.ABC):
     """Base class of all writers.
 
-    An `OSError` of a method ends the run in order, as a full disk does. After any other exception
-    the run goes on without the writer, for its folder holds the same numbers.
+    An `OSError` of a method ends the run cleanly, like a full disk. After any other exception the
+    run goes on without the writer, since its folder holds the same numbers.
 
     Args:
       run: the start of the run; a writer is made on process 0 alone.
@@ -80,7 +80,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write {name: number} of a step; one may come in several calls."""
+        """Write {name: number} of a step; a step may come in several calls."""
 
     def image(  # noqa: B027, a default
         self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']
@@ -93,7 +93,7 @@ class Writer(abc.ABC):
         """Write rows of {column: text} of examples; not by default."""
 
     def close(self) -> None:  # noqa: B027, a default
-        """End the record; called once, also after a failure. By default there is nothing to do."""
+        """Finish; called once, also after a failure. Does nothing by default."""
 
 
 def begin(
@@ -107,7 +107,7 @@ def begin(
 
     Args:
       folder, local, start_step, config: see `Run`.
-      lines: of the metrics, with those that this start is going to write again.
+      lines: of the metrics, including steps that this start repeats.
     """
     written: dict[str, int] = {}
     if start_step:
@@ -119,7 +119,7 @@ def begin(
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """A table of rows of {column: text}."""
+    """Format rows of {column: text} as a Markdown table."""
     columns = list(rows[0]) if rows else []
     cells = [columns, ['---'] * len(columns), *([row[key] for key in columns] for row in rows)]
     return '\n'.join(f'| {" | ".join(map(_cell, line))} |' for line in cells)
@@ -130,7 +130,7 @@ def _cell(text: str) -> str:
 
 
 def _stored(folder: Path, start_step: int) -> dict[str, Any]:
-    """What earlier starts have kept; nothing for a run that starts anew."""
+    """The record of earlier starts; empty for a new run."""
     text = paths.read_text(folder / run_folder.WRITERS, errors='replace') if start_step else None
     try:
         content = json.loads(text or '{}')

@@ -1,4 +1,4 @@
-"""MLflow; `MLFLOW_TRACKING_URI` says where, as `sqlite:///mlflow.db` or `http://HOST:5000`."""
+"""MLflow at `MLFLOW_TRACKING_URI`, such as `sqlite:///mlflow.db` or `http://HOST:5000`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LONGEST = 500  # characters of a value, in any version of MLflow
 
 
 class Writer(base.Writer):
-    """Writes to a run of MLflow by the name of the run folder, and to the same one when resumed.
+    """Write to a run of MLflow named as the run folder, and to the same one when resumed.
 
-    A step is written once: what a resumed run repeats is left out.
+    Steps that a resumed run repeats are not written again.
 
     Args:
-      run: its config becomes the parameters of the run there.
+      run: its config becomes the parameters of the MLflow run.
 
     Raises:
       UserError: if the package is not installed.
@@ -44,7 +44,7 @@ class Writer(base.Writer):
         self._client.update_run(self._id, status='RUNNING')
 
     def _create(self) -> str:
-        """Make the run there; return its id."""
+        """Create the run in MLflow; return its id."""
         name = os.environ.get('MLFLOW_EXPERIMENT_NAME', EXPERIMENT)
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
@@ -55,7 +55,7 @@ class Writer(base.Writer):
         return made
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what no earlier start has written of {name: value}."""
+        """Write those of {name: value} that no earlier start has written."""
         now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
         found = [self._entities.Metric(name, value, now, step) for name, value in unwritten.items()]
         if found:

@@ -23,10 +23,9 @@ from vit_jax.writers.base import Run, markdown
 
 
 class Writer(base.Writer):
-    """What TensorBoard reads, on the disk as soon as it is written.
+    """Write event files of TensorBoard, flushed to the disk at every write.
 
-    Of steps that a resumed run repeats it shows the later ones: it drops what an earlier start has
-    written of later steps.
+    If a resumed run repeats steps, TensorBoard drops those of the earlier start.
 
     Args:
       run: whose folder gets the file.
@@ -39,7 +38,7 @@ class Writer(base.Writer):
         self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{who}'))
         self._add(0, file_version='brain.Event:2')
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        # What has this step or a later one is dropped.
+        # TensorBoard drops events with this step or a later one.
         self._add(run.start_step + 1, session_log=start)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

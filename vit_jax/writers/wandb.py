@@ -1,4 +1,4 @@
-"""Weights & Biases; its environment variables say where and how, as `WANDB_MODE=offline`."""
+"""Weights & Biases, configured by its environment variables, such as `WANDB_MODE=offline`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
 
 
 class Writer(base.Writer):
-    """Writes to a run of W&B by the name of the run folder, and to the same one when resumed.
+    """Write to a run of W&B named as the run folder, and to the same one when resumed.
 
-    A step is written once: what a resumed run repeats is left out.
+    Steps that a resumed run repeats are not written again.
 
     Args:
-      run: its config becomes that of the run there.
+      run: its config becomes the config of the W&B run.
 
     Raises:
       UserError: if the package is not installed.
@@ -47,7 +47,7 @@ class Writer(base.Writer):
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what no earlier start has written of {name: value}."""
+        """Write those of {name: value} that no earlier start has written."""
         if unwritten := self._run.unwritten(step, values):
             self._there.log(unwritten, step=step)
 
