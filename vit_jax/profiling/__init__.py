@@ -1,1 +1,1 @@
-"""What models cost: FLOPs, time, chips."""
+"""The cost of models: FLOPs, time, chips."""

@@ -1,7 +1,7 @@
-"""Whether the microbatches of a step pay: the same step, compiled with several numbers of them.
+"""Choice of the number of microbatches, by compiling the same step with several numbers.
 
-What a chip computes at once may be small enough to stay in VMEM, which the bound then shows; and
-temporaries are those of a microbatch.
+More microbatches need less memory for temporaries, and may be small enough to stay in VMEM, which
+lowers the bound.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from vit_jax.profiling.preflight import Report, Run
 from vit_jax.profiling.topology import Topology
 
 FEWEST = 8  # examples of a microbatch on a chip
-STILL_LESS = 0.99  # of the bound before, for more microbatches to be tried
-# Of the bound without: it knows no gaps between operations, of which every microbatch has its own.
+STILL_LESS = 0.99  # of the previous bound, for more microbatches to be tried
+# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations, which
+# every microbatch adds.
 WORTH = 0.9
 
 Tried = Mapping[int, tuple[list[Report], Run]]
 
 
 def numbers(config: ConfigDict, topology: Topology) -> list[int]:
-    """The powers of two that divide the examples of a chip, a few of which are left to each.
+    """The powers of two that divide a chip's examples and leave enough to each microbatch.
 
     Raises:
       UserError: if the batch is counted in tokens, or the chips do not share it equally.
@@ -44,14 +45,14 @@ def numbers(config: ConfigDict, topology: Topology) -> list[int]:
 
 
 def with_steps(config: ConfigDict, number: int) -> ConfigDict:
-    """A copy of a config with so many microbatches."""
+    """A copy of a config with `number` microbatches."""
     return preflight.apply(config, f'step.accum_steps={number}')
 
 
 def trials(
     config: ConfigDict, topology: Topology, **options: Any
 ) -> Iterator[tuple[int, tuple[list[Report], Run]]]:
-    """Each number of microbatches with what `preflight` says of it, until the bound falls no more.
+    """Each number of microbatches with its result of `preflight`, until the bound stops falling.
 
     Args:
       config: of the step.
@@ -69,7 +70,7 @@ def trials(
 
 
 def choose(tried: Tried) -> tuple[int, str]:
-    """The number of microbatches to take, and why.
+    """The number of microbatches to take, and the reason.
 
     Raises:
       UserError: if the step fits with none of them.

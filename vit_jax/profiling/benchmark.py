@@ -1,6 +1,6 @@
-"""How fast a model runs: the very steps that training and evaluation compile, timed.
+"""Speed of a model: timings of the same steps that training and evaluation compile.
 
-Needs jax, flax and optax alone, so that it also runs where there is no data stack.
+Needs only jax, flax and optax, so that it also runs without a data stack.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One step, timed.
+    """Timing of one step.
 
     Attributes:
       batch_size: global.
       compile_sec: the first call less one step: tracing and compiling.
       step_sec: median.
       step_sec_p10, step_sec_p90: the spread.
-      images_per_sec: of all devices; pairs of sequences where there are no images.
+      images_per_sec: of all devices; pairs of sequences if there are no images.
       flops_per_sec: model FLOPs, without recomputation.
-      mfu: of the devices' peak; None where it is not known.
-      peak_bytes: of one device's memory since the process began; None where not reported.
+      mfu: of the devices' peak; None if it is unknown.
+      peak_bytes: of one device's memory since the process began; None if not reported.
     """
 
     batch_size: int
@@ -117,10 +117,10 @@ def time_train(
 
 
 def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
-    """Seconds of the first call, then those between the ends of `steps` further ones.
+    """Seconds of the first call, then between the ends of `steps` further calls.
 
-    One call is always queued behind the one that is waited for, as in training, so that
-    the time to dispatch it does not count.
+    One call is always queued behind the running one, as in training, so that the time to
+    dispatch it does not count.
     """
     began = time.perf_counter()
     jax.block_until_ready(call())
@@ -145,10 +145,10 @@ def forward_flops(model: Any, task: Any, spec: Spec) -> int:
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
-    """Arrays that any system can take: bytes of any value, floats in [0, 1), booleans True.
+    """Arrays that any system can take: random bytes, floats in [0, 1), booleans True.
 
-    Whole numbers are 0 where an example has one, as a label, and 1 where it has several: as the id
-    of a token, 0 would be padding. All rows are real ones.
+    A single integer per example, such as a label, is 0; several are 1, as 0 would be the id of
+    padding. No row is padding.
     """
     rng, known = np.random.default_rng(seed), real_rows(batch_size)
 
@@ -167,7 +167,7 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
 
 
 def real_rows(batch_size: int) -> dict[str, np.ndarray]:
-    """What a batch without padding says of its rows: their `index` and `mask`."""
+    """The `index` and `mask` of a batch without padding."""
     return {
         'index': np.arange(batch_size, dtype=np.int32),
         'mask': np.ones(batch_size, np.float32),
@@ -175,12 +175,12 @@ def real_rows(batch_size: int) -> dict[str, np.ndarray]:
 
 
 def blank_example(spec: Spec) -> dict[str, jax.Array]:
-    """A batch of one, all zeros, to initialise a model with."""
+    """A batch of one, all zeros, for initializing a model."""
     return {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
 
 def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a classification example of square images looks like."""
+    """Shapes and dtypes of a classification example with a square image."""
     return {
         'image': jax.ShapeDtypeStruct((size, size, channels), np.uint8),
         'label': jax.ShapeDtypeStruct((), np.int32),
@@ -188,7 +188,7 @@ def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def environment(layout: sharding.Layout) -> dict[str, Any]:
-    """What the numbers depend on: devices, machine, versions."""
+    """The environment of a measurement: devices, machine, versions."""
     device = layout.mesh.devices.flat[0]
     names = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
     return {

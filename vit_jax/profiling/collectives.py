@@ -1,4 +1,4 @@
-"""What chips exchange, and along which axis of the mesh."""
+"""Collectives between chips, with their sizes and mesh axes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMPACT = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\)
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One exchange.
+    """One collective.
 
     Attributes:
       kind: of KINDS.
-      size: bytes of the whole array that a chip gives or gets, whichever is larger.
-      groups: chips that exchange with one another, by their places in the mesh.
+      size: bytes of the whole array that a chip sends or receives, whichever is larger.
+      groups: chips that communicate with one another, by their places in the mesh.
     """
 
     kind: str
@@ -34,14 +34,14 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that a chip sends at least, around a ring."""
+        """Least number of bytes that a chip sends, around a ring."""
         chips = max(map(len, self.groups), default=1)
         if self.kind == 'collective-permute':
             return self.size
         return (2 if self.kind == 'all-reduce' else 1) * self.size * (chips - 1) / chips
 
     def axis(self, mesh: Mapping[str, int]) -> str:
-        """The axes of the mesh that it goes along, `data` or `data+fsdp`; empty if along none.
+        """The axes of the mesh that it spans, as `data` or `data+fsdp`; empty for none.
 
         Args:
           mesh: {axis: size}, in the order in which the chips are numbered.
@@ -57,7 +57,7 @@ class Collective:
 def collective(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Collective | None:
-    """The exchange that an instruction is or begins, or None; what goes on with one is none."""
+    """The collective that an instruction performs or begins; None if it continues one."""
     kind = instruction.opcode.removesuffix('-start')
     if kind in KINDS:
         groups = _groups(instruction.attributes)
@@ -70,29 +70,29 @@ def collective(
         inside = module.computations[name]
         for inner in inside:
             if found := collective(module, inside, inner):
-                # Of the sum a chip keeps its part.
+                # A chip keeps only its part of the sum.
                 scattered = name.startswith('all-reduce-scatter')
                 return dataclasses.replace(found, kind='reduce-scatter') if scattered else found
     return None
 
 
 def begins(instruction: Instruction) -> bool:
-    """Whether an exchange is begun that goes on in other instructions."""
+    """Whether a collective begins that continues in other instructions."""
     return instruction.name.startswith('async-collective-start')
 
 
 def continues(instruction: Instruction) -> bool:
-    """Whether an exchange that was begun before goes on inside, beside other work."""
+    """Whether a collective that began before continues inside, beside other work."""
     return any(name.startswith('async_collective_fusion') for name in instruction.called)
 
 
 def ends(instruction: Instruction) -> bool:
-    """Whether an exchange that was begun before is waited for."""
+    """Whether an instruction waits for a collective that began before."""
     return instruction.name.startswith('async-collective-done')
 
 
 def _groups(attributes: str) -> tuple[tuple[int, ...], ...]:
-    """In whichever of the three notations of HLO they stand."""
+    """Groups of chips in any of HLO's three notations."""
     if match := MESH.search(attributes):
         return _along(*match.groups())
     if match := COMPACT.search(attributes):

@@ -1,7 +1,7 @@
-"""Programs compiled for TPUs in a process of their own, which ends as soon as they are scheduled.
+"""Compilation for TPUs in a child process, which is ended as soon as there is a schedule.
 
-The schedule tells FLOPs, bytes, memory and collectives. The compiler then spends minutes on
-machine code, which only its own estimate of cycles is worth waiting for.
+The schedule contains FLOPs, bytes, memory and collectives. The compiler then spends minutes on
+machine code, which is needed only for its own estimate of cycles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINAL = '*.after_codegen.txt'
 FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval)_step'
 _SIZE = r'([\d.]+)([KMGT]?)'
 OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
-# What is far too large is refused before the state is added to it.
+# A program that is far too large is refused before the state is added to its temporaries.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
 AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead_of_time')
@@ -36,14 +36,14 @@ AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead_of_time')
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler makes of a step.
+    """A compiled step.
 
     Attributes:
       facts: of `trainer.ahead_of_time.describe`.
-      module: the scheduled HLO, of one chip; that before it was given up where it does not fit.
-      buffers: the assignment of its buffers; empty where it does not fit.
-      seconds: that tracing and compiling took.
-      overflow: bytes of a chip's memory that are needed, and that there are, where it does not fit.
+      module: the scheduled HLO of one chip; the last intermediate one if the step does not fit.
+      buffers: the buffer assignment; empty if the step does not fit.
+      seconds: of tracing and compiling.
+      overflow: bytes of a chip's memory, needed and available, if the step does not fit.
     """
 
     facts: Mapping[str, Any]
@@ -59,10 +59,10 @@ def compile_step(
     """Compile a step in a process of its own.
 
     Args:
-      request: of the program; `trainer.ahead_of_time.main` says what it reads.
-      cycles: wait for machine code, with which the compiler's estimates of cycles come.
-      program: arguments of Python; what they start is given the folder of the request, in which it
-        may leave facts or an error, and compiles a function `train_step` or `eval_step`.
+      request: of the program; see `trainer.ahead_of_time.main`.
+      cycles: wait for machine code, which has the compiler's estimates of cycles.
+      program: arguments of Python, before the folder of the request. The program may write facts or
+        an error into the folder, and compiles a function `train_step` or `eval_step`.
 
     Raises:
       UserError: without libtpu, or for a mistake in the request.
@@ -79,7 +79,7 @@ def compile_step(
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
                 [sys.executable, *program, name],
-                stdin=subprocess.PIPE,  # by whose end it notices ours
+                stdin=subprocess.PIPE,  # closes when this process ends, see runtime/lifeline
                 stdout=stderr,
                 stderr=stderr,
                 env=environment,
@@ -98,7 +98,7 @@ def _wait(process: subprocess.Popen, folder: pathlib.Path, awaited: str) -> None
 
 
 def _complete(folder: pathlib.Path, pattern: str) -> bool:
-    """Whether the compiler has written a module to its end, the brace that closes its entry."""
+    """Whether the compiler has written a whole module, up to the closing brace of its entry."""
     for path in folder.glob(pattern):
         with path.open('rb') as file:
             file.seek(max(path.stat().st_size - 16, 0))
@@ -110,13 +110,13 @@ def _complete(folder: pathlib.Path, pattern: str) -> bool:
 def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
     facts = json.loads(_text(folder, FACTS) or '{}')
     if error := _text(folder, ERROR):
-        told = json.loads(error)
-        if told['kind'] == 'user':
-            raise UserError(told['message'])
-        if exceeded := overflow(told['message'], sum(facts['state'].values())):
+        failure = json.loads(error)
+        if failure['kind'] == 'user':
+            raise UserError(failure['message'])
+        if exceeded := overflow(failure['message'], sum(facts['state'].values())):
             module = _text(folder, '*oom_intermediate_module.txt')
             return Compiled(facts, module, '', seconds, exceeded)
-        raise RuntimeError(f'the compiler fails: {told["message"]}')
+        raise RuntimeError(f'the compiler fails: {failure["message"]}')
     module = _text(folder, FINAL if cycles else SCHEDULED)
     if not module:
         last = (folder / 'stderr').read_text().strip()[-2000:]
@@ -125,10 +125,10 @@ def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
 
 
 def overflow(message: str, state: int) -> tuple[float, float] | None:
-    """Bytes that a step needs and those that there are, of a message of the compiler.
+    """Bytes that a step needs and that are available, from a message of the compiler.
 
     Args:
-      message: why it failed.
+      message: of its failure.
       state: bytes of the training state, which one form of the message leaves out.
     """
     for pattern, besides in ((OVERFLOW, 0), (TEMPORARIES, state)):
@@ -142,6 +142,6 @@ def overflow(message: str, state: int) -> tuple[float, float] | None:
 
 
 def _text(folder: pathlib.Path, pattern: str) -> str:
-    """Of the file, the largest if there are several, or nothing."""
+    """The text of the largest matching file; empty if there is none."""
     paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_size)
     return paths[-1].read_text() if paths else ''

@@ -1,4 +1,4 @@
-"""What training by a config costs, from shapes alone: nothing is trained."""
+"""The cost of training by a config, computed from shapes: nothing is trained."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def price(
     point: Mapping[str, Any] | None = None,
     count: int = 1,
 ) -> PlannedRun:
-    """What runs of a config cost; data are opened only if nothing else tells.
+    """The cost of runs of a config; data are opened only if needed.
 
     Args:
       config: left as it is.
       examples: of an epoch, instead of those of the data.
       image_size: side in pixels of square images, instead of those of the data.
-      point: how the config differs from others, {'model.width': 64}.
+      point: the config's differences from others, {'model.width': 64}.
       count: runs.
 
     Raises:
-      UserError: if the data are neither known nor here, or they are text and `examples` or
+      UserError: if the data are neither known nor available, or they are text and `examples` or
         `image_size` is given.
     """
     facts = data_facts(config, examples, image_size)
@@ -65,14 +65,14 @@ def price(
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What costs depend on of the data.
+    """The properties of the data that costs depend on.
 
     Attributes:
-      config: with the sizes that the data decide.
+      config: with the sizes that depend on the data.
       kinds: of training batches, the largest examples last.
       epoch: examples of one.
-      each: examples of a step, an average where there are buckets.
-      tokens: of the target in a step, on average and without padding; 0 where there is no text.
+      each: examples of a step, an average if there are buckets.
+      tokens: of the target in a step, on average and without padding; 0 without text.
     """
 
     config: ConfigDict
@@ -83,19 +83,19 @@ class DataFacts:
 
     @property
     def times(self) -> durations.Durations:
-        """Of a run by the config."""
+        """Durations of a run by the config."""
         return durations.of_run(self.config, self.each, self.epoch)
 
     @property
     def steps(self) -> int:
-        """That a run makes itself; those of a run that it continues are not its own."""
+        """Steps that a run makes itself, without those of a run that it branches from."""
         return self.times.total_steps - defaults.arguments(self.config, 'branch')['step']
 
 
 def data_facts(
     config: ConfigDict, examples: float | None = None, image_size: int | None = None
 ) -> DataFacts:
-    """What a config's data are like; they are opened only if nothing else tells.
+    """The properties of a config's data, which are opened only if needed.
 
     Args, Raises: as `price`.
     """
@@ -110,16 +110,16 @@ def data_facts(
 
 
 def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
-    """FLOPs of a training step on average, from what a checkpoint says of its model and data.
+    """Mean FLOPs of a training step, from the metadata of a checkpoint.
 
-    None for a checkpoint that does not tell the shapes of its examples.
+    None if the metadata lack the shapes of examples.
 
     Args:
       meta: of a checkpoint.
       allowed: modules of the user's own that its config may name.
 
     Raises:
-      UserError: if it names other code from outside of this package.
+      UserError: if its config names other code from outside of this package.
     """
     if not (kinds := kinds_of_checkpoint(meta)):
         return None
@@ -133,7 +133,7 @@ def _open_text(config: ConfigDict, examples: float | None, image_size: int | Non
     """The sequences in buckets.
 
     Raises:
-      UserError: if the data or the vocabulary are not here: nothing else tells the lengths.
+      UserError: if the data or the vocabulary, which determine the lengths, are not available.
     """
     if examples is not None or image_size is not None:
         raise UserError('--examples and --image-size are of images, and this config is of text')
@@ -150,7 +150,7 @@ def _read_text(section: str, batch_size: int) -> Any:
 
 
 def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
-    """The config with the number of classes, and what an example is like for its model."""
+    """The config with the number of classes, and the spec of an example for its model."""
     if image_size is not None:
         return example_spec(config, image_size)
     source = _open_source(config.data)
@@ -161,7 +161,7 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
 
 
 def _epoch_size(config: ConfigDict, examples: float | None) -> int:
-    """Of the training data, as far as the length of training depends on it, else 1."""
+    """The number of training examples if the length of training depends on it, else 1."""
     if examples is not None:
         return round(examples)
     _, unit = durations.parse_duration(config.total, 'config.total')
@@ -169,7 +169,7 @@ def _epoch_size(config: ConfigDict, examples: float | None) -> int:
 
 
 def _open_source(section: ConfigDict) -> Subset:
-    """The source of a data section, or what stands in for it."""
+    """The source of a data section, or its known stand-in."""
     try:
         source = known.open_source(section.source, section.split)
     except UserError as e:
@@ -179,7 +179,7 @@ def _open_source(section: ConfigDict) -> Subset:
 
 @functools.cache
 def _measure(model: Any, task: Any, spec: tuple[tuple[str, Any], ...]) -> tuple[int, int]:
-    """How many parameters a model has, and the FLOPs of its forward pass on one example."""
+    """The number of parameters of a model, and the FLOPs of its forward pass on one example."""
     one = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
     forward = benchmark.forward_flops(model, task, dict(spec))

@@ -1,4 +1,4 @@
-"""What examples are like for a model: shapes and dtypes, from data, from a size or a checkpoint."""
+"""Shapes and dtypes of a model's examples, from its data or from a given image size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark
 
 Spec = dict[str, Any]  # shape and dtype of one example's arrays
-CLASSES = 1000  # those of ImageNet, where nothing else tells
+CLASSES = 1000  # those of ImageNet, if no data are given
 
 
 def example_spec(
@@ -23,13 +23,13 @@ def example_spec(
 ) -> tuple[ConfigDict, Spec]:
     """The config with no size left open, and the shapes of one example of its data.
 
-    A model without `num_classes` gets those of the data, or the 1,000 of ImageNet where the size
-    of an image is given instead of data.
+    A model without `num_classes` gets those of the data, or the 1,000 of ImageNet if an image size
+    is given instead of data.
 
     Args:
       config: left as it is.
-      image_size: side in pixels of square images, 224 where only `channels` is given.
-      channels: of these images, 3 where only `image_size` is given.
+      image_size: side in pixels of square images, 224 if only `channels` is given.
+      channels: of these images, 3 if only `image_size` is given.
 
     Raises:
       UserError: if no size is given and the data cannot be opened.
@@ -49,9 +49,9 @@ def example_spec(
 
 
 def open_example(config: ConfigDict) -> Dataset:
-    """The training data of a config, of text the first pair alone.
+    """The training data of a config; of text only the first pair.
 
-    All pairs would be read and made into ids, while the buckets tell how long they are.
+    Otherwise all pairs would be read and tokenized, although the buckets already give the lengths.
 
     Raises:
       UserError: if the data cannot be opened.
@@ -67,7 +67,7 @@ def open_example(config: ConfigDict) -> Dataset:
 
 
 def batch_rows(config: ConfigDict) -> int:
-    """Examples of a batch; where buckets make `batch_size` one of tokens, those of the longest."""
+    """Examples of a batch; of the longest bucket if `batch_size` counts tokens."""
     if not (bounds := config.data.get('buckets')):
         return int(config.batch_size)
     return buckets.train_rows(bounds, config.batch_size)[-1]

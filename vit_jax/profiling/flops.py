@@ -1,9 +1,9 @@
-"""Exact FLOPs of any function from its jaxpr, peak rates of devices, and MFU from the two.
+"""Exact FLOPs of any function from its jaxpr, peak rates of devices, and MFU.
 
 A FLOP is one multiplication or one addition: a multiply-accumulate (MAC) is two.
 Counted are matrix products and convolutions, the usual convention of "model FLOPs"
 (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, appendix B); softmax,
-normalisations and element-wise work are not.
+normalizations and element-wise work are not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ TRAIN_TO_FORWARD = 3
 def count_flops(fn: Callable, *abstract_args: Any) -> int:
     """FLOPs of one call of `fn`, by walking its jaxpr; nothing is run or compiled.
 
-    Loops count their trip count, mapped code the number of its devices, recomputation
-    under `jax.checkpoint` counts again, and of a conditional the dearer branch counts.
+    Loop bodies count once per iteration, mapped code once per device, recomputation under
+    `jax.checkpoint` again, and a conditional as its most expensive branch.
 
     Args:
       fn: a function of arrays that JAX can trace.
       *abstract_args: pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: products inside a `while_loop`, whose trip count is not known.
+      ValueError: products inside a `while_loop`, whose trip count is unknown.
     """
     return of_jaxpr(jax.make_jaxpr(fn)(*abstract_args))
 
@@ -40,8 +40,8 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
 
     Args:
       model: a Linen module.
-      *inputs: what it is called with.
-      rngs: names of the random streams that it draws from even so, as `Task.rngs` has them.
+      *inputs: of its call.
+      rngs: names of the random streams that it draws from in evaluation, as in `Task.rngs`.
     """
     return variables_and_flops(model, *inputs, rngs=rngs)[1]
 
@@ -51,7 +51,7 @@ def variables_and_flops(
 ) -> tuple[dict[str, Any], int]:
     """The shapes of a Flax model's variables, and `forward_flops`, by tracing it once.
 
-    Drawing parameters multiplies no matrices, so that what it takes does not count.
+    Drawing parameters multiplies no matrices, so it does not count.
     """
     keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
 
@@ -63,7 +63,7 @@ def variables_and_flops(
 
 
 def of_jaxpr(jaxpr: Any) -> int:
-    """FLOPs of what is traced already; see `count_flops`."""
+    """FLOPs of a traced function; see `count_flops`."""
     return sum(_equation_flops(eqn) for eqn in jaxpr.eqns)
 
 
@@ -146,21 +146,21 @@ PEAK_FLOPS: dict[str, float] = {
     'TPU v6e': 918e12,
 }
 
-# What JAX calls a device is one of the two cores of these chips.
+# A JAX device is one of the two cores of these chips.
 _HALF_CHIPS = ('TPU v2', 'TPU v3')
 
 
 def chips(devices: int, device_kind: str) -> float:
-    """How many chips so many devices of JAX are."""
+    """The number of chips of so many JAX devices."""
     return devices / 2 if device_kind.startswith(_HALF_CHIPS) else float(devices)
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak bf16 FLOP/s of one device, None where it is not known.
+    """Peak bf16 FLOP/s of one device, None if unknown.
 
     Args:
       device_kind: as `jax.devices()[0].device_kind` gives it, for example
-        `NVIDIA A100-SXM4-80GB` or `TPU v5 lite`. A slice of a GPU (MIG) is not known.
+        `NVIDIA A100-SXM4-80GB` or `TPU v5 lite`. Slices of a GPU (MIG) are unknown.
     """
     if 'MIG' in device_kind or device_kind == 'TPU v4 lite':
         return None
@@ -170,12 +170,12 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def mfu(flops_per_step: float, seconds: float, n_devices: int, device_kind: str) -> float | None:
-    """Model FLOPs utilisation in [0, 1] (Chowdhery et al. 2022), None where no peak is known.
+    """Model FLOPs utilization in [0, 1] (Chowdhery et al. 2022), None if the peak is unknown.
 
     Args:
       flops_per_step: of all devices together, without recomputation.
       seconds: time of that step.
-      n_devices: how many devices took part.
+      n_devices: number of devices.
       device_kind: see `peak_flops`.
     """
     peak = peak_flops(device_kind)

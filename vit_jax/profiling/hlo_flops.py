@@ -1,7 +1,7 @@
 """FLOPs of matrix products and convolutions in a scheduled HLO module, exactly.
 
-A product of matrices is a convolution here, its batch a spatial dimension that is dilated so that
-every output meets one input: what counts is which pairs of positions meet.
+A matrix product is a convolution here: its batch is a spatial dimension, dilated so that every
+output meets one input. The count is the number of pairs of positions that meet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
 
 
 def flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Of an instruction and of all that it calls, each once."""
+    """FLOPs of an instruction and of all that it calls, each once."""
     if instruction.opcode == 'convolution':
         return _convolution(computation, instruction)
     if instruction.opcode == 'dot':
@@ -26,7 +26,7 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
         lhs = computation[instruction.operands[0]].arrays[0].shape
         terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
         return 2 * math.prod(instruction.arrays[0].shape) * terms
-    if instruction.opcode == 'custom-call':  # a kernel, which says itself what it computes
+    if instruction.opcode == 'custom-call':  # a kernel, which declares its FLOPs itself
         match = ESTIMATED.search(instruction.attributes)
         return int(match[1]) if match else 0
     return sum(
@@ -52,7 +52,7 @@ def _convolution(computation: Computation, instruction: Instruction) -> int:
 
 
 def _window(attributes: str) -> dict[str, list[int]]:
-    """What a window says of every spatial dimension, defaults filled in."""
+    """The parameters of a window for every spatial dimension, with defaults."""
     match = re.search(r'window=\{([^}]*)\}', attributes)
     given = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
     size = [int(n) for n in given['size'].split('x')] if given else []
@@ -68,7 +68,7 @@ def _window(attributes: str) -> dict[str, list[int]]:
 def _meetings(
     length: int, outputs: int, size: int, low: int, stride: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
-    """Pairs of an output and a place of the window at which there is an input, not padding."""
+    """Number of pairs (output, window position) that read an input and not padding."""
     last = (length - 1) * lhs_dilate
     return sum(
         0 <= (at := out * stride + place * rhs_dilate - low) <= last and at % lhs_dilate == 0

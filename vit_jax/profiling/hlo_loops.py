@@ -1,4 +1,4 @@
-"""How often a loop of a scheduled HLO module runs."""
+"""Trip counts of loops in a scheduled HLO module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ INDEX = re.compile(r'index=(\d+)')
 
 
 def trips(module: Module, outside: Computation, loop: Instruction) -> int:
-    """Of a `while`, as the compiler says or else as its counter says; 1 if that is unclear.
+    """The trip count of a `while`, from the compiler or else from its counter; 1 if unclear.
 
-    A counter is an element of the tuple that the loop carries, compared to a constant.
+    A counter is an element of the loop's carried tuple that is compared to a constant.
     """
     if match := KNOWN.search(loop.attributes):
         return int(match[1])
@@ -34,7 +34,7 @@ def trips(module: Module, outside: Computation, loop: Instruction) -> int:
 
 
 def _step(body: Computation, counted: Instruction) -> int:
-    """By how much a counter grows, 1 if that is unclear."""
+    """The increment of a counter, 1 if unclear."""
     added = [_constant(body, name) for name in counted.operands] if counted.opcode == 'add' else []
     return next((n for n in added if n), 1)
 
@@ -45,7 +45,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def _source(computation: Computation, name: str) -> Instruction:
-    """What an instruction is a copy of."""
+    """The original of an instruction that may be a copy."""
     found = computation[name]
     while found.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start'):
         found = computation[found.operands[0]]

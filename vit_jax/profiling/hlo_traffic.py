@@ -1,6 +1,6 @@
 """Bytes that an instruction of a scheduled HLO module moves from and to HBM.
 
-What lies in VMEM already, or stays there, is not counted; of what is sliced only the slice is.
+Arrays in VMEM do not count; a slice counts only its own bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UPDATE = 'dynamic-update-slice'
 
 
 def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Read and written by an instruction once."""
+    """Bytes that an instruction reads and writes in one execution."""
     operands = [computation[name] for name in instruction.operands]
     opcode = instruction.opcode
     if opcode in ('fusion', 'async-start') and instruction.called:
@@ -33,10 +33,11 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
 
 
 def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Array, ...]:
-    """What is written; of what is begun the operands and a context, too, are in the tuple.
+    """The arrays that an instruction writes.
 
-    In the schedule a slice that is read meanwhile is an `async-start` that calls it, in the text
-    after code generation a `slice-start`: both are of `((operands), result, context)`.
+    The tuple of an asynchronous start also holds its operands and a context. A slice that is read
+    asynchronously is an `async-start` that calls it in the schedule, and a `slice-start` after code
+    generation: both have the type `((operands), result, context)`.
     """
     arrays, kind = instruction.arrays, instruction.opcode.removesuffix('-start')
     if kind == instruction.opcode or kind == 'all-reduce':
@@ -60,7 +61,7 @@ def _of_fusion(module: Module, operands: list[Instruction], outside: Instruction
 
 
 def _part_read(module: Module, inside: Computation, parameter: Instruction) -> int | None:
-    """Bytes of a parameter that a fusion, or one within it, reads; None for all of them."""
+    """Bytes of a parameter that a fusion, or a nested one, reads; None for all of them."""
     total = 0
     for user in inside.users[parameter.name]:
         if user.opcode in THROUGH or user.opcode == 'fusion':
@@ -78,7 +79,7 @@ def _part_read(module: Module, inside: Computation, parameter: Instruction) -> i
 def _names_of(
     module: Module, inside: Computation, user: Instruction, operand: Instruction
 ) -> list[tuple[Computation, Instruction]]:
-    """What a user calls its operand: itself, or parameters where it is a fusion within a fusion."""
+    """The instructions that stand for `operand` in its user; parameters of a nested fusion."""
     if user.opcode in THROUGH:
         return [(inside, user)]
     within = module.computations[user.called[0]]
@@ -87,7 +88,7 @@ def _names_of(
 
 
 def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
-    """Results and operands of an exchange that goes on, which were counted where it began."""
+    """Results and operands of a continuing collective, which were counted at its beginning."""
     match = ALIASING.search(fusion.attributes)
     if match is None or not (begins(fusion) or continues(fusion)):
         return set(), set()
@@ -97,7 +98,7 @@ def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
 
 
 def _written(module: Module, inside: Computation, outside: Instruction, skipped: set[int]) -> int:
-    """Bytes that a fusion writes; in place of an array that it updates, the update."""
+    """Bytes that a fusion writes; of an array that it updates in place, only the update."""
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = outside.arrays
@@ -124,7 +125,7 @@ def _size_written(module: Module, inside: Computation, result: Instruction) -> i
 
 
 def _part(array: Array, of: Array) -> int:
-    """Bytes of an array if that which it is a part of lies in HBM."""
+    """Bytes of an array that is part of `of`; 0 if that is not in HBM."""
     return array.size if of.space == 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""What lies in the memory of a chip while a step runs, from XLA's assignment of buffers."""
+"""Contents of a chip's memory during a step, from XLA's buffer assignment."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OTHER, TEMPORARIES = 'other', 'activations and temporaries'
 
 
 def memory(buffers: str, module: Module) -> dict[str, int]:
-    """Bytes of HBM by what they hold; donated arguments count once, tiles with their padding.
+    """Bytes of HBM by contents; donated arguments count once, tiles with their padding.
 
     Args:
       buffers: the text that XLA dumps.
-      module: whose buffers they are, for the names of its arguments.
+      module: of these buffers, for the names of its arguments.
     """
     names = {int(p.text): p.op_name for p in module.entry.parameters}
     found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
-    for size, colour, what in ALLOCATION.findall(buffers):
-        if (colour or '0') == '0' and 'thread-local' not in what:
+    for size, color, what in ALLOCATION.findall(buffers):
+        if (color or '0') == '0' and 'thread-local' not in what:
             found[_part(what, names)] += int(size)
     return {part: size for part, size in found.items() if size}
 
@@ -43,11 +43,11 @@ def _part(what: str, names: Mapping[int, str]) -> str:
 
 
 def estimated(state: Mapping[str, int], needed: float) -> dict[str, int]:
-    """Likewise of a step that does not fit, of which XLA tells the sum alone.
+    """Bytes of HBM by contents for a step that does not fit, for which XLA reports only the sum.
 
     Args:
       state: bytes by field of the state, without padding.
-      needed: bytes of all together.
+      needed: the sum in bytes.
     """
     fields = {'params': 'parameters', 'opt_state': 'optimizer', 'ema': 'average of parameters'}
     found = {part: state[field] for field, part in fields.items() if state.get(field)}

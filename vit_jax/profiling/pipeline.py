@@ -1,4 +1,4 @@
-"""How fast data are read, without any model."""
+"""Throughput of the data pipeline alone, without a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vit_jax.data.dataset import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """What `measure` finds.
+    """Throughput measured by `measure`.
 
     Attributes:
       first: the first batch.
-      first_sec: seconds until it was there, in which threads and processes start.
-      per_sec: what the data count, as {'images': 1200.0}; empty if there was one batch only.
+      first_sec: seconds until the first batch, including the start of threads and processes.
+      per_sec: rates of the data's counts, as {'images': 1200.0}; empty for a single batch.
     """
 
     first: Batch
@@ -27,15 +27,15 @@ class Pace:
 
 
 def measure(data: Dataset, batches: int, seen: Callable[[int], None]) -> Pace:
-    """Reads batches of training as fast as they come.
+    """Reads training batches as fast as they come.
 
     Args:
       data: of the config.
-      batches: how many, at least 1.
-      seen: called after each with its number, from 1.
+      batches: their number, at least 1.
+      seen: called after each batch with its number, from 1.
 
     Raises:
-      UserError: if they cannot be made.
+      UserError: if batches cannot be made.
     """
     began = time.perf_counter()
     coming = data.train_batches()

@@ -1,8 +1,8 @@
-"""What runs will cost: operations from shapes, time from the peak rate of a device.
+"""The cost of planned runs: operations from shapes, time from the peak rate of a device.
 
 Operations are counted as in table 6 of Dosovitskiy et al. 2021 (arXiv:2010.11929): two for a
-multiply-accumulate, three times the forward pass for a step of training, and nothing for
-evaluations. Its row of B/16, 7 epochs of 303 million images, has 224 exaFLOPs.
+multiply-accumulate, three times the forward pass for a training step, and nothing for evaluations.
+Its row for B/16, 7 epochs of 303 million images, has 224 exaFLOPs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a devic
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """What is to be trained.
+    """Runs to be trained, which cost the same.
 
     Attributes:
-      point: how it differs from others, {'model.width': 64}.
+      point: its differences from others, {'model.width': 64}.
       parameters: of the model.
-      steps: that it makes itself; those of a run that it continues are not its own.
-      batch_size: examples of a step; an average where there are buckets.
-      forward: FLOPs of the forward pass on one example, the padding of its batch included.
-      count: how many runs cost as much, or less if a search chooses their points.
-      tokens: of the target in a step, on average and without padding; 0 where there is no text.
+      steps: that it makes itself, without those of a run that it branches from.
+      batch_size: examples of a step; an average if there are buckets.
+      forward: FLOPs of the forward pass on one example, including the padding of its batch.
+      count: number of runs that cost this much, or less if a search chooses their points.
+      tokens: of the target in a step, on average and without padding; 0 without text.
     """
 
     point: Mapping[str, Any]
@@ -41,25 +41,25 @@ class PlannedRun:
 
     @property
     def examples(self) -> float:
-        """Seen by each of the runs."""
+        """Number of examples that each run sees, with repetitions."""
         return self.steps * self.batch_size
 
     @property
     def flops(self) -> float:
-        """Of all of them, forward and backward."""
+        """FLOPs of all runs together, forward and backward."""
         return self.count * self.examples * flops.TRAIN_TO_FORWARD * self.forward
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What trains.
+    """The device that trains, and its utilization.
 
     Attributes:
       device: as JAX names it, `TPU v3`.
       mfu: share of its peak that training reaches, in (0, 1].
 
     Raises:
-      UserError: for a device whose peak is not known, or a share out of range.
+      UserError: for a device with unknown peak, or a share out of range.
     """
 
     device: str
@@ -73,13 +73,13 @@ class Machine:
             raise UserError(f'--mfu {self.mfu}: must be more than 0 and at most 1')
 
     def device_hours(self, operations: float) -> float:
-        """Of what JAX calls a device, which is a core on TPU v2 and v3."""
+        """Hours of a JAX device, which is a core on TPU v2 and v3."""
         peak = flops.peak_flops(self.device)
         assert peak
         return operations / (peak * self.mfu) / 3600
 
     def chip_hours(self, operations: float) -> float:
-        """As clouds bill them."""
+        """Hours of a chip, as clouds bill them."""
         return self.device_hours(operations) * flops.chips(1, self.device)
 
 
@@ -112,7 +112,7 @@ def lines(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """`model.width` -> `width`, where no other name ends like that."""
+    """`model.width` -> `width`, unless another name has the same ending."""
     leaves = [name.rpartition('.')[2] for name in names]
     return [
         leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(names, leaves, strict=True)

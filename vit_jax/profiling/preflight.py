@@ -1,4 +1,4 @@
-"""What a run will need and take on a slice of TPUs, from the step that its compiler makes."""
+"""Memory and time of a run on a TPU slice, estimated from its compiled step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEANWHILE = 'copies meanwhile'
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Operations of one part of the model, in a step; MEANWHILE are what others run beside."""
+    """Operations of one part of the model, in a step; MEANWHILE are asynchronous copies."""
 
     path: str
     flops: int
@@ -44,7 +44,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A step on one chip of a slice; all but the numbers of memory are empty where it does not fit.
+    """A step on one chip of a slice; if it does not fit, only the memory and sizes are known.
 
     Attributes:
       topology: of the slice, as `v5e:4x4`.
@@ -53,18 +53,18 @@ class Report:
       rows: of a global batch.
       shapes: of one example, {name: shape}.
       parameters: of the model.
-      memory: bytes by what they hold.
-      needed, usable: bytes of memory; usable is what the compiler leaves where it does not fit.
+      memory: bytes by contents.
+      needed, usable: bytes of memory; usable is the compiler's limit if the step does not fit.
       model_flops: of the whole batch, as published numbers count them.
-      flops, bytes: of the program, on a chip; bytes are those of its memory.
-      bound: the least seconds of a step, see `roofline.bound`.
-      link: the least seconds that exchanges take.
+      flops, bytes: of the program, on a chip; bytes are HBM traffic.
+      bound: lower bound on the seconds of a step, see `roofline.bound`.
+      link: lower bound on the seconds of collectives.
       peak: FLOP/s of a chip.
-      estimate: the compiler's own, in seconds, where it was waited for.
+      estimate: the compiler's own, in seconds, if requested by `cycles`.
       exchanges: by kind and axis.
-      costs: by part of the model, the costliest first; MEANWHILE comes last.
-      compile_seconds: until the schedule, or the machine code if it was waited for.
-      fits: whether the compiler takes it.
+      costs: by part of the model, the most expensive first; MEANWHILE comes last.
+      compile_seconds: until the schedule, or until the machine code with `cycles`.
+      fits: whether the step fits into the memory of a chip.
     """
 
     topology: str
@@ -89,7 +89,7 @@ class Report:
     costs: Sequence[Cost] = ()
 
     def mfu(self, seconds: float) -> float:
-        """Model FLOPs utilisation of a step of so many seconds."""
+        """Model FLOPs utilization of a step that takes `seconds`."""
         return self.model_flops / (self.chips * self.peak * seconds)
 
 
@@ -99,7 +99,7 @@ class Run:
 
     Attributes:
       steps: that it makes.
-      seconds: of a step at its bound, an average where batches have several shapes.
+      seconds: of a step at its bound, an average if batches have several shapes.
       chips: of the slice.
     """
 
@@ -125,18 +125,18 @@ def preflight(
     image_size: int | None = None,
     cycles: bool = False,
 ) -> tuple[list[Report], Run]:
-    """Compile every kind of batch of a run, the largest first, and say what the run will take.
+    """Compile every kind of batch of a run, the largest first, and estimate the run.
 
     Args:
       config: left as it is.
       topology: to run on.
       step: `train` or `eval`.
       examples, image_size: as `cost.price` takes them.
-      cycles: wait for the compiler's estimates, minutes.
+      cycles: wait for the compiler's estimates, which take minutes.
 
     Returns:
-      The report of every kind of batch, the first alone where that does not fit; and the run at
-      their bounds.
+      The report of every kind of batch, up to the first that does not fit; and the run at their
+      bounds.
 
     Raises:
       UserError: as `compile_for.compile_step`.
@@ -163,7 +163,7 @@ def preflight(
 
 
 def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
-    """What a compiled step says."""
+    """The report of a compiled step."""
     facts, chip = compiled.facts, topology.chip
     batch = facts['kinds'][kind]
     common: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _costs(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost
 
 
 def remedies(config: ConfigDict, chips: int) -> list[str]:
-    """Overrides that make a step smaller, each by itself, as `model.remat=dots`.
+    """Overrides that each make a step smaller, as `model.remat=dots`.
 
     Args:
       config: of the step that does not fit.
@@ -244,7 +244,7 @@ def remedies(config: ConfigDict, chips: int) -> list[str]:
 
 
 def _recomputing(config: ConfigDict) -> list[str]:
-    """Overrides by which less is kept than is now, the least in the end."""
+    """Overrides that keep fewer activations than now, in decreasing order."""
     remat = schema.parameters(config, 'model').get('remat')
     if remat is None:
         return []
@@ -257,7 +257,7 @@ def _recomputing(config: ConfigDict) -> list[str]:
 
 
 def stacks_all(config: ConfigDict) -> bool:
-    """Whether all that scanned blocks compute is kept for the backward pass, in one stack."""
+    """Whether scanned blocks keep all activations for the backward pass, stacked."""
     known = schema.parameters(config, 'model')
     if not {'scan', 'remat'} <= known.keys():
         return False
@@ -273,7 +273,7 @@ def apply(config: ConfigDict, override: str) -> ConfigDict:
 def largest_batch(
     config: ConfigDict, topology: Topology, **options: Any
 ) -> tuple[ConfigDict, tuple[list[Report], Run]]:
-    """The config with the largest batch that fits, to an eighth, and what `preflight` says of it.
+    """The config with the largest batch that fits, to an eighth, and its `preflight`.
 
     Args:
       config: left as it is.

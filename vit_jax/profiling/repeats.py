@@ -1,4 +1,4 @@
-"""Blocks that a tree of parameters has several times over, folded into one."""
+"""Folding of repeated blocks in a tree of parameters into one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Row = dict[str, Any]
 
 
 def fold(rows: Sequence[Row]) -> list[Row]:
-    """Rows in which neighbours such as block_0 ... block_11 are one, if they are alike.
+    """Rows in which consecutive equal blocks such as block_0 ... block_11 are folded into one.
 
     Args:
       rows: each with its `path`, `shape`, `dtype` and `count`, in natural order.
 
     Returns:
-      Rows that have `times` too, how often what they show is there; `block_{0..11}` stands in the
-      path, and `count` is of all of them together.
+      Rows with the number of repetitions as `times`; their path contains `block_{0..11}`, and
+      `count` is the sum over repetitions.
     """
     tree: dict[str, Any] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def _rows(tree: Mapping[str, Any], path: tuple[str, ...], times: int) -> Iterato
 
 
 def _runs(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
-    """The name, length and first node of each run of alike nodes with consecutive numbers."""
+    """The name, length and first node of each run of equal nodes with consecutive numbers."""
     entries = list(tree.items())
     while entries:
         name, node = entries.pop(0)
@@ -65,7 +65,7 @@ def _numbered(name: str) -> tuple[str, int | None]:
 
 
 def _form(node: Any) -> Hashable:
-    """What two nodes have in common if they are alike: names, shapes and dtypes."""
+    """Names, shapes and dtypes of a node, which are the same for equal nodes."""
     if isinstance(node, Mapping):
         return tuple((name, _form(inner)) for name, inner in node.items())
     return tuple(node[0]['shape']), node[0]['dtype']

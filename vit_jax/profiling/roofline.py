@@ -1,8 +1,8 @@
-"""What every operation of a scheduled program costs, and the least time that a chip takes for it.
+"""The roofline of a scheduled program: cost and least time of every operation on a chip.
 
 An operation takes at least FLOPs / peak, and at least bytes / bandwidth, where bytes are those that
-it moves from and to HBM (Williams et al. 2009, "Roofline"). Neither the gaps between operations nor
-matrices that do not fill the matrix units are in it.
+it moves from and to HBM (Williams et al. 2009, "Roofline"). The bound ignores gaps between
+operations, and matrices that do not fill the matrix units.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vit_jax.profiling.hlo_loops import trips
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
 from vit_jax.profiling.topology import Chip
 
-# They move nothing: names of what is there already, or the second half of what was begun.
+# These move nothing: they name existing arrays, or are no operations at run time.
 FREE = frozenset((
     *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
     *('after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain'),
 ))  # fmt: skip
-# Nor do these: space that a loop will write into, and parts that lie side by side already.
+# Nor do these: space that a loop will write into, and a concatenation of adjacent parts.
 UNMOVED = ('custom_call_target="AllocateBuffer"', 'custom_call_target="ConcatBitcast"')
 
 
@@ -32,13 +32,13 @@ class Operation:
     """One instruction of the schedule, all of its repetitions.
 
     Attributes:
-      path: of the module that it comes from, see `module_path`.
+      path: of its Flax module, see `module_path`.
       kind: its opcode.
       flops, bytes: of one repetition, on one chip; bytes are those of HBM.
       count: repetitions in loops.
-      asynchronous: whether others run meanwhile.
-      collective: what it exchanges with other chips, if it does.
-      cycles: estimate of the compiler for one repetition, where it has made one.
+      asynchronous: whether other operations run at the same time.
+      collective: its exchange with other chips, if there is one.
+      cycles: the compiler's estimate for one repetition, if there is one.
     """
 
     path: str
@@ -51,20 +51,20 @@ class Operation:
     cycles: int | None = None
 
     def seconds(self, chip: Chip) -> float:
-        """The least that all repetitions take."""
+        """Least time of all repetitions."""
         return self.count * max(self.flops / chip.peak, self.bytes / chip.bandwidth)
 
 
 def operations(module: Module) -> list[Operation]:
-    """Those of the schedule that cost anything."""
+    """The operations of the schedule, without those that cost nothing."""
     return list(_walk(module, module.entry, 1))
 
 
 def bound(found: Sequence[Operation], chip: Chip) -> float:
-    """The least seconds that a step takes.
+    """Lower bound on the seconds of a step.
 
-    Those of its operations one after the other, where copies that run meanwhile cost nothing but
-    what they add to the bytes of the whole step, and exchanges nothing but what the links carry.
+    The maximum of three times: of all synchronous operations one after the other, of the HBM
+    traffic of the whole step including asynchronous copies, and of collectives on the links.
     """
     alone = sum(op.seconds(chip) for op in found if not op.asynchronous)
     traffic = sum(op.count * op.bytes for op in found) / chip.bandwidth
@@ -72,7 +72,7 @@ def bound(found: Sequence[Operation], chip: Chip) -> float:
 
 
 def link_seconds(found: Sequence[Operation], chip: Chip) -> float:
-    """The least that what chips exchange takes on the links of one."""
+    """Least time of all collectives on the links of one chip."""
     return sum(op.count * op.collective.sent for op in found if op.collective) / chip.link
 
 
@@ -119,7 +119,7 @@ def _operation(
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
-    """Its own, or that of the last instruction inside which has one."""
+    """The name of an instruction, or of the last one inside it that has a name."""
     if instruction.op_name or not instruction.called:
         return instruction.op_name
     inside = [i.op_name for name in instruction.called for i in module.computations[name]]
@@ -127,10 +127,10 @@ def _op_name(module: Module, instruction: Instruction) -> str:
 
 
 def module_path(op_name: str) -> str:
-    """Where an operation belongs, as `encoder/block_*/mlp, backward`.
+    """The module and direction of an operation, as `encoder/block_*/mlp, backward`.
 
-    JAX says `jit(train_step)/transpose(jvp(Model))/encoder/block_6/mlp/dot_general` of it. Blocks
-    are not told apart, and what belongs to no module is the `update`.
+    JAX names it `jit(train_step)/transpose(jvp(Model))/encoder/block_6/mlp/dot_general`. Numbers of
+    blocks are dropped; operations outside of any module are the `update`.
     """
     if not op_name:
         return ''

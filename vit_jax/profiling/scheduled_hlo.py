@@ -1,8 +1,8 @@
 """The text of a scheduled HLO module, as XLA dumps it, parsed into computations of instructions.
 
-On TPUs a layout says how an array is tiled and which memory it lies in: one of
-`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, which is space 1.
-HBM is space 0, which is not written.
+On TPUs a layout contains the tiling and the memory space of an array:
+`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, space 1. HBM is
+space 0, which is omitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Array:
       dtype: as HLO names it, `bf16`.
       shape: without padding.
       size: bytes, with the padding of its tiles.
-      space: of memory; 0 is HBM.
+      space: the memory space; 0 is HBM.
     """
 
     dtype: str
@@ -42,7 +42,7 @@ class Array:
 
     @property
     def hbm(self) -> int:
-        """Bytes if it lies in HBM."""
+        """Bytes in HBM; 0 in another space."""
         return 0 if self.space else self.size
 
 
@@ -56,7 +56,7 @@ class Instruction:
       arrays: of the result, those of a tuple one after the other.
       operands: names.
       text: of the operands in parentheses.
-      attributes: what follows them.
+      attributes: the text after the operands.
       root: whether it is the result of its computation.
     """
 
@@ -70,7 +70,7 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Computations that it calls; of a conditional its branches."""
+        """Computations that it calls, or the branches of a conditional."""
         found = CALLED.findall(self.attributes)
         for several, one in BRANCHES.findall(self.attributes):
             found += REFERENCE.findall(several or one)
@@ -78,13 +78,13 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where it comes from, as JAX says; empty for what the compiler adds."""
+        """JAX's name of its origin; empty for instructions that the compiler adds."""
         match = OP_NAME.search(self.attributes)
         return match[1].replace("\\'", "'") if match else ''
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate, which stands in the text after code generation alone."""
+        """The compiler's estimate, which only the text after code generation contains."""
         match = CYCLES.search(self.attributes)
         return int(match[1]) if match else None
 
@@ -108,12 +108,12 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> list[Instruction]:
-        """In the order of the operands that a caller gives."""
+        """Parameters in the order of a caller's operands."""
         return sorted((i for i in self if i.opcode == 'parameter'), key=lambda i: int(i.text))
 
     @functools.cached_property
     def users(self) -> Mapping[str, list[Instruction]]:
-        """Who reads an instruction's result."""
+        """The instructions that read each instruction's result."""
         found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self:
             for name in dict.fromkeys(instruction.operands):
@@ -130,7 +130,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """A module of its text.
+    """Parse the text of a module.
 
     Raises:
       ValueError: if it has no entry, or its end is missing.
@@ -154,7 +154,7 @@ def parse(text: str) -> Module:
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a shape, of a tuple all of them."""
+    """The arrays of a shape, which may be a tuple."""
     return tuple(_array(*match) for match in ARRAY.findall(shape))
 
 
@@ -177,7 +177,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _close(text: str, start: int = 0) -> int:
-    """Where the parenthesis that opens at `start` closes."""
+    """The position of the parenthesis that closes the one at `start`."""
     depth = 0
     for match in PARENTHESIS.finditer(text, start):
         depth += 1 if match[0] == '(' else -1
@@ -204,7 +204,7 @@ def _array(dtype: str, dims: str, order: str, layout: str) -> Array:
 
 
 def _bits(dtype: str) -> int:
-    """Of an element; 0 for what is no data."""
+    """Bits of an element; 0 for types without data."""
     if dtype == 'pred':
         return 8
     match = re.match(r'(?:bf|f|s|u|c)(\d+)', dtype)

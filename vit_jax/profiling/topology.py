@@ -1,4 +1,4 @@
-"""Slices of Cloud TPUs: their chips, their names, and their devices for a compiler without them.
+"""Slices of Cloud TPUs: their chips, names, and devices for compiling without a TPU.
 
 libtpu knows the topologies of all generations, and compiles for them on any machine.
 """
@@ -20,18 +20,18 @@ INSTALL = "preflight needs libtpu, the compiler: pip install 'vit_jax[preflight]
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip of a generation, as cloud.google.com/tpu/docs/system-architecture has it.
+    """One chip of a generation, from cloud.google.com/tpu/docs/system-architecture.
 
     Attributes:
-      generation: as topologies are named, `v5e`.
+      generation: in names of topologies, `v5e`.
       kind: as JAX names its device.
       bandwidth: of its memory, bytes a second.
       hbm: bytes of its memory.
-      link: bytes a second between it and its neighbours, all links together.
-      clock: cycles a second, at which its matrix units come to the peak.
-      dims: along which slices extend.
-      counted: what a slice's name counts, its chips (1) or their cores (2).
-      options: of libtpu, so that a chip is one device of JAX.
+      link: bytes a second between it and its neighbors, all links together.
+      clock: cycles a second at which its matrix units reach the peak.
+      dims: number of dimensions of a slice.
+      counted: whether a slice's name counts chips (1) or their cores (2).
+      options: of libtpu, which make a chip one JAX device.
     """
 
     generation: str
@@ -77,7 +77,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As libtpu takes it, `v5e:4x4`."""
+        """Name for libtpu, `v5e:4x4`."""
         return f'{self.chip.generation}:{"x".join(map(str, self.shape))}'
 
     @property
@@ -86,12 +86,12 @@ class Topology:
 
 
 def parse(text: str) -> Topology:
-    """The slice of a name: `v5e:4x4`, or as clouds name types, `v5litepod-16`, `tpu-v4-32`.
+    """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
-    What follows the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
+    The number after the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
 
     Raises:
-      UserError: if it is no such name.
+      UserError: for any other text.
     """
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
     if match is None:
@@ -110,7 +110,7 @@ def parse(text: str) -> Topology:
 
 
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
-    """The most cubic shape of so many chips, the shorter sides first; a whole machine is 2 x 2."""
+    """The most cubic shape of `size`, with the shorter sides first; a whole machine is 2 x 2."""
     chips, rest = divmod(size, chip.counted)
     sides = _sides(chips, chip.dims) if not rest else []
     if chips > 1:
@@ -131,19 +131,19 @@ def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
 
 
 def require_compiler() -> None:
-    """Raise UserError where libtpu is not installed."""
+    """Raise UserError if libtpu is not installed."""
     if importlib.util.find_spec('libtpu') is None:
         raise UserError(INSTALL)
 
 
 def environment() -> dict[str, str]:
-    """Variables of a process that compiles and touches no TPU, nor waits for who holds them."""
+    """Environment variables of a compiling process, which neither uses a TPU nor waits for one."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
     return kept | {
         'JAX_PLATFORMS': 'cpu',
         'JAX_ENABLE_COMPILATION_CACHE': 'false',
         'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-        # What libtpu would ask a metadata server for, and complain about where there is none.
+        # Otherwise libtpu asks a metadata server for these, and complains if there is none.
         'TPU_SKIP_MDS_QUERY': '1',
         'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
         'TPU_WORKER_HOSTNAMES': 'localhost',
@@ -154,7 +154,7 @@ def environment() -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Its devices, one a chip; in a process with the variables of `environment`.
+    """Devices of a slice, one a chip; call it in a process with the variables of `environment`.
 
     Raises:
       UserError: if libtpu knows no such slice.
@@ -163,7 +163,7 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     options: dict[str, Any] = dict(topology.chip.options)
-    if topology.chips < 4:  # less than the machine that libtpu takes for granted
+    if topology.chips < 4:  # smaller than the machine that libtpu assumes
         options['chips_per_host_bounds'] = [*topology.shape, 1][:3]
     try:
         described = topologies.get_topology_desc(topology.name, 'tpu', **options)

@@ -1,4 +1,4 @@
-"""What a trace of `jax.profiler` says of the devices: how long they were busy, and with what."""
+"""Busy time of devices and time by kind of operation, from a trace of `jax.profiler`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Devices:
     """The operations of a trace.
 
     Attributes:
-      busy: seconds in which a device did anything, the mean of the devices.
-      ops: seconds of all devices by kind of operation, the longest first; what runs at the same
-        time counts twice.
+      busy: seconds in which a device was busy, the mean of the devices.
+      ops: seconds of all devices by kind of operation, the longest first; simultaneous operations
+        all count.
     """
 
     busy: float
@@ -28,7 +28,7 @@ class Devices:
 
 
 def read(file: pathlib.Path) -> Devices:
-    """The operations of a trace as the profiler writes it, `*.xplane.pb`; none if it has none."""
+    """The operations of a trace of the profiler, `*.xplane.pb`; may be empty."""
     spans: dict[str, list[Span]] = collections.defaultdict(list)
     ops: dict[str, float] = collections.defaultdict(float)
     for device, name, span in _operations(jax.profiler.ProfileData.from_file(str(file))):
@@ -40,7 +40,7 @@ def read(file: pathlib.Path) -> Devices:
 
 
 def _operations(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span]]:
-    """The device, kind and time of each; loops, whose bodies are there too, are left out."""
+    """The device, kind and time of each operation, without loops, as their bodies are there too."""
     for plane in data.planes:
         for line in plane.lines:
             for event in line.events:
@@ -54,13 +54,13 @@ def _operations(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span
 
 
 def kind(name: str) -> str:
-    """What operations of one kind have in common: `%dot_general.12 = f32[...]` -> `dot_general`."""
+    """The kind of an operation from its name: `%dot_general.12 = f32[...]` -> `dot_general`."""
     bare = name.partition(' = ')[0].removeprefix('%').removeprefix('end: ')
     return re.sub(r'(\.(\d+|clone|remat\d*))+$', '', bare)
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """The length of what spans cover together."""
+    """The length of the union of spans."""
     total, end = 0.0, float('-inf')
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

@@ -1,4 +1,4 @@
-"""What the named sizes of every model cost, from shapes alone."""
+"""The cost of the named sizes of every model, from shapes alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vit_jax.signatures import Parameters, parameters
 
 PACKAGE = 'vit_jax.models'
 TOKENS = 64  # of a sentence
-# Sizes that the data would decide.
+# Sizes that depend on the data otherwise.
 ASSUMED = {'num_classes': CLASSES, 'vocab_size': 32_000}
 PIXELS = {'H', 'W'}
 # Lengths of one example along the dimensions of a model's annotations.
@@ -34,8 +34,8 @@ class Variant:
 
     Attributes:
       model: its module.
-      name: what the module's `variant` takes.
-      parameters: how many.
+      name: the argument of the module's `variant`.
+      parameters: their number.
       gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
     """
 
@@ -53,7 +53,7 @@ def variants(names: Sequence[str] = (), image_size: int = 224) -> Iterator[Varia
       image_size: side in pixels of square images.
 
     Raises:
-      UserError: for a model that there is not.
+      UserError: for an unknown model.
     """
     known = modules(PACKAGE)
     for model in names:
@@ -66,7 +66,7 @@ def variants(names: Sequence[str] = (), image_size: int = 224) -> Iterator[Varia
 
 
 def _complete(module: types.ModuleType, shape: str) -> tuple[str, dict[str, Any]]:
-    """The name and keywords of a shape; with the patch of the model where it names none."""
+    """The name and keywords of a shape; with the model's default patch if it names none."""
     try:
         return shape, module.variant(shape)
     except UserError:
@@ -86,13 +86,13 @@ def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_si
 
 
 def _required(cls: Any) -> Parameters:
-    """The inputs that a model cannot do without."""
+    """The required inputs of a model."""
     known = parameters(cls.__call__)
     return {k: p for k, p in known.items() if k != 'self' and p.default is inspect.Parameter.empty}
 
 
 def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an example that a jaxtyping annotation, as `B H W C`, describes."""
+    """The shape and dtype of an example for a jaxtyping annotation such as `B H W C`."""
     names = annotation.dim_str.split()
     shape = [image_size if n in PIXELS else LENGTHS.get(n, TOKENS) for n in names]
     kinds = typing.cast(tuple[str, ...], annotation.dtypes)
