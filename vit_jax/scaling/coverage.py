@@ -1,4 +1,4 @@
-"""How often the bands of a fit hold the truth: laws are drawn, measured with noise, and fitted."""
+"""Coverage of bootstrap bands, measured on known laws that are sampled with noise and fitted."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import forms
 
-SPAN = 64.0  # the largest x that is fitted to, over the smallest
-BEYOND = 4.0  # how far past the largest the extrapolation is looked at
-# By `scaling coverage --points 8 --curves 60 --bootstrap 60`.
+SPAN = 64.0  # ratio of the largest fitted x to the smallest
+BEYOND = 4.0  # x of the extrapolation, over the largest fitted x
+# Measured by `scaling coverage --points 8 --curves 60 --bootstrap 60`.
 MEASURED = {'fitted': 0.79, 'beyond': 0.90, 'past a break': 0.68}
 FORMS = ('power', 'irreducible', 'shifted', 'm2')
 
 
 def caveat() -> str:
-    """What the bands are worth, for those who see them."""
+    """A sentence on the measured coverage, for readers of the bands."""
     on, beyond, broken = (f'{100 * share:.0f} %' for share in MEASURED.values())
     return (
         f'on laws that are known, bands of 90 % held {on} of the curve at its points, {beyond} at '
@@ -29,17 +29,17 @@ def caveat() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is drawn and fitted.
+    """Parameters of the simulation.
 
     Attributes:
       form: of the law and of the fit.
       points: of a curve, their x in equal ratios over `SPAN`.
       noise: standard deviation of log y.
-      curves: how many laws are drawn.
+      curves: number of laws that are drawn.
       bootstrap: replicates of each fit.
 
     Raises:
-      UserError: for a form of which no law is drawn, or a number that is too small.
+      UserError: for a form from which no law is drawn, or a number that is too small.
     """
 
     form: str = forms.DEFAULT
@@ -60,7 +60,7 @@ class Setting:
 
 
 def measure(setting: Setting, seed: int = 0) -> dict[str, float]:
-    """The share of truths that lie in the bands.
+    """The share of true values that lie in the bands.
 
     Returns:
       'fitted': of the curve, at the x of its points;
@@ -75,7 +75,7 @@ def measure(setting: Setting, seed: int = 0) -> dict[str, float]:
 
 
 def _one(setting: Setting, rng: np.random.Generator) -> dict[str, float]:
-    """Whether the bands of one curve hold its law."""
+    """Whether the bands of one curve contain its law, {name: share}."""
     form = forms.find(setting.form)
     x = np.geomspace(1.0, SPAN, setting.points)
     law = _draw(form, rng)
@@ -95,7 +95,7 @@ def _one(setting: Setting, rng: np.random.Generator) -> dict[str, float]:
 
 
 def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
-    """A law: its exponent is like published ones, its limit a part of the last error."""
+    """A random law with a typical exponent, and a limit that is a share of the last error."""
     law = {'a': 1.0, 'b': rng.uniform(0.2, 0.8), 'c': 0.0, 'd': 0.0}
     if 'd' in form.names:
         law['d'] = rng.uniform(0.0, 4.0)
@@ -109,7 +109,7 @@ def _value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
 
 
 def _broken(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The law, but for half the exponent after the last point."""
+    """The law with half its exponent after the last point."""
     reducible = law['a'] * (SPAN + law['d']) ** -law['b']
     ratio = (x + law['d']) / (SPAN + law['d'])
     return reducible * ratio ** (-law['b'] / 2) + law['c']

@@ -14,7 +14,7 @@ from vit_jax.scaling.forms import Bounds, Form, Theta
 
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 BAND = (0.05, 0.95)
-_WIDE = 0.5  # a parameter whose 90 % interval reaches further than this share is not known
+_WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +22,13 @@ class Fit:
     """A fitted curve.
 
     Attributes:
-      form: which.
+      form: of the curve.
       theta: [P], in scaled units.
       scales: of x [K], and of y.
-      n_points: it was fitted to.
+      n_points: number of fitted points.
       rmse: root mean square of log(fitted) - log(y) on those.
       replicates: [R, P], theta of each bootstrap sample; R may be 0.
-      warnings: what the points do not tell, a line each; none if all parameters
-        are identified.
+      warnings: a line for each doubt, such as a parameter that is not identified.
     """
 
     form: Form
@@ -75,14 +74,15 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
     """Fit a form to points.
 
     Args:
-      form: which.
+      form: of the curve.
       x: [N] or [N, K], positive.
       y: [N], positive: an error or a loss, lower is better.
-      bootstrap: how many replicates to estimate bands from.
+      bootstrap: number of replicates for the bands.
       seed: of the bootstrap.
 
     Raises:
-      UserError: fewer points than parameters, values of one x only, or some that are not positive.
+      UserError: for fewer points than parameters, a single value of x, or values that are not
+        positive.
     """
     x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
     _check(form, x, y)
@@ -94,7 +94,7 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
     theta = form.solve(x, y) if form.solve else _search(form, x, y, form.starts(x, y), bounds)
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
-    # A curve of p parameters comes closer to n points than the truth does.
+    # A curve with p parameters fits n points more closely than the truth does.
     noise = residuals * np.sqrt(len(y) / max(len(y) - len(form.names), 1))
     replicates = _bootstrap(form, x, fitted, noise, theta, bootstrap, seed)
     return Fit(
@@ -109,7 +109,7 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
 
 
 def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
-    """Root mean square of log(predicted) - log(y); for points held out, the extrapolation error."""
+    """Root mean square of log(predicted) - log(y): the extrapolation error, on points held out."""
     return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
 
 
@@ -119,9 +119,9 @@ def rms(values: np.ndarray) -> float:
 
 
 def frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mask [N] of the Pareto frontier: no other point has a lower y with as little x.
+    """Mask [N] of the Pareto frontier: points with a lower y than all points of smaller or equal x.
 
-    Membership depends on points of smaller or equal x only.
+    Membership depends only on points of smaller or equal x.
     """
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
@@ -157,7 +157,7 @@ def _loss(theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray) -> tuple[f
 
 
 def _search(form: Form, x: np.ndarray, y: np.ndarray, starts: list[Theta], bounds: Bounds) -> Theta:
-    """The best of the minima reached from all starts."""
+    """The best of the local minima from all starts."""
     low, high = np.array(bounds).T
     descend = functools.partial(
         optimize.minimize,
@@ -181,10 +181,10 @@ def _bootstrap(
     count: int,
     seed: int,
 ) -> np.ndarray:
-    """Refit with residuals resampled in moving blocks, because neighbours are correlated.
+    """Refit with residuals resampled in moving blocks, as neighbors are correlated (Künsch 1989).
 
     Returns:
-      [count, P]: theta of each (Künsch 1989), searched from the fit's own.
+      [count, P]: theta of each replicate, searched from that of the fit.
     """
     n = len(fitted)
     block = max(1, round(n ** (1 / 3)))
@@ -210,7 +210,7 @@ def _warnings(
     replicates: np.ndarray,
     scales: tuple[np.ndarray, float],
 ) -> tuple[str, ...]:
-    """A line for each thing that the points do not tell."""
+    """A line for each doubt about the fit."""
     warnings = []
     if len(residuals) < 2 * len(form.names):
         warnings.append(
@@ -241,7 +241,7 @@ def _at_edge(name: str, value: float, lower: bool) -> str:
 def _standard_errors(
     theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
 ) -> np.ndarray:
-    """Standard errors [P] by linearisation; zero for parameters that are not fitted."""
+    """Standard errors [P] by linearization; zero for parameters that are not fitted."""
     errors = np.zeros(len(theta))
     noise = np.sum(residuals**2) / max(len(residuals) - len(free), 1)
     covariance = np.linalg.pinv(jacobian[:, free].T @ jacobian[:, free], hermitian=True)
@@ -250,7 +250,7 @@ def _standard_errors(
 
 
 def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
-    """Half the width of the 90 % interval, by linearisation or by the bootstrap, the wider one."""
+    """Half the width of the 90 % interval: the wider of linearization and bootstrap."""
     linear = 1.645 * errors[i]
     if not len(replicates):
         return float(linear)

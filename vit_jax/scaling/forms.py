@@ -1,4 +1,4 @@
-"""The curves that errors follow: values, gradients, starting points and bounds of each form.
+"""Forms of scaling laws: values, gradients, starting points and bounds.
 
 A form is fitted in scaled units (x over its geometric mean, y over its own), so that all its
 parameters are of order one; `Form.params` turns them back into the units of the table.
@@ -27,19 +27,19 @@ class Form:
     """A parametric curve.
 
     Attributes:
-      name: as `--form` takes it.
-      formula: as people write it, in terms of `names`.
+      name: for `--form`.
+      formula: in terms of `names`.
       names: of the parameters in the units of the table.
       source: the paper, its section or equation.
       log_value: (theta [P], x [N, K]) -> log y [N] and its gradient [N, P].
       starts: (x, y) -> points from which to search.
       bounds: (x, y) -> a closed interval for each of theta.
       params: (theta, scales of x [K], scale of y) -> {name: value}.
-      interpreted: the limits and exponents, which people read a law from, and their places in
-        theta; a fit warns where the points do not determine them.
-      columns: K, how many columns of the table x has.
-      solve: (x, y) -> theta, where the paper has an estimator of its own; None
-        for the minimum of the log-Huber loss.
+      interpreted: limits and exponents, {name: place in theta}; a fit warns if the points do not
+        determine them.
+      columns: K, the number of columns of x.
+      solve: (x, y) -> theta, if the paper has an estimator of its own; None for the minimum of the
+        log-Huber loss.
     """
 
     name: str
@@ -59,7 +59,7 @@ def find(name: str) -> Form:
     """The form of that name.
 
     Raises:
-      UserError: if there is none; it names the nearest.
+      UserError: for an unknown name; suggests the nearest.
     """
     if name not in FORMS:
         raise UserError(nearest('form', name, FORMS))
@@ -135,7 +135,7 @@ def _shifted_form(
 
 
 def _solve_m2(x: np.ndarray, y: np.ndarray) -> Theta:
-    """Least squares of log(y - c) - log a + b log x, exactly: a line for every c, the best c."""
+    """Exact least squares of log(y - c) - log a + b log x: a linear fit for each c, best c."""
 
     def cost(log_gap: float) -> float:
         log_a, b, c, _ = _regress(x[:, 0], y, y.min() - np.exp(log_gap), 0.0)
@@ -281,7 +281,7 @@ _SIMPLER = {'shifted': 'irreducible', 'irreducible': 'power', 'm2': 'power', 'm4
 
 
 def with_fewer(form: Form, points: int) -> Form:
-    """The form, or the simpler one that has fewer parameters than there are points, if any has."""
+    """The form, or a simpler one if it has not fewer parameters than there are points."""
     while points <= len(form.names) and form.name in _SIMPLER:
         form = FORMS[_SIMPLER[form.name]]
     return form

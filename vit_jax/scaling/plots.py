@@ -1,4 +1,4 @@
-"""Scaling curves as a figure: points, fits with their bands, and what was held out."""
+"""Scaling curves as a figure: points, fits with their bands, and points held out."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ WORDS = {
 def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
-    Filled points were fitted to, hollow ones were held out, and right of the dotted line
-    the curve is an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below
-    says how much such bands were measured to hold.
+    Filled points were fitted, hollow ones were held out, and right of the dotted line the curve is
+    an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below gives the
+    measured coverage of such bands.
 
     Raises:
-      UserError: more curves than panels fit into a figure.
+      UserError: for more curves than panels fit into a figure.
     """
     if len(curves) > MAX_PANELS:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
@@ -50,7 +50,7 @@ def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
-    """What the shades are worth; empty where there are none."""
+    """A sentence on the coverage of the shades; empty if there are none."""
     drawn = any(curve.fit is not None and len(curve.fit.replicates) for curve in curves)
     return textwrap.fill(f'Shades: {coverage.caveat()}.', 110) if drawn else ''
 
@@ -65,8 +65,8 @@ def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
     axes = figure.add_subplot()
     boundaries = [_boundary(curve) for curve in curves]
     shared = len(set(boundaries)) == 1
-    for curve, colour in zip(curves, _colours(curves), strict=True):
-        _draw_curve(axes, curve, colour, size=4.5, label=_legend(curve), mark=not shared)
+    for curve, color in zip(curves, _colors(curves), strict=True):
+        _draw_curve(axes, curve, color, size=4.5, label=_legend(curve), mark=not shared)
     _finish(axes, _title(options), curves, few=False)
     axes.set_xlabel(spoken(options.x[0]), color=figures.FAINT, fontsize=9)
     axes.set_ylabel(spoken(options.y), color=figures.FAINT, fontsize=9)
@@ -87,8 +87,8 @@ def spoken(column: str) -> str:
     return WORDS.get(column, column)
 
 
-def _colours(curves: Sequence[Curve]) -> list[Any]:
-    """A colour for each curve; with several columns one for each value of the first, in shades.
+def _colors(curves: Sequence[Curve]) -> list[Any]:
+    """A color for each curve; with several columns, one for each value of the first, in shades.
 
     Curves of one family stand in the order of the other columns, so that dark is large.
     """
@@ -106,7 +106,7 @@ def _colours(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _boundary(curve: Curve) -> float | None:
-    """The x between what was fitted to and what was held out; None if either is nothing."""
+    """The x between fitted and held-out points; None if either are missing."""
     fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
     if not (len(fitted) and len(held)):
         return None
@@ -139,10 +139,10 @@ def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Draw predicted over measured values, for forms with two columns of x."""
     figure = _figure(5.6, 5 + 0.2 * len(curves))
     axes = figure.add_subplot()
-    for curve, colour in zip(curves, _colours(curves), strict=True):
+    for curve, color in zip(curves, _colors(curves), strict=True):
         if curve.fit is not None:
             predicted = curve.fit.predict(curve.x)
-            _points(axes, curve.y, predicted, curve.kept, colour, 4.5, _legend(curve))
+            _points(axes, curve.y, predicted, curve.kept, color, 4.5, _legend(curve))
     ends = [min(c.y.min() for c in curves), max(c.y.max() for c in curves)]
     axes.plot(ends, ends, color=figures.FAINT, linewidth=1)
     axes.set_xscale('log')
@@ -157,17 +157,17 @@ def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
 
 
 def _draw_curve(
-    axes: Axes, curve: Curve, colour: Any, size: float, label: str | None, mark: bool = True
+    axes: Axes, curve: Curve, color: Any, size: float, label: str | None, mark: bool = True
 ) -> None:
-    _points(axes, curve.x[:, 0], curve.y, curve.kept, colour, size, label)
+    _points(axes, curve.x[:, 0], curve.y, curve.kept, color, size, label)
     if curve.fit is None:
         return
     grid = np.geomspace(curve.x.min(), curve.x.max(), 200)
-    axes.plot(grid, curve.fit.predict(grid), color=colour, linewidth=1.4)
+    axes.plot(grid, curve.fit.predict(grid), color=color, linewidth=1.4)
     if (band := curve.fit.predict_band(grid)) is not None:
-        axes.fill_between(grid, *band, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(grid, *band, color=color, alpha=0.18, linewidth=0)
     if mark and (boundary := _boundary(curve)) is not None:
-        axes.axvline(boundary, color=colour, linewidth=0.8, linestyle=':')
+        axes.axvline(boundary, color=color, linewidth=0.8, linestyle=':')
 
 
 def _points(
@@ -175,12 +175,12 @@ def _points(
     x: np.ndarray,
     y: np.ndarray,
     kept: np.ndarray,
-    colour: Any,
+    color: Any,
     size: float,
     label: str | None,
 ) -> None:
     draw_points = functools.partial(
-        axes.plot, color=colour, linestyle='', marker='o', markersize=size
+        axes.plot, color=color, linestyle='', marker='o', markersize=size
     )
     draw_points(x[kept], y[kept], label=label, alpha=0.75, markeredgewidth=0)
     draw_points(x[~kept], y[~kept], markerfacecolor='white', markeredgewidth=0.7, alpha=0.6)
@@ -214,7 +214,7 @@ def _number(value: float) -> str:
 
 
 def _add_legend(figure: Figure, note: str = '') -> None:
-    """Put the legend below the axes, where no point lies, and below a note."""
+    """Put the legend below the axes and the note."""
     legend = figure.legend(
         title=note or None,
         title_fontsize=7,

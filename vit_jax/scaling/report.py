@@ -1,4 +1,4 @@
-"""scaling.md: what was fitted, how sure that is, and how well it extrapolates."""
+"""scaling.md: the fits, their uncertainty, and their extrapolation errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vit_jax.scaling.table import label
 def markdown(
     summary: Mapping[str, Any], n_taken: int, n_runs: int, skipped: Sequence[str] = ()
 ) -> str:
-    """A page in Markdown about the fits of `table.summary`, with the picture that lies beside it.
+    """A Markdown page about the fits of `table.summary`, with the picture in the same folder.
 
     Args:
       summary: of the curves.
-      n_taken: how many runs were to be fitted.
-      n_runs: how many there are; those not taken are not finished.
-      skipped: a line for each of the taken that could not be fitted.
+      n_taken: number of runs to be fitted.
+      n_runs: number of all runs; the others are not finished.
+      skipped: a line for each of the `n_taken` runs that could not be fitted.
     """
     left_out = f', {n_runs - n_taken} left out as not finished' if n_taken < n_runs else ''
     median = summary['median_holdout_rmse']

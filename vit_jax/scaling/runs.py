@@ -25,8 +25,8 @@ FlopsOf = Callable[[dict[str, Any]], float | None]
 def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
     """A row for every run.
 
-    Cells of what a run does not tell are None. Besides the columns of `read_run` there
-    is one for each value of the configs in which the runs differ, `config.model.width`.
+    Unknown cells are None. Besides the columns of `read_run` there is one for each config value in
+    which the runs differ, such as `config.model.width`.
 
     Args:
       folders: run folders, or folders that hold run folders at any depth.
@@ -51,10 +51,10 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
     Returns:
       run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
-      examples_seen (steps times batch; with buckets what was counted), with buckets
-      tokens_seen (of the target, without padding), data_size (training examples), flops (of
-      all examples seen, forward and backward, their padding included), chip_hours (of
-      training alone, without evaluations and saving), then the last value of every metric.
+      examples_seen (steps times batch; counted if there are buckets), tokens_seen (of the
+      target, without padding; only with buckets), data_size (training examples), flops (of
+      all examples seen, forward and backward, including padding), chip_hours (of training
+      alone, without evaluations and saving), then the last value of every metric.
 
     Raises:
       UserError: if config.json is damaged, or as `flops_of`.
@@ -133,13 +133,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 def classifiers(
     rows: Sequence[dict[str, str]], by: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """The rows of the runs that classify, where some do and others have another task.
+    """The rows of classification, if there are any among other tasks; else all rows.
 
-    What tasks call accuracy or loss is not the same in all of them.
+    Metrics of the same name, such as accuracy or loss, differ between tasks.
 
     Args:
-      rows: of runs, as they are read of the table of `collect`.
-      by: columns whose values tell curves apart; where the task is one of them, all rows stay.
+      rows: of runs, read from the table of `collect`.
+      by: columns whose values distinguish curves; if the task is among them, all rows stay.
 
     Returns:
       The rows, and a line for each that is left out.

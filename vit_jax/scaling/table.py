@@ -20,18 +20,18 @@ Row = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """Which columns are fitted by which form, and what is held out.
+    """Columns, form and held-out points of a fit.
 
     Attributes:
       x: the columns of x, as many as the form takes.
       y: the column of the error or loss; `1-NAME` for one minus an accuracy.
-      by: columns whose values tell the curves apart.
-      holdout_column: 1 where a row is fitted to, 0 where it is held out.
+      by: columns whose values distinguish the curves.
+      holdout_column: 1 for rows that are fitted, 0 for rows that are held out.
       holdout: without such a column, the share of the range of x that is held out:
         with 0.5, all x above half of the largest; 0 for nothing.
       form: name of a form; curves with no more points than it has parameters get a simpler one.
-      against: names of forms to compare the extrapolation with.
-      frontier: keep only the points that no other beats with as little x.
+      against: names of forms whose extrapolation is compared.
+      frontier: keep only the points on the Pareto frontier.
       bootstrap: replicates for the bands.
     """
 
@@ -48,15 +48,15 @@ class FitOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points of one group and what was fitted to those that are not held out.
+    """The points of one group, and the fit to those that are not held out.
 
     Attributes:
       by: {column: value}.
       x, y: [N, K] and [N], ascending in x.
-      kept: [N], whether a point was fitted to.
-      fit: None if there are too few points; `problem` then says so.
+      kept: [N], whether a point was fitted.
+      fit: None if there are too few points; `problem` then has the reason.
       holdout_rmse: None if nothing was held out.
-      against: {form: its holdout_rmse}; None where it cannot be fitted.
+      against: {form: its holdout_rmse}; None for a form that cannot be fitted.
     """
 
     by: dict[str, str]
@@ -70,12 +70,12 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """Its values of the columns that tell the curves apart."""
+        """Its values of the columns that distinguish the curves."""
         return label(self.by)
 
 
 def label(by: Mapping[str, str]) -> str:
-    """The values as words, large numbers rounded: `vit 305k`."""
+    """The values as text, with large numbers rounded: `vit 305k`."""
     return ' '.join(map(_rounded, by.values())) or 'all'
 
 
@@ -113,7 +113,7 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     Rows without a value of x or y are left out.
 
     Raises:
-      UserError: an unknown column or form, a value that is no positive number, or no row.
+      UserError: for an unknown column or form, a value that is no positive number, or no row.
     """
     form = forms.find(options.form)
     others = [forms.find(name) for name in options.against]
@@ -136,10 +136,10 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
 
 
 def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
-    """The rows that a curve can go through, and a line for each other one that says why not.
+    """The rows that can be fitted, and a line with the reason for each other one.
 
     Raises:
-      UserError: an unknown column, or a value that is no number.
+      UserError: for an unknown column, or a value that is no number.
     """
     found, skipped = [], []
     for number, row in enumerate(rows, start=2):
@@ -151,7 +151,7 @@ def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[st
 
 
 def _problem(numbered: tuple[int, Row], options: FitOptions) -> str:
-    """What keeps a row from being fitted; empty if nothing does."""
+    """The reason why a row cannot be fitted; empty if it can."""
     for column, flag in _needed(options):
         if not _cell(numbered[1], column, flag):
             return f'has no {column.removeprefix("1-")}'
@@ -184,7 +184,7 @@ def _ranks(values: Sequence[str]) -> dict[str, float]:
 
 
 def _needed(options: FitOptions) -> list[tuple[str, str]]:
-    """The columns that a row must have a value of, and the flags that name them."""
+    """The columns in which a row needs a value, and the flags that name them."""
     return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
@@ -235,12 +235,12 @@ def _curve(
 
 
 def _fit(form: forms.Form, x: np.ndarray, y: np.ndarray, bootstrap: int) -> fit_lib.Fit:
-    """The fit of a form, or of a simpler one where the points are no more than its parameters."""
+    """The fit of a form, or of a simpler one if it has as many parameters as there are points."""
     taken = forms.with_fewer(form, len(y))
     try:
         found = fit_lib.fit(taken, x, y, bootstrap=bootstrap)
     except UserError:
-        return fit_lib.fit(form, x, y)  # says it of the form that was asked for
+        return fit_lib.fit(form, x, y)  # raises the error for the requested form
     if taken is form:
         return found
     note = (
@@ -251,7 +251,7 @@ def _fit(form: forms.Form, x: np.ndarray, y: np.ndarray, bootstrap: int) -> fit_
 
 
 def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> np.ndarray:
-    """Mask of the points that are fitted to; of two columns of x, the last decides."""
+    """Mask of the fitted points; of two columns of x, the last decides."""
     if options.holdout_column is None:
         return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
     marks = np.array([_number(row, options.holdout_column, '--holdout-column') for row in group])
@@ -261,7 +261,7 @@ def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> n
 
 
 def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Mask of the frontier; that of the points fitted to is found without those held out."""
+    """Mask of the frontier; fitted points are compared among themselves only."""
     if x.shape[1] != 1:
         raise UserError('--frontier: takes one column of x')
     chosen = fit_lib.frontier(x[:, 0], y)
