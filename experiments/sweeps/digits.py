@@ -32,9 +32,9 @@ def get_sweep(arg: str | None = None) -> Sweep:
     if kind == 'grid':
         return Sweep(**base, points=grid({'optim.lr': [1e-3, 3e-3], 'seed': [0, 1]}))
     if kind == 'star':
-        centre = {'model.width': 32, 'model.depth': 2, 'model.mlp_dim': 64}
+        center = {'model.width': 32, 'model.depth': 2, 'model.mlp_dim': 64}
         rays = {'model.width': [16, 64], 'model.depth': [1, 4], 'model.mlp_dim': [32, 128]}
-        return Sweep(**base, points=star(centre, rays))
+        return Sweep(**base, points=star(center, rays))
     return Sweep(
         **base,
         space={

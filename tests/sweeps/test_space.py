@@ -69,7 +69,7 @@ def test_a_mistake_is_named(fields, words):
         Sweep(**BASE, **fields)
 
 
-def test_a_ray_needs_a_centre():
+def test_a_ray_needs_a_center():
     with pytest.raises(UserError, match=r"did you mean 'model\.width'"):
         star({'model.width': 1}, {'model.widht': [2]})
 

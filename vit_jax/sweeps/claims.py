@@ -1,8 +1,8 @@
 """A trial, from the claim of its worker to its end.
 
-A claim is a lock in the shared folder, which ends with its process however that dies. A trial
-that is said to run but is claimed by nobody lost its worker: whoever claims it next continues
-the same trial from its checkpoint. This needs nothing of the storage, so that it holds for all.
+A claim is a lock in the shared folder, which ends with its process however that dies. A running
+trial without a claim has lost its worker: the next worker that claims it continues the same trial
+from its checkpoint. Claims do not use the storage, so they work with every one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vit_jax.sweeps.study import Study, run_number, state_name
 
 @contextlib.contextmanager
 def claimed(study: Study) -> Iterator[Trial | None]:
-    """Claim a trial that lost its worker, or else the next that waits; None if there is neither."""
+    """Claim a trial that lost its worker, else the next waiting one; None if there is neither."""
     for state in (TrialState.RUNNING, TrialState.WAITING):
         for frozen in study.trials(state):
             with contextlib.ExitStack() as held:
@@ -36,7 +36,7 @@ def claimed(study: Study) -> Iterator[Trial | None]:
 def take(study: Study, frozen: FrozenTrial) -> Trial | None:
     """Start or continue the trial; None if it ended or was taken before it was claimed.
 
-    One whose workers died too often fails here.
+    A trial whose workers died too often fails here.
     """
     state = study.storage.get_trial(frozen._trial_id).state
     if state.is_finished():
@@ -45,7 +45,7 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
         frozen._trial_id, TrialState.RUNNING
     ):
         return None
-    # A search then depends on its seed and on what is known, not on who runs the trial.
+    # So the search depends on its seed and the known trials, not on the worker.
     trial = Trial(study.load(study.sweep.seed + frozen.number), frozen._trial_id)
     return trial if count_attempt(study, trial) else None
 
@@ -53,8 +53,8 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
 def count_attempt(study: Study, trial: Trial) -> bool:
     """Count an attempt at the trial; after too many, fail the trial and return False.
 
-    Only those count that end neither in order nor with anything new saved, so that a long run
-    on machines that come and go is not given up, but one that kills its workers is.
+    An attempt counts only if it ended abnormally without saving anything new, so that a long run
+    on preemptible machines is not given up, but one that kills its workers is.
     """
     saved = max(run_folder.steps(study.run_folder(run_number(trial))), default=0)
     before = trial.user_attrs.get('attempt') or {'after': saved, 'count': 0}
@@ -73,7 +73,7 @@ def note(trial: Trial | None, name: str, value: Any) -> None:
 
 
 def end(trial: Trial | None, state: TrialState, value: float | None = None) -> None:
-    """Tell the study how a trial ended."""
+    """Report the end of a trial to the study."""
     if trial:
         frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
@@ -81,6 +81,6 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
 
 
 def fail(trial: Trial | None, reason: str) -> None:
-    """Tell the study that a trial failed, and why."""
+    """Report the failure of a trial and its reason to the study."""
     note(trial, 'error', reason)
     end(trial, TrialState.FAIL)

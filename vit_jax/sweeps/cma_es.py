@@ -1,7 +1,7 @@
-"""CMA-ES (Hansen, 2016, arXiv:1604.00772), its state computed anew from the trials.
+"""CMA-ES (Hansen, 2016, arXiv:1604.00772), with its state recomputed from the trials.
 
-Optuna's `CmaEsSampler` keeps its state in the storage as a pickle, and so runs code of whoever
-wrote that. Here a trial keeps the number of its generation alone, as those of Optuna do.
+Optuna's `CmaEsSampler` keeps its state in the storage as a pickle, which can run anybody's code.
+Here a trial keeps only the number of its generation, as Optuna's do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sampler(optuna.samplers.BaseSampler):
     """Optuna's interface to CMA-ES over the ranges that all complete trials share.
 
     Other dimensions, and the first trial, are drawn at random. A sample is a function of the
-    seed, the number of its trial, and the trials that are complete.
+    seed, the number of its trial, and the complete trials.
     """
 
     def __init__(self, seed: int):
@@ -69,12 +69,12 @@ class Sampler(optuna.samplers.BaseSampler):
 
 
 def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
-    """CMA-ES in the unit cube after all generations that are complete.
+    """CMA-ES in the unit cube after all complete generations.
 
     Args:
-      study: its trials are told in the order of their numbers.
+      study: its trials are replayed in the order of their numbers.
       ranges: the dimensions.
-      seed: of what is sampled next.
+      seed: of the next samples.
     """
     size = len(ranges)
     optimizer = cmaes.CMA(
@@ -91,8 +91,8 @@ def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
             units = np.array([to_unit(d, trial.params[name]) for name, d in ranges.items()])
             generations[generation].append((units, sign * trial.values[0]))
     count = optimizer.population_size
-    while len(told := generations[optimizer.generation]) >= count:
-        optimizer.tell(told[:count])
+    while len(results := generations[optimizer.generation]) >= count:
+        optimizer.tell(results[:count])
     return optimizer
 
 
@@ -104,7 +104,7 @@ def to_unit(distribution: FloatDistribution | IntDistribution, value: float) -> 
 
 
 def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) -> float:
-    """The value of the range that [0, 1] maps to; an integer of a range of integers."""
+    """The inverse of `to_unit`; an integer for a range of integers."""
     low, high = _edges(distribution)
     position = low + float(unit) * (high - low)
     value = math.exp(position) if distribution.log else position
@@ -114,7 +114,7 @@ def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) ->
 
 
 def _edges(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
-    """The ends of the range; those of integers half a step further out, so that all are equal."""
+    """The ends of the range, for integers half a step further out: all are equally likely."""
     margin = 0.5 if isinstance(distribution, IntDistribution) else 0.0
     low, high = distribution.low - margin, distribution.high + margin
     return (math.log(low), math.log(high)) if distribution.log else (low, high)

@@ -23,10 +23,10 @@ MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
     """Draw the course of every trial, and its final value over each dimension.
 
-    Trials that were pruned have no final value; they stand at the worse edge.
+    Pruned trials have no final value; they are drawn at the worse edge.
 
     Raises:
-      UserError: while there is nothing to draw.
+      UserError: if no trial has ended with a value.
       OSError: if the file cannot be written.
     """
     shown = [t for t in study.trials(*status.ENDED) if t.value is not None]
@@ -69,7 +69,7 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     return figure
 
 
-def _colour(trial: FrozenTrial, winner: int | None) -> str:
+def _color(trial: FrozenTrial, winner: int | None) -> str:
     if trial.number == winner:
         return figures.COLORS[1]
     return figures.COLORS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
@@ -80,9 +80,9 @@ def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> N
     for trial in sorted(trials, key=lambda t: (t.number == winner, t.state == TrialState.COMPLETE)):
         steps = sorted(trial.intermediate_values)
         values = [trial.intermediate_values[step] for step in steps]
-        colour, is_best = _colour(trial, winner), trial.number == winner
-        axes.plot(steps, values, color=colour, linewidth=2 if is_best else 1, alpha=0.9)
-        axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=colour, markersize=5)
+        color, is_best = _color(trial, winner), trial.number == winner
+        axes.plot(steps, values, color=color, linewidth=2 if is_best else 1, alpha=0.9)
+        axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=color, markersize=5)
     axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
 
 
@@ -91,8 +91,8 @@ def _legend(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> No
     for trial in trials:
         shown['best' if trial.number == winner else state_name(trial)] = trial
     for label, trial in sorted(shown.items()):
-        colour, mark = _colour(trial, winner), MARKS[trial.state]
-        axes.plot([], [], mark, color=colour, label=label, markersize=5)
+        color, mark = _color(trial, winner), MARKS[trial.state]
+        axes.plot([], [], mark, color=color, label=label, markersize=5)
     axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
 
 
@@ -111,14 +111,14 @@ def _dimension(
         line = sorted((x, t.values[0]) for x, t in ended if t.state == TrialState.COMPLETE)
         axes.plot(*zip(*line, strict=True), color=figures.COLORS[0], linewidth=1, alpha=0.6)
     for x, trial in zip(xs, trials, strict=True):
-        # The last value of a pruned trial is of an early step, and no match for a final one.
+        # The last value of a pruned trial is from an early step, not comparable to a final one.
         at_edge = winner is not None and trial.state != TrialState.COMPLETE
         is_best = trial.number == winner
         axes.plot(
             x,
             edge if at_edge else trial.values[0],
             MARKS[trial.state],
-            color=_colour(trial, winner),
+            color=_color(trial, winner),
             transform=axes.get_xaxis_transform() if at_edge else axes.transData,
             markersize=9 if is_best else 6,
             zorder=4 if is_best else 3,
@@ -127,7 +127,7 @@ def _dimension(
 
 
 def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
-    """Set the scale and ticks of the horizontal axis, and return where the values stand on it."""
+    """Set the scale and ticks of the horizontal axis, and return the positions of the values."""
     if isinstance(dimension, space.Range):
         if dimension.log:
             axes.set_xscale('log')
@@ -139,6 +139,6 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
         choices.sort()
     axes.set_xticks(np.arange(len(choices)), [status.number(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    # Side by side, as many a trial has the same value.
+    # Side by side, as many trials have the same value.
     spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
     return list(np.array([choices.index(v) for v in values]) + spread)

@@ -1,4 +1,4 @@
-"""The runs of a sweep, priced before any of them runs."""
+"""The cost of a sweep before any of its runs starts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vit_jax.profiling.cost import price
 from vit_jax.profiling.plan import PlannedRun
 from vit_jax.sweeps import space
 
-Price = Callable[[space.Point, int], PlannedRun]  # of a point, and how many runs
+Price = Callable[[space.Point, int], PlannedRun]  # (point, number of runs) -> cost
 
 
 def planned_runs(
     sweep: space.Sweep, examples: float | None = None, image_size: int | None = None
 ) -> list[PlannedRun]:
-    """A line for every point, and one for all those that a search chooses, at their dearest.
+    """An entry for every point, and one for all points of a search, at their highest cost.
 
     Args:
-      sweep: what is to be run.
+      sweep: the planned runs.
       examples, image_size: see `cost.price`.
 
     Raises:
-      UserError: a mistake in a config, or as `cost.price`.
+      UserError: for a mistake in a config, or as `cost.price`.
     """
 
     def price_of(point: space.Point, count: int = 1) -> PlannedRun:
@@ -43,12 +43,12 @@ def config_of(sweep: space.Sweep, point: space.Point) -> ConfigDict:
 
 
 def dearest(sweep: space.Sweep, price_of: Price) -> space.Point:
-    """Of what a search may choose, in each dimension the end that costs most."""
-    centre, *others = space.corners(sweep)
-    cost = price_of(centre, 1).flops
-    best = {name: (cost, value) for name, value in centre.items()}
+    """The most expensive point of a search: in each dimension the end that costs most."""
+    center, *others = space.corners(sweep)
+    cost = price_of(center, 1).flops
+    best = {name: (cost, value) for name, value in center.items()}
     for point in others:
-        for name in centre:
-            if point[name] != centre[name]:
+        for name in center:
+            if point[name] != center[name]:
                 best[name] = max(best[name], (price_of(point, 1).flops, point[name]))
     return {name: value for name, (_, value) in best.items()}

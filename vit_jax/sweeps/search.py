@@ -1,4 +1,4 @@
-"""Searches and pruners by name. None of them unpickles, for a study may come from anybody."""
+"""Searches and pruners by name. None of them unpickles, as a study may come from anybody."""
 
 from __future__ import annotations
 

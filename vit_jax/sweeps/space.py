@@ -1,4 +1,4 @@
-"""What a sweep file says; `get_sweep(arg: str | None) -> Sweep` stands in it.
+"""The contents of a sweep file, which defines `get_sweep(arg: str | None) -> Sweep`.
 
 Dimensions are named by their place in the config, as on the command line: `optim.lr`.
 """
@@ -37,7 +37,7 @@ class Range:
 
     Attributes:
       low, high: the bounds.
-      log: whether its logarithm is what is searched.
+      log: whether to search on a logarithmic scale.
     """
 
     low: float
@@ -50,22 +50,22 @@ Dimension = Choice | Range
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A base config, the trials that vary it, and how they are searched and judged.
+    """A base config, the trials that vary it, and their search and metric.
 
     Attributes:
       config: the base, as for `--config`: FILE[:ARG].
       metric: of the final evaluation, as `test/accuracy`.
       direction: `maximize` or `minimize` it.
-      points: what is to run exactly once each, all with the same dimensions; see `grid`, `star`.
-      space: what a search may choose, by dimension.
-      trials: how many runs a search has, points included.
+      points: to run exactly once each, all with the same dimensions; see `grid`, `star`.
+      space: the choices of a search, by dimension.
+      trials: number of runs of a search, including points.
       search: `tpe`, `cmaes` or `random`.
       pruner: `none`, `median` or `hyperband`, fed by the evaluations of the runs.
       pruner_options: keywords of Optuna's pruner; steps in them are those of the trainer.
-      overrides: what differs from the base config in every run, by dimension.
+      overrides: changes of the base config for every run, by dimension.
       seed: of the search.
-      retries: how often in a row a trial is taken up again whose worker died before it had saved
-        anything new; then it fails.
+      retries: how often in a row a trial is continued after its worker died without saving anything
+        new; then it fails.
     """
 
     config: str
@@ -105,11 +105,11 @@ class Sweep:
             raise UserError("sweep: the search 'cmaes' needs at least two ranges: search by 'tpe'")
 
     def queue(self) -> list[Point]:
-        """Every trial in order: what it fixes, which is nothing where the search chooses."""
+        """The fixed values of every trial in order; none if the search chooses them."""
         return [*map(dict, self.points), *({} for _ in range(self.trials - len(self.points)))]
 
     def dimensions(self) -> dict[str, Dimension]:
-        """The space; where there are only points, the values that they have."""
+        """The space; without one, the values of the points."""
         if self.space:
             return dict(self.space)
         return {
@@ -142,7 +142,7 @@ def _check_dimension(name: str, dimension: Dimension) -> None:
 
 
 def contains(dimension: Dimension, value: Any) -> bool:
-    """Tell whether the dimension can have the value."""
+    """Whether the dimension contains the value."""
     if isinstance(dimension, Choice):
         return value in dimension.values
     return not isinstance(value, str) and dimension.low <= value <= dimension.high
@@ -170,32 +170,32 @@ def grid(values: Mapping[str, Iterable[Any]]) -> list[Point]:
     ]
 
 
-def star(centre: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
-    """The centre, and points that differ from it in one dimension only.
+def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
+    """The center, and points that differ from it in one dimension only.
 
-    This is how shapes are varied to find one exponent per dimension ("Getting ViT in Shape:
-    Scaling Laws for Compute-Optimal Model Design", section 3.2): the number of runs is the sum of
-    the rays' lengths instead of their product.
+    Varies shapes to find one exponent per dimension ("Getting ViT in Shape: Scaling Laws for
+    Compute-Optimal Model Design", section 3.2): the number of runs is the sum of the rays' lengths
+    instead of their product.
 
     Args:
-      centre: a value for every dimension.
-      rays: further values of a dimension; the centre's own is left out of them.
+      center: a value for every dimension.
+      rays: further values of a dimension; the center's own value is skipped.
 
     Raises:
-      UserError: if a ray has no value in the centre.
+      UserError: if the center has no value for a ray's dimension.
     """
     for name in rays:
-        if name not in centre:
-            raise UserError('sweep: ' + nearest('dimension of the centre', name, centre))
-    points = [{**centre, name: value} for name, values in rays.items() for value in values]
-    return [dict(centre), *(point for point in points if point != centre)]
+        if name not in center:
+            raise UserError('sweep: ' + nearest('dimension of the center', name, center))
+    points = [{**center, name: value} for name, values in rays.items() for value in values]
+    return [dict(center), *(point for point in points if point != center)]
 
 
 def load(spec: str, command: str = 'sweep create') -> Sweep:
     """The sweep of `FILE[:arg]`, which is executed; errors name the command.
 
     Raises:
-      UserError: no such file, or what it returns is no sweep.
+      UserError: if there is no such file, or it does not return a sweep.
     """
     sweep = config_lib.run_file(spec, 'get_sweep', command)
     if not isinstance(sweep, Sweep):
@@ -209,7 +209,7 @@ def overrides(point: Mapping[str, Any]) -> list[str]:
 
 
 def corners(sweep: Sweep) -> list[Point]:
-    """Points that show whether the config takes the sweep's dimensions and values."""
+    """Points that together have all extreme values of the sweep, to check them with the config."""
     if sweep.points and not sweep.trials:
         return [dict(point) for point in sweep.points]
     ends = {name: _ends(dimension) for name, dimension in sweep.space.items()}

@@ -1,4 +1,4 @@
-"""How far a study has come: its trials and their states, the workers, the best trial."""
+"""Progress of a study: its trials and their states, the workers, the best trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def counts(study: Study) -> dict[str, int]:
-    """Number of trials in each state, those that were interrupted or diverged by themselves."""
+    """Number of trials in each state, with `interrupted` and `diverged` as states of their own."""
     trials, at_work = study.trials(), workers(study)
     found = collections.Counter(trial.state for trial in trials)
     running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
@@ -35,7 +35,7 @@ def counts(study: Study) -> dict[str, int]:
 
 
 def workers(study: Study) -> dict[int, str]:
-    """Workers by trial, as HOST:PID; a running trial that is not there has lost its worker."""
+    """Workers by trial, as HOST:PID; a running trial without an entry has lost its worker."""
     found = {
         trial.number: lock.holder(study.claim_folder(trial.number))
         for trial in study.trials(TrialState.RUNNING)
@@ -44,7 +44,7 @@ def workers(study: Study) -> dict[int, str]:
 
 
 def rows(study: Study) -> list[list[str]]:
-    """A row for each trial that has begun: number, state, last step evaluated, value, point."""
+    """A row for each started trial: number, state, last evaluated step, value, point."""
     at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
     return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
@@ -59,7 +59,7 @@ def _point(study: Study, trial: FrozenTrial) -> list[str]:
 
 
 def notes(study: Study) -> list[str]:
-    """A line for each trial that failed or lost its worker, and one on the time that is left."""
+    """A line for each failed trial, and one on the remaining time."""
     failed = [
         f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
         for trial in study.trials(TrialState.FAIL)
@@ -68,7 +68,7 @@ def notes(study: Study) -> list[str]:
 
 
 def time_left(study: Study) -> str:
-    """Estimate of the time that the present workers will need; empty while nothing tells."""
+    """Estimate of the time that the present workers will need; empty if it is unknown."""
     open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
     spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
     if not (spans and open_trials and (at_work := len(workers(study)))):
@@ -80,7 +80,7 @@ def time_left(study: Study) -> str:
 
 
 def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
-    """The trial's state in a word, or who is at work on it."""
+    """The trial's state in a word, with its worker if it is running."""
     if trial.state == TrialState.RUNNING:
         worker = at_work.get(trial.number)
         return f'running on {worker}' if worker else 'interrupted'
@@ -88,12 +88,12 @@ def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
 
 
 def last_step(trial: FrozenTrial) -> str:
-    """The last step that was evaluated."""
+    """The last evaluated step, or '-'."""
     return str(trial.last_step) if trial.last_step is not None else '-'
 
 
 def value(trial: FrozenTrial) -> str:
-    """Its final value, or the last one before its end."""
+    """Its final value, or the last one so far, or '-'."""
     found = trial.value
     if found is None and trial.last_step is not None:
         found = trial.intermediate_values[trial.last_step]
@@ -108,10 +108,10 @@ def number(what: Any) -> str:
 
 
 def best(study: Study) -> FrozenTrial:
-    """The trial with the best final value; the earlier one of two that are equal.
+    """The trial with the best final value; the earlier of equal ones.
 
     Raises:
-      UserError: while none is complete.
+      UserError: if none is complete.
     """
     complete = study.trials(TrialState.COMPLETE)
     if not complete:
@@ -121,7 +121,7 @@ def best(study: Study) -> FrozenTrial:
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
-    """The command that trains as the trial did, in a new folder beside that of the sweep."""
+    """The command that repeats the trial's training, in a new folder next to that of the sweep."""
     point = {**study.sweep.overrides, **trial.params}
     flags = [f'--config.{text}' for text in space.overrides(point)]
     place = ('--workdir', f'{study.folder}-{trial.number:04d}')

@@ -28,7 +28,7 @@ def absolute(storage: str) -> str:
 
 
 def without_password(storage: str) -> str:
-    """The storage as it may be written to a file; a driver finds the password by itself."""
+    """The storage's URL without its password, for a file; drivers find the password themselves."""
     if storage.startswith(JOURNAL):
         return storage
     url = sqlalchemy.make_url(storage)._replace(password=None)
@@ -36,7 +36,7 @@ def without_password(storage: str) -> str:
 
 
 def open_storage(storage: str, new: bool = False) -> BaseStorage:
-    """Open Optuna's storage; `new` allows a file to be made.
+    """Open Optuna's storage; `new` allows creating a file.
 
     Raises:
       UserError: if it cannot be opened.
@@ -50,7 +50,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         if scheme == JOURNAL:
             return JournalStorage(JournalFileBackend(os.fspath(path)))
-        # Of SQLite's many workers one writes at a time.
+        # SQLite allows one writer at a time; the others wait.
         waiting = {'connect_args': {'timeout': 60}} if scheme else {}
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
     except ImportError as e:
@@ -68,7 +68,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
 
 @contextlib.contextmanager
 def intact(storage: str) -> Iterator[None]:
-    """Raise UserError if the storage cannot be read within, or holds what nobody wrote."""
+    """Raise UserError if the storage cannot be read inside, or its contents are damaged."""
     damage = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
     try:
         yield

@@ -1,14 +1,14 @@
 """A study in its storage, and the folder that all its workers share.
 
-The storage keeps the sweep, the base config, and of every trial its values, evaluations and
-resolved config. The folder keeps the runs, and who is at work on which: `claims/NUMBER/lock`.
+The storage keeps the sweep, the base config, and the values, evaluations and resolved config of
+every trial. The folder keeps the runs, and the claims of workers: `claims/NUMBER/lock`.
 
 Attributes of a trial beside Optuna's own:
   folder, config  of its run
-  attempt         how often it was begun since what was saved last, and after which step that was
+  attempt         number of attempts since the last save, and the step of that save
   run             the trial whose run it continues, if it was queued again
-  error           why it failed
-  diverged        why it was ended as hopeless
+  error           the reason of its failure
+  diverged        the reason why it was stopped as diverged
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Study:
 
     Attributes:
       name: of the study.
-      storage: where it is.
-      folder: where its runs are.
-      sweep: what was asked for.
+      storage: its open storage.
+      folder: of its runs.
+      sweep: the sweep that it runs.
       base: the config that its trials vary.
-      allowed: modules of the user's own that the configs of its trials may name; None for any, of
-        a study made here, by a file that the user chose to run.
+      allowed: modules of the user's own that the configs of its trials may name; None for any, for
+        a study that was just created from a file that the user chose to run.
     """
 
     name: str
@@ -113,7 +113,7 @@ def vary(
     """A copy of the config with other values.
 
     Raises:
-      UserError: if it cannot have them, or as `check`, see `config.load.override`.
+      UserError: if it refuses the values, or as `check`, see `config.load.override`.
     """
     copy = config_lib.from_json(config_lib.to_json(base))
     return config_lib.override(copy, space.overrides(point), check)
@@ -125,14 +125,14 @@ def create(
     """Make a study and queue all its trials.
 
     Args:
-      sweep: what to run.
+      sweep: the sweep to run.
       name: of the study.
       storage: `sqlite:///PATH`, `journal:PATH` or a URL of a database; by default a journal in
         the folder.
       folder: of its runs; `runs/NAME` by default.
 
     Raises:
-      UserError: if the study exists, or the config does not take what the sweep varies.
+      UserError: if the study exists, or the config refuses the sweep's dimensions or values.
     """
     if not name.strip() or '/' in name or name in ('.', '..'):
         raise UserError(f'--study {name!r}: give a name without /, as in --study digits')
@@ -157,7 +157,7 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
     """The config that the trials vary.
 
     Raises:
-      UserError: if it does not take what they vary, or has not what judges them.
+      UserError: if it refuses the dimensions or values, or lacks the metric.
     """
     base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
@@ -165,7 +165,7 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
 
 
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
-    """Raise UserError for what would make every trial fail."""
+    """Raise UserError for mistakes that would make trials fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
     metrics.check(base, sweep.metric, 'sweep')
@@ -174,7 +174,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
 
 
 def _fill(study: Study, token: str) -> None:
-    """Create Optuna's study; the token that says that it is whole is written last."""
+    """Create Optuna's study; the token that marks it as complete is written last."""
     name, storage = study.name, study.storage
     if name in optuna.get_all_study_names(storage):
         if 'token' in optuna.load_study(study_name=name, storage=storage).user_attrs:
@@ -201,8 +201,8 @@ def open_study(
 
     Args:
       name: of the study.
-      storage: where it is; by default what its folder says.
-      folder: of its runs, where that is mounted at another place.
+      storage: its URL; by default the one recorded in its folder.
+      folder: of its runs, if that is mounted at another place.
       allowed: modules of the user's own that the configs of its trials may name.
 
     Raises:
@@ -228,7 +228,7 @@ def open_study(
 
 
 def retry(study: Study) -> int:
-    """Queue failed trials again, each to go on in its run folder; return how many."""
+    """Queue failed trials again, to continue in their run folders; return their number."""
     by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
     failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
     for number in failed:
@@ -237,7 +237,7 @@ def retry(study: Study) -> int:
 
 
 def state_name(trial: optuna.trial.FrozenTrial) -> str:
-    """The state of a trial in a word; to a search, one that diverged is pruned."""
+    """The state of a trial in a word; Optuna's state of a diverged trial is pruned."""
     return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
 
 
@@ -247,10 +247,10 @@ def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
 
 
 def require_shared_folder(study: Study) -> None:
-    """Check that this worker sees the folder that all others share, with their claims and runs.
+    """Check that this worker sees the shared folder, with the claims and runs of all workers.
 
     Raises:
-      UserError: if it is not.
+      UserError: if it does not.
     """
     token = study.load(0).user_attrs['token']
     if _read_marker(study.folder).get('token') != token:

@@ -1,7 +1,7 @@
-"""A worker: claim a trial -> train -> tell, until none is left.
+"""A worker: claim a trial -> train -> report, until none is left.
 
-A worker may be several processes. The first one alone claims, chooses and tells; it says to the
-others which trial it is, and after every evaluation whether the run ends there.
+A worker may be several processes. Only the first one claims, chooses and reports; it broadcasts
+the trial to the others, and after every evaluation whether the run ends there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Work:
     """Tally of what a worker has done.
 
     Attributes:
-      finished: number of trials that it brought to an end of any kind.
+      finished: number of trials that it ended, in any state.
       failures: a line for each that failed.
     """
 
@@ -50,7 +50,7 @@ class ClaimedTrial:
       number: of the trial.
       point: its values.
       folder: of its run.
-      trial: Optuna's, on process 0, which alone speaks with the study; None on the others.
+      trial: Optuna's, on process 0, the only one that accesses the study; None on the others.
     """
 
     number: int
@@ -89,7 +89,7 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
 
 @contextlib.contextmanager
 def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
-    """Claim a trial on process 0 and tell all others of it; None if nothing is left."""
+    """Claim a trial on process 0 and broadcast it to all others; None if nothing is left."""
     with claimed(study) if jax.process_index() == 0 else contextlib.nullcontext() as trial:
         words = trial and [trial.number, run_number(trial), suggest(study, trial)]
         if (words := processes.broadcast(words)) is None:
@@ -100,10 +100,10 @@ def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
 
 
 def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str:
-    """Train a trial and tell the study; return what went wrong if its config cannot run.
+    """Train a trial and report to the study; return the error if its config cannot run.
 
-    A run that diverges counts as pruned, so that a search learns from it. What is interrupted
-    stays a running trial, which a worker takes up.
+    A run that diverges counts as pruned, so that a search learns from it. An interrupted trial
+    stays in the state running, and another worker continues it.
     """
     if claim.trial:
         words = ' '.join(space.overrides(claim.point))
@@ -138,7 +138,7 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
     """Train a trial and return its final value.
 
     Raises:
-      Diverged: also if that is not a finite number.
+      Diverged: if training diverges, or the final value is not a finite number.
     """
     config = study.config(claim.point)
     note(claim.trial, 'folder', str(claim.folder))
@@ -155,7 +155,7 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
 
 
 def suggest(study: Study, trial: Trial) -> space.Point:
-    """The trial's values: those that it already has, or was queued with, or the search's."""
+    """The trial's values: those that it has, those it was queued with, or the search's."""
     return {name: _suggest(trial, name, d) for name, d in study.sweep.dimensions().items()}
 
 
@@ -169,14 +169,14 @@ def _suggest(trial: Trial, name: str, dimension: space.Dimension) -> Any:
 
 
 def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
-    """A callback that passes evaluations to the study and says when its pruner ends the run.
+    """A callback that reports evaluations to the study and returns whether its pruner ends the run.
 
-    Evaluations that a resumed run repeats are already there.
+    Evaluations that a resumed run repeats are skipped.
     """
     trial, metric = claim.trial, study.sweep.metric
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
 
-    def tell(step: int, value: float) -> bool:
+    def report_value(step: int, value: float) -> bool:
         assert trial is not None
         if step not in known:
             trial.report(value, step)
@@ -185,7 +185,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     def report(step: int, results: dict[str, float]) -> bool:
         if (value := metrics.of_entry(results, metric, 'sweep')) is None:
             return False  # this one has an `every` of its own
-        return bool(processes.on_process_0(lambda: int(tell(step, value))))
+        return bool(processes.on_process_0(lambda: int(report_value(step, value))))
 
     return report
 
@@ -194,7 +194,7 @@ def finite(results: dict[str, float], metric: str) -> float:
     """The metric of an evaluation.
 
     Raises:
-      UserError: if it is not there.
+      UserError: if the metric is missing.
       Diverged: if it is not a finite number.
     """
     if not math.isfinite(value := metrics.pick(results, metric, 'sweep')):
