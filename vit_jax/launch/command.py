@@ -1,4 +1,4 @@
-"""The command that is launched, as each process of the job runs it."""
+"""The command line of each process of a job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BUCKETS = ('gs://', 's3://')
 
 
 def for_processes(words: Sequence[str], processes: int) -> list[str]:
-    """The command as each of so many processes runs it.
+    """The command line for each of so many processes.
 
     Args:
-      words: what follows `vit_jax`, as `['train', '--config', ...]`.
+      words: after `vit_jax`, as `['train', '--config', ...]`.
       processes: of the job.
 
     Raises:
@@ -34,7 +34,7 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
 
 
 def require_bucket(words: Sequence[str]) -> None:
-    """Check that what the command writes outlives the machine that it runs on.
+    """Check that the results of the command outlive its machine.
 
     Raises:
       UserError: if its --workdir is a local folder.

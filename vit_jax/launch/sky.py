@@ -1,4 +1,4 @@
-"""The SkyPilot task of a managed job on Cloud TPUs, which is recovered when it is preempted."""
+"""The SkyPilot task of a managed job on Cloud TPUs, which is restarted after preemption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 from vit_jax.launch import command
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
-# SkyPilot puts these into commands of a shell as they are.
+# SkyPilot inserts these into shell commands without quoting.
 VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
 BUCKET = re.compile(r'(gs|s3)://[a-z0-9][-_.a-z0-9]*/?')
 FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
@@ -27,9 +27,9 @@ class Generation:
 
     Attributes:
       runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes).
-      single: the largest size, as types are named, that is one machine.
-      step: the size that one machine of a larger slice has.
-      sizes: of the slices that there are (cloud.google.com/tpu/docs).
+      single: the largest size, in units of type names, that is one machine.
+      step: the size of one machine of a larger slice.
+      sizes: of the available slices (cloud.google.com/tpu/docs).
     """
 
     runtime: str
@@ -61,17 +61,17 @@ OTHER_EXTRAS = 'tpu,gcs,sweep'
 
 @dataclasses.dataclass(frozen=True)
 class SkyJob:
-    """What to run on Cloud TPUs, and where.
+    """A command to run on Cloud TPUs, with its resources.
 
     Attributes:
       words: the command, as `['train', '--config', ...]`.
       name: of the job.
       tpu: type of the slice, as `v5litepod-8`.
       spot: whether it may be preempted, at a lower price.
-      region, zone: anywhere if empty.
-      restarts: how often a failed job is started again; a preempted one always is.
-      env: variables of the command.
-      mounts: buckets, as `gs://BUCKET`, by the folders that they become on the machines.
+      region, zone: any if empty.
+      restarts: limit on restarts of a failed job; a preempted one is always restarted.
+      env: environment variables of the command.
+      mounts: buckets, as `gs://BUCKET`, by their folders on the machines.
     """
 
     words: Sequence[str]
@@ -89,7 +89,7 @@ def parse(tpu: str) -> tuple[Generation, int]:
     """Generation and size of a type such as `v5litepod-8`.
 
     Raises:
-      UserError: if it is no such name.
+      UserError: for any other name.
     """
     match = re.fullmatch(r'(?:tpu-)?(.+)-([1-9][0-9]*)', tpu)
     if match is None:
@@ -107,16 +107,16 @@ def parse(tpu: str) -> tuple[Generation, int]:
 
 
 def hosts(tpu: str) -> int:
-    """How many machines a slice has; each runs one process."""
+    """The number of machines of a slice; each runs one process."""
     generation, size = parse(tpu)
     return 1 if size <= generation.single else size // generation.step
 
 
 def task(job: SkyJob) -> dict[str, Any]:
-    """The fields of the task, as docs.skypilot.co/en/latest/reference/yaml-spec.html has them.
+    """The fields of the task, see docs.skypilot.co/en/latest/reference/yaml-spec.html.
 
     Raises:
-      UserError: for a name that is none, an unknown type of TPU, data that cannot be reached, or
+      UserError: for an invalid name, an unknown type of TPU, data that cannot be reached, or
         results that would be lost.
     """
     if not NAME.fullmatch(job.name):

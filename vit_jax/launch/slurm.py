@@ -1,8 +1,8 @@
 """The sbatch script of a job.
 
-A job that is told to stop saves its state and exits with code 75; the script then puts it
-back into the queue under the same number, and it continues. It needs no accounting database:
-how often it failed stands in a file beside its output.
+On a stop signal, a job saves its state and exits with code 75; the script then requeues it under
+the same number, and it continues. This needs no accounting database: failures are counted in a
+file next to the output.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from vit_jax.launch import command
 
 @dataclasses.dataclass(frozen=True)
 class SlurmJob:
-    """What to run on a cluster, and with which resources.
+    """A command to run on a cluster, with its resources.
 
     Attributes:
       words: the command, as `['train', '--config', ...]`.
       name: of the job.
-      nodes: how many.
+      nodes: their number.
       gpus: of each node, with one process each; one process a node without any.
-      array: so many jobs with the same command, which share a sweep's trials; 0 for one job.
+      array: number of jobs with the same command, which share a sweep's trials; 0 for one job.
       partition: the cluster's default if empty.
       time: the limit, as `12:00:00`; the partition's if empty.
-      grace: seconds before the limit at which the job is told to stop.
-      restarts: how often a job that failed is started again; those at the time limit do not count.
+      grace: seconds between the stop signal and the limit.
+      restarts: limit on restarts after failures; those at the time limit do not count.
       cpus: of each process; the cluster's default, mostly one, if 0.
       options: more options of sbatch, as `account=vision`.
       python: the interpreter.
@@ -79,10 +79,10 @@ exit $code
 
 
 def script(job: SlurmJob) -> str:
-    """The text that sbatch reads.
+    """The text of the sbatch script.
 
     Raises:
-      UserError: if the command cannot be run so.
+      UserError: if the command cannot run with these resources.
     """
     if job.array and tuple(job.words[:2]) != ('sweep', 'work'):
         raise UserError(

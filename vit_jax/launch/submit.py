@@ -1,4 +1,4 @@
-"""Submission: hand a script or a task to the program that runs it."""
+"""Submission of a script or a task."""
 
 from __future__ import annotations
 
