@@ -1,4 +1,4 @@
-"""Which tokens look at which: attention weights between sentences, words on both axes."""
+"""Attention weights between two sentences as a map, with words on both axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
 
-SPACE = '\u2581'  # how SentencePiece writes the space before a word
+SPACE = '\u2581'  # SentencePiece's mark for the space before a word
 CELL, MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
 
 
@@ -25,12 +25,12 @@ def draw(
     names: tuple[str, str],
     title: str = '',
 ) -> Figure:
-    """A map of the weights: who looks from above to below, what is looked at from left to right.
+    """A map of the weights, queries from top to bottom, keys from left to right.
 
     Args:
       weights: every row sums to one.
-      rows: the pieces that look.
-      columns: the pieces that are looked at.
+      rows: the pieces that attend (queries).
+      columns: the pieces that are attended to (keys).
       names: of the two axes, rows first.
       title: printed above.
     """
@@ -38,7 +38,7 @@ def draw(
     figure = Figure(figsize=(max(size[0], 4.0), max(size[1], 2.5)), layout='constrained')
     axes = figure.add_subplot()
     blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLORS[0], '#0b1f45'])
-    # Weights that are spread evenly are to look pale.
+    # Evenly spread weights should look pale.
     top = max(0.5, float(weights.max()))
     image = axes.imshow(weights, cmap=blues, vmin=0, vmax=top, interpolation='nearest')
     _label(axes, rows, columns)
@@ -53,7 +53,7 @@ def draw(
 
 
 def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """The pieces on both axes, and lines between words: what is not parted belongs together."""
+    """Label both axes with the pieces, and draw lines between words."""
     style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK}
     axes.set_yticks(range(len(rows)), [_shown(piece) for piece in rows], **style)
     axes.set_xticks(range(len(columns)), [_shown(piece) for piece in columns], rotation=90, **style)
@@ -66,10 +66,10 @@ def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def _starts(pieces: Sequence[str]) -> list[int]:
-    """Where words begin; the end of a sentence counts as one, as in `</s>`."""
+    """Indices at which words begin; the end of a sentence, `</s>`, counts as a word."""
     return [i for i, piece in enumerate(pieces) if piece[:1] in (SPACE, '<')]
 
 
 def _shown(piece: str) -> str:
-    """A piece as a label; that of a space alone is an open box."""
+    """The label of a piece; an open box for a space alone."""
     return piece.replace(SPACE, '') or '\u2423'

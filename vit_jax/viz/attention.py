@@ -1,8 +1,7 @@
-"""Where a Transformer looks: attention weights as heat maps over the image.
+"""Attention weights as heat maps over the image.
 
 Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; every row sums to one. Tokens
-of an image are the patches of a grid row by row, after those that have no place in it, such as a
-class token.
+of an image are those outside of the grid, such as a class token, then its patches row by row.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from PIL import Image
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 
-Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) of what has no place in the image
+Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for those without a place
 Weights = Float[np.ndarray, 'L H Q K']
-WIDTH = 1350  # pixels of a whole picture, as it is saved
-# Without the ends of the color map, which are black and nearly white, as images may be.
+WIDTH = 1350  # pixels of a whole picture when saved
+# Leaves out the black and the nearly white end of the color map, which images may have too.
 COLORS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
 
 
 def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
-    """How much of each input token reaches each output token through all layers.
+    """Attention rollout: the share of each input token in each output token through all layers.
 
-    The mean over heads, plus the identity for the residual connection, rows normalised
+    The mean over heads, plus the identity for the residual connection, rows normalized
     to one, and multiplied from the last layer to the first (Abnar & Zuidema 2020,
-    arXiv:2005.00928, section 3, as the ViT authors drew their figure 6).
+    arXiv:2005.00928, section 3, as in figure 6 of the ViT paper).
     """
     mixed = weights.mean(axis=1) + np.eye(weights.shape[-1])
     mixed /= mixed.sum(axis=-1, keepdims=True)
@@ -49,14 +48,14 @@ def heat_map(
     key_grid: Grid,
     query: Grid | None = None,
 ) -> Float[np.ndarray, '*rest h w']:
-    """How much a query looks at each patch.
+    """The attention of a query to each patch.
 
     Args:
       attention: weights or a rollout; rows are queries.
-      query_grid: of the queries; those before it have no place in it.
-      key_grid: rows and columns of the patches that are looked at.
-      query: where in `query_grid` the query is; None for the class token, or for the mean over
-        all queries where there is none.
+      query_grid: of the queries; tokens before it are outside of the grid.
+      key_grid: rows and columns of the patches that are attended to.
+      query: position in `query_grid`; None for the class token, or for the mean over all queries
+        if there is none.
 
     Raises:
       UserError: if the query lies outside of the grid.
@@ -72,7 +71,7 @@ def heat_map(
 
 
 def _place(query: Grid, grid: Grid) -> int:
-    """The number of a query in its grid."""
+    """The index of a query in its grid."""
     inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
     if not inside:
         name = ','.join(map(str, query))
@@ -100,7 +99,7 @@ def overlay(
 def _overlays(
     image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
 ) -> dict[str, np.ndarray]:
-    """Small pictures of maps, over an image of no more pixels than can be seen of it."""
+    """Small pictures of maps, over an image reduced to the pixels that can be seen."""
     factor = max(1, min(image.shape[:2]) * _columns(len(maps), 3) // WIDTH)
     small = np.asarray(Image.fromarray(image).reduce(factor))
     return {name: overlay(small, heat) for name, heat in maps.items()}
@@ -118,18 +117,18 @@ def draw_layers(
     seen: tuple[int, int] | None = None,
     to_itself: bool = True,
 ) -> Figure:
-    """One query: the image, the rollout, all layers, and the heads of one layer.
+    """Draw one query: the image, the rollout, all layers, and the heads of one layer.
 
-    There is no rollout where queries and keys are different tokens.
+    The rollout is left out if queries and keys are different tokens.
 
     Args:
       image: as a person sees it.
       weights: of one example.
       query_grid, key_grid: see `heat_map`.
-      layer: whose heads are shown, counted from 0, or from the end if negative.
+      layer: the layer of the heads, counted from 0, or from the end if negative.
       query: see `heat_map`.
       title: printed above everything.
-      seen: height and width in pixels of what is drawn of `image`, where the rest is padding.
+      seen: height and width in pixels of the part of `image` that is not padding; only it is drawn.
       to_itself: whether queries and keys are the same tokens.
 
     Raises:
@@ -163,16 +162,16 @@ def draw_queries(
     names: Mapping[int, str] | None = None,
     seen: tuple[int, int] | None = None,
 ) -> Figure:
-    """Every query of one layer, as of a decoder whose queries have no place in the image.
+    """Draw all queries of one layer, for decoders whose queries have no place in the image.
 
     Args:
       image: as a person sees it.
       weights: of one example.
-      key_grid: rows and columns of the patches that are looked at.
+      key_grid: rows and columns of the patches that are attended to.
       layer: counted from 0, or from the end if negative.
       head: one of its heads; None for their mean.
       title: printed above everything.
-      names: of the queries that are drawn, by their numbers; None for all.
+      names: {index: name} of the queries to draw; None for all.
       seen: see `draw_layers`.
 
     Raises:
@@ -191,7 +190,7 @@ def draw_queries(
 def of_layer(
     weights: Weights, layer: int = -1, head: int | None = None
 ) -> tuple[Float[np.ndarray, 'Q K'], str]:
-    """The weights of a head, or the mean over the heads of a layer, and words for them.
+    """The weights of a head, or the mean over the heads of a layer, and a title for them.
 
     Args:
       weights: of one example.
@@ -212,7 +211,7 @@ def of_layer(
 
 
 def number_of_layer(depth: int, layer: int) -> int:
-    """A layer counted from 0; raises UserError if the model has no such layer."""
+    """The index of a layer from 0; raise UserError if the model has no such layer."""
     if not -depth <= layer < depth:
         raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
     return layer % depth
@@ -249,12 +248,12 @@ def _lay_out(
 
 
 def _columns(count: int, least: int) -> int:
-    """So many pictures side by side that few places stay empty, but no fewer than `least`."""
+    """The number of columns, at least `least`, that leaves few places empty."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
 def _add_bar(part: SubFigure) -> None:
-    """What the colors mean, beside the large pictures."""
+    """Draw the color bar beside the large pictures."""
     scale = cm.ScalarMappable(cmap=COLORS)
     bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
     bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
@@ -265,7 +264,7 @@ def _add_bar(part: SubFigure) -> None:
 def _cut(
     pictures: dict[str, np.ndarray], whole: tuple[int, ...], seen: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
-    """The pictures, all of the same scene, without what is padding in one of the shape `whole`."""
+    """Crop pictures of one scene to its part without padding in a picture of shape `whole`."""
     if seen is None:
         return pictures
     shares = seen[0] / whole[0], seen[1] / whole[1]
@@ -289,7 +288,7 @@ def _section(
 
 
 def _marker(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | None:
-    """A frame around the patch that looks."""
+    """A frame around the patch of the query."""
     if query is None or len(grid) != 2:
         return None
     side = image.shape[0] / grid[0], image.shape[1] / grid[1]

@@ -1,4 +1,4 @@
-"""Pictures of attention maps: over an image, or between the tokens of two sentences."""
+"""Pictures of attention maps over an image, or between the tokens of two sentences."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SIDE = 448  # pixels of the shorter side of a picture, at least
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which of the maps of a model are drawn.
+    """A choice of the maps of a model.
 
     Attributes:
       stack: a regular expression that their names begin with; '' for the last stack of layers.
       layer: of the stack; -1 is the last.
-      head: of the layer, where not all are drawn; None for their mean.
-      query: who looks in an image: (row, column) of a patch or (number,) of a query; () for the
-        class token, or the mean over all where there is none; None likewise, but for each of the
-        queries of a decoder by itself.
+      head: of the layer, for pictures of a single map; None for the mean over heads.
+      query: in an image, (row, column) of a patch or (index,) of a query; () for the class token,
+        or the mean over all queries if there is none; None likewise, but with each query of a
+        decoder in a map of its own.
     """
 
     stack: str = ''
@@ -40,7 +40,7 @@ class Choice:
 
 @runtime_checkable
 class Viewer(Protocol):
-    """The part of `base.Viz` that these pictures ask."""
+    """The part of `base.Viz` that these pictures use."""
 
     def seen(self, picture: np.ndarray, /) -> np.ndarray: ...
 
@@ -57,7 +57,7 @@ def of_photo(
     context: Context,
     choice: Choice = Choice(),
 ) -> tuple[Figure, str]:
-    """What is looked at in an image, and a line about it.
+    """A picture of the attention to an image, and a caption.
 
     Args:
       photo: the image.
@@ -110,7 +110,7 @@ def _is_grey(picture: np.ndarray) -> bool:
 
 
 def caption(name: str, outputs: Mapping[str, Any], class_names: Sequence[str]) -> str:
-    """The file's name, and what the model takes it for."""
+    """The file's name, and the predicted class."""
     logits = np.asarray(outputs.get('logits', ()))
     if logits.ndim != 2 or len(class_names) != logits.shape[1]:
         return name
@@ -125,13 +125,13 @@ def of_sentences(
     name: str,
     choice: Choice = Choice(),
 ) -> tuple[Figure, str]:
-    """Which words look at which in a pair of sentences, or in one of them, and a line about it.
+    """A picture of the attention between two sentences or within one, and a caption.
 
     Args:
       source: ids [n].
       target: ids [m].
       maps: of a batch that holds this pair alone, at least one.
-      vocab: what the ids stand for.
+      vocab: decodes the ids.
       name: of the model.
       choice: of the maps.
 
@@ -156,12 +156,12 @@ def of_sentences(
 
 
 def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[AttentionMap]:
-    """The maps of one stack of layers: those that differ in the numbers of their names alone.
+    """The maps of one stack of layers, whose names differ only in numbers.
 
     Args:
       maps: of a model, in the order of its layers.
-      pattern: a regular expression that the names begin with, `decoder/.*cross`. Of several
-        stacks the last is taken, which in a decoder looks at the input.
+      pattern: a regular expression that the names begin with, `decoder/.*cross`. If it matches
+        several stacks, the last is taken, which in a decoder attends to the input.
 
     Raises:
       UserError: if no name begins so.
@@ -175,7 +175,7 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
 
 
 def begins(pattern: str, name: str) -> bool:
-    """Whether a name begins with a regular expression; raises UserError if it is none."""
+    """Whether a name begins with a regular expression; raise UserError if that is invalid."""
     try:
         return re.match(pattern, name) is not None
     except re.error as e:
@@ -183,7 +183,7 @@ def begins(pattern: str, name: str) -> bool:
 
 
 def stack_name(attention_map: AttentionMap) -> str:
-    """`decoder/block_3/cross` -> `decoder/block/cross`."""
+    """Strip numbers of layers: `decoder/block_3/cross` -> `decoder/block/cross`."""
     return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
 
 
@@ -195,10 +195,10 @@ def stacked(maps: Sequence[AttentionMap], example: int = 0) -> np.ndarray:
 def sentence_axes(
     attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
 ) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
-    """(name, ids) of the tokens that look, and of those that are looked at, in a translation.
+    """(name, ids) of the queries, and of the keys, in a translation.
 
     Args:
-      attention_map: of an encoder-decoder, whose names tell the sides.
+      attention_map: of an encoder-decoder, whose names give the sides.
       source: ids [n].
       target: ids [m]. The row of a token is that of the decoder before it reads the token.
     """

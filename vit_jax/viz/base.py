@@ -1,8 +1,8 @@
-"""The base of what shows a task: its predictions for files, and examples of its data.
+"""The base of visualizations of a task: predictions for files, and examples of the data.
 
 `vit_jax/viz/<task>.py` has a class `Viz` derived from this one. Every method has a default, so
 that a task without a module of its own is shown too. `fields` and `prediction` are {name: array}
-of one example, as a batch and the task's `predict` name them.
+of one example, named as in a batch and in the result of the task's `predict`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Texts = list[dict[str, str]]  # rows of {column: text}
 
 
 class Viz:
-    """How a task is shown: by the commands `predict`, `attention` and `data`, and during a run.
+    """Visualization of a task in `predict`, `attention` and `data`, and during a run.
 
     Attributes:
-      columns: keys of `rows` that the table of `predict` has; None for all of them.
-      bar: a key of values in [0, 1], of which the table draws bars.
-      whole: whether the model sees whole files, squeezed to its size, instead of what the
-        transforms of the run cut out.
+      columns: keys of `rows` that are columns in the table of `predict`; None for all.
+      bar: a key with values in [0, 1] that the table draws as bars.
+      whole: whether the model sees whole files, squeezed to its size, instead of the crops of the
+        run's transforms.
     """
 
     columns: tuple[str, ...] | None = None
@@ -46,17 +46,17 @@ class Viz:
         """Add flags to `predict`, whose values are in `context.flags`; none by default."""
 
     def adapt_model(self, model: Any, flags: argparse.Namespace) -> Any:
-        """The model that predicts, where flags change it."""
+        """The model to predict with, as changed by flags."""
         del flags
         return model
 
     def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
-        """The task that predicts, where flags change it."""
+        """The task to predict with, as changed by flags."""
         del flags
         return task
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The lines of the table and of the JSON; by default a summary of each array."""
+        """The rows of the table and of the JSON; by default a summary of each array."""
         del photo, context
         return [
             {
@@ -95,7 +95,7 @@ class Viz:
         return picture
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """{number: name} of the queries of a decoder to draw; by default None, for all."""
+        """The queries of a decoder to draw, {index: name}; by default None, for all."""
         del outputs, context
         return None
 
@@ -106,15 +106,15 @@ class Viz:
         return '; '.join(context.texts(fields).values())
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """Draw on the image of an example what the data say of it; by default nothing."""
+        """Draw the annotations of an example on its image; by default nothing."""
 
     def draw_batch(
         self, images: Sequence[np.ndarray] | None, examples: Sequence[Fields], context: Context
     ) -> Figure:
-        """The examples of a batch; by default images beside one another, or a table of texts.
+        """Draw the examples of a batch; by default images side by side, or a table of texts.
 
         Args:
-          images: that the model gets [H W C]; None if it gets none.
+          images: the model's input images [H W C]; None if it has none.
           examples: their arrays.
           context: of the data.
 
@@ -135,7 +135,7 @@ class Viz:
     # A run that shows examples of its evaluation.
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """The row {column: text} of an example without an image; by default all that is text."""
+        """The row {column: text} of an example without an image; by default all its texts."""
         return {**context.texts(fields), **context.texts(prediction)}
 
     def show(
@@ -144,7 +144,7 @@ class Viz:
         examples: Sequence[Photo | Fields],
         context: Context,
     ) -> Figure | Texts:
-        """What the writers of a run get: a picture of images, rows of anything else."""
+        """A picture for the writers of a run, or rows if examples have no images."""
         photos = [example for example in examples if isinstance(example, Photo)]
         if photos:
             return self.draw(predictions, photos, context)
@@ -158,10 +158,10 @@ class Viz:
         maps: Sequence[AttentionMap],
         context: Context,
     ) -> Figure | None:
-        """Where the model looks in an example; by default None without an image.
+        """A picture of the model's attention to an example; by default None without an image.
 
         Args:
-          example: the first that `show` gets.
+          example: the first one of `show`.
           outputs, maps: of the model, for a batch of this example alone.
           context: of the data.
         """

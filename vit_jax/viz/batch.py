@@ -1,4 +1,4 @@
-"""Examples beside one another: a grid of images, or a table of texts."""
+"""Pictures of several examples: a grid of images, or a table of texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE = 0.3  # inches of a line of text
 
 
 def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """A grid of images [H W C], each with its caption above it; their axes come first.
+    """Draw a grid of images [H W C] with captions above; their axes are the figure's first ones.
 
     The frames of a clip or the views of an image, [T H W C], are shown side by side.
     """

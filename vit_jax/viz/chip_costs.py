@@ -1,4 +1,4 @@
-"""Where the memory and the time of a chip go, as bars."""
+"""Bar charts of the memory and the time on a chip."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def draw(
     seconds: Mapping[str, float],
     beside: float = 0.0,
 ) -> Figure:
-    """Two panels of bars.
+    """Draw two panels of bars.
 
     Args:
       title: of the picture.
-      memory: bytes by what they hold.
-      usable: bytes that a chip has.
+      memory: bytes by content.
+      usable: bytes of memory of a chip.
       seconds: by part of the model, the longest first.
-      beside: seconds of the copies that run meanwhile, a pale bar.
+      beside: seconds of the copies that run in parallel, a pale bar.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)

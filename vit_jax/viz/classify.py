@@ -1,4 +1,4 @@
-"""What a classifier predicts: the most probable classes of every image."""
+"""Visualization of image classification: the most probable classes of every image."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Viz(base.Viz):
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The class of an example of the data; both and their shares where two are mixed."""
+        """The class of an example of the data; for mixed examples both, with their shares."""
         if 'label' not in fields:
             return ''
         first = context.class_name(int(fields['label']))
@@ -87,12 +87,12 @@ class Viz(base.Viz):
 
 
 def top_classes(probs: Float[np.ndarray, ' C'], k: int) -> list[int]:
-    """The `k` most probable classes, or all if there are fewer; of equal ones the first leads."""
+    """The `k` most probable classes, or all if there are fewer; ties go to the first."""
     return (-probs).argsort(kind='stable')[:k].tolist()
 
 
 def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> None:
-    """A line a class, its name over its bar; the most probable stands highest."""
+    """Draw a line for each class, its name over its bar, the most probable at the top."""
     places = range(len(classes))
     shares = [row['probability'] for row in classes]
     axes.barh(places, shares, height=0.86, color=figures.COLORS[0], alpha=0.3)

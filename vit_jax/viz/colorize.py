@@ -1,4 +1,4 @@
-"""Images in the colors that a model gives them, beside the grey ones, at the size of the file."""
+"""Visualization of colorization: colored images beside the grey ones, at the size of the file."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Picture = UInt8[np.ndarray, 'Y X 3']
 
 
 class Viz(base.Viz):
-    """Images in the colors that a model gives them."""
+    """Colored images beside the grey ones."""
 
     whole = True
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """Colorfulness (Hasler and Suesstrunk, 2003) of the image that the model makes.
+        """Colorfulness (Hasler and Suesstrunk, 2003) of the colored image.
 
         For a file in color also that of the file, and the PSNR in dB between the two, at the size
-        that the model sees.
+        of the model's input.
         """
         row = {'colorfulness': _colorfulness(prediction['image'])}
         if has_colors(photo.original):
@@ -54,7 +54,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """A line of two or three pictures for every image."""
+        """Draw a row of two or three pictures for every image."""
         lines = [panels(p['ab'], photo) for p, photo in zip(predictions, photos, strict=True)]
         columns = max(map(len, lines))
         heights = [SIDE * line[0].shape[0] / line[0].shape[1] for line in lines]
@@ -103,7 +103,7 @@ def _recolor(rgb: UInt8[Array, 'N 3'], ab: Float[Array, 'N 2']) -> UInt8[Array, 
 
 
 def _grey(rgb: colors.Values) -> Array:
-    """What a grey file would hold, 0 to 1."""
+    """The pixels of a grey file, 0 to 1."""
     return colors.to_bytes(colors.to_grey(rgb / 255.0)) / 255.0
 
 
@@ -112,7 +112,7 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 
 
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
-    """Grey, in color, and the original where that has colors; not larger than is seen."""
+    """The grey, the colored and, if in color, the original image, reduced to the picture's size."""
     original = _rgb(photo.original)
     made = [_thumbnail(colored(ab, photo))]
     if has_colors(original):

@@ -1,4 +1,4 @@
-"""Samples of a grey photograph's coarse colors, beside the photograph."""
+"""Visualization of coarse colorization: samples for a grey photograph, beside it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Viz(base.Viz):
     whole = True
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the number of samples, and how boldly they are drawn."""
+        """Add the number of samples, and the options of sampling."""
         add = parser.add_argument
         add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
         add('--temperature', type=float, help='below 1 for likelier colors (default: of the task)')
         add('--top-k', type=int, metavar='K', help='draw from the K likeliest colors of a pixel')
 
     def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
-        """The task with what the flags ask for."""
+        """The task with the options of the flags."""
         asked = {name: getattr(flags, name) for name in ('samples', 'temperature', 'top_k')}
         return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
 
@@ -51,7 +51,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """A line of pictures for every image."""
+        """Draw a row of pictures for every image."""
         pairs = zip(photos, predictions, strict=True)
         return lines([shown(photo, prediction['samples']) for photo, prediction in pairs])
 
@@ -59,7 +59,7 @@ class Viz(base.Viz):
 def table(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
-    """Of each sample how many bits a pixel's coarse color takes, and the PSNR in dB to the
+    """The bits of a pixel's coarse color in each sample, and the sample's PSNR in dB to the
     photograph, None for a grey one.
     """
     return [
@@ -69,7 +69,7 @@ def table(
 
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
-    """Peak signal to noise ratio to what the model would have seen of the colors, in dB."""
+    """Peak signal to noise ratio, in dB, to the photograph at the model's size."""
     if is_grey(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
@@ -77,7 +77,7 @@ def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
 
 
 def is_grey(image: UInt8[np.ndarray, 'H W C']) -> bool:
-    """Whether the channels of all pixels are alike."""
+    """Whether all channels of every pixel are equal."""
     return bool((image == image[..., :1]).all())
 
 
@@ -108,12 +108,12 @@ def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarra
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:
-    """The colors of Lab without their lightness."""
+    """The colors a and b of Lab, without lightness."""
     return np.asarray(colors.rgb_to_lab(image / np.float32(255)))[..., 1:]
 
 
 def lines(panels: Sequence[Panels]) -> Figure:
-    """A line of pictures with titles for each of several images."""
+    """Draw a row of pictures with titles for each of several images."""
     columns = max(map(len, panels))
     heights = [SIDE * line[0][1].shape[0] / line[0][1].shape[1] + 0.2 for line in panels]
     figure = Figure(figsize=(SIDE * columns, sum(heights)), layout='constrained')

@@ -1,4 +1,4 @@
-"""What an upsampler of colors makes of a coarse image, beside the photograph."""
+"""Visualization of color upsampling: the result beside the coarse image and the photograph."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """A line of pictures for every image."""
+        """Draw a row of pictures for every image."""
         return lines([panels(*pair) for pair in zip(predictions, photos, strict=True)])
 
 
 def panels(prediction: Fields, photo: Photo) -> Panels:
-    """The grey image, the coarse one, what is made of both, and the original if it has colors."""
+    """The grey, the coarse and the upsampled image, and the original if it has colors."""
     shown = [('grey', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
     return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]

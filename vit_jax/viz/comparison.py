@@ -1,4 +1,4 @@
-"""Several runs beside each other, from their metrics.jsonl alone."""
+"""Comparison of several runs, from their metrics.jsonl alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vit_jax.storage.run_folder import Series
 from vit_jax.viz import figures, names
 
 AXES = ('steps', 'minutes')
-BARS = '*'  # in a metric's name: the last values of all that it matches
+BARS = '*'  # in a metric's name: draws the last values of all matching metrics
 
 FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # in names of what should be small
 GROWING = ('accuracy', 'bleu', '_shot', 'per_sec')
@@ -25,7 +25,7 @@ GROWING = ('accuracy', 'bleu', '_shot', 'per_sec')
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What a run has written.
+    """The metrics that a run has written.
 
     Attributes:
       name: of the run.
@@ -37,7 +37,7 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The last one that was logged."""
+        """The last step that was logged."""
         return max(int(steps[-1]) for steps, _ in self.series.values())
 
     def minutes(self, steps: np.ndarray) -> np.ndarray:
@@ -51,14 +51,14 @@ class History:
         return float(self.series[metric][1][-1]) if metric in self.series else None
 
     def rate(self) -> tuple[str, float] | None:
-        """('tokens', a second) or ('images', a second): the median of what was logged."""
+        """The median throughput, ('tokens', a second) or ('images', a second)."""
         for unit in ('tokens', 'images'):
             if (found := self.series.get(f'train/{unit}_per_sec')) is not None:
                 return unit, float(np.median(found[1]))
         return None
 
     def reached(self, metric: str, value: float, falls: bool) -> int | None:
-        """The first step at which a metric came to `value`, or was past it; None if never."""
+        """The first step at which a metric reached `value`; None if never."""
         steps, values = self.series[metric]
         there = values <= value if falls else values >= value
         return int(steps[there.argmax()]) if there.any() else None
@@ -68,7 +68,7 @@ def read(folders: Sequence[str]) -> list[History]:
     """The histories of runs, named by their folders.
 
     Raises:
-      UserError: for a folder in which no run has logged anything.
+      UserError: for a folder without logged metrics.
     """
     histories = []
     for folder in folders:
@@ -86,7 +86,7 @@ def read(folders: Sequence[str]) -> list[History]:
 
 
 def matching(histories: Sequence[History], metric: str) -> list[str]:
-    """The metrics that a name, or one with a `*` in it, stands for, in the order of the runs.
+    """The metrics that match a name, or a pattern with `*`, in the order of the runs.
 
     Raises:
       UserError: if no run has any.
@@ -98,13 +98,13 @@ def matching(histories: Sequence[History], metric: str) -> list[str]:
 
 
 def shared(histories: Sequence[History]) -> list[str]:
-    """The metrics of evaluations that all runs have, or the loss where there is none."""
+    """The evaluation metrics that all runs have, or the loss if there are none."""
     names = [n for n in histories[0].series if all(n in history.series for history in histories)]
     return [n for n in names if not n.startswith('train/')] or ['train/loss']
 
 
 def falls(histories: Sequence[History], metric: str) -> bool:
-    """Whether less of a metric is better: by its name, or else by where the runs have taken it."""
+    """Whether smaller is better, by the metric's name or else by its course in the runs."""
     for words, answer in ((FALLING, True), (GROWING, False)):
         if any(word in metric for word in words):
             return answer
@@ -113,13 +113,13 @@ def falls(histories: Sequence[History], metric: str) -> bool:
 
 
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
-    """One panel a metric: its history, or with a `*` in the name the last values as bars.
+    """Draw one panel a metric: its history, or with a `*` in the name the last values as bars.
 
-    Bars of different units stand in panels of their own.
+    Bars of different units have panels of their own.
 
     Args:
-      histories: a color each.
-      metrics: names.
+      histories: the runs, each in a color of its own.
+      metrics: names or patterns.
       x: 'steps' or 'minutes'.
     """
     panels = [panel for metric in metrics for panel in _panels(histories, metric)]
@@ -139,7 +139,7 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
 
 
 def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[str]]]:
-    """What has a panel of its own: a metric, or those of one unit that a pattern stands for."""
+    """The metrics of each panel: a single one, or those of one unit that match a pattern."""
     if BARS not in metric:
         return [(metric, [metric])]
     found = matching(histories, metric)
@@ -148,7 +148,7 @@ def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[s
 
 
 def _title(pattern: str, found: Sequence[str]) -> str:
-    """What bars have in common: their unit, and where it is measured."""
+    """The title of a panel of bars: their unit, and the data that it is measured on."""
     if len(found) == 1:
         return names.title(found[0])
     prefix, unit = pattern.rpartition('/')[0], names.unit(found[0])

@@ -18,10 +18,10 @@ SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]
 
 
 def draw(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Figure:
-    """Shares of each class (row) that are taken for each (column); numbers are examples.
+    """Draw the share of each true class (row) by predicted class (column), and numbers of examples.
 
     Args:
-      matrix: examples of each class by what was predicted.
+      matrix: examples by true class (row) and predicted class (column).
       names: of the classes.
       title: of the picture.
     """

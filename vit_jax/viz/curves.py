@@ -1,4 +1,4 @@
-"""curves.png: the course of a run, drawn from its metrics.jsonl alone."""
+"""Learning curves of a run, curves.png, drawn from its metrics.jsonl alone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vit_jax.viz import figures, names
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
 MIXES = ('mixup', 'cutmix')  # keys of `config.task`: training images are two in one
 MAX_PANELS = 9
-_SMOOTH_FROM = 60  # points; shorter curves are read as they are
+_SMOOTH_FROM = 60  # points; shorter curves are not smoothed
 
 
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
-    """Group metrics into panels by their last word, as `loss` of `test/loss`.
+    """Group metrics into panels by the last part of their names, such as `loss` of `test/loss`.
 
-    First those that every run has, then whatever else its evaluations report: what has a course
-    before what was measured once.
+    Metrics of every run come first, then others of its evaluations: those with several values
+    before those measured once.
     """
     groups: dict[str, list[str]] = {key: [] for key in FIRST}
     for name in sorted(series, key=lambda n: not n.startswith('train/')):
@@ -39,7 +39,7 @@ def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
 
 
 def remarks(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, str]:
-    """What tells training from evaluation, {metric: words}, for numbers that are not alike."""
+    """Remarks {metric: words} on training metrics that are not comparable with evaluation."""
     task, step = config.get('task') or {}, config.get('step') or {}
     mixes = [key for key in MIXES if task.get(key)]
     hard = {'train/accuracy': mixes, 'train/loss': list(mixes)}
@@ -58,7 +58,7 @@ def plot_curves(
 
     Args:
       workdir: where the metrics are.
-      config: of the run; what it tells about the metrics is drawn, too.
+      config: of the run, from which remarks on the metrics are derived.
 
     Returns:
       The picture's path; None while there is nothing to draw.
@@ -83,7 +83,7 @@ def draw(
       series: of every metric.
       groups: see `panels`.
       title: printed above everything.
-      remarks: words on a metric in the legend.
+      remarks: {metric: words} for the legend.
     """
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)

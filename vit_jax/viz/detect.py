@@ -1,4 +1,4 @@
-"""What a detector predicts: boxes with names and scores, on the image of the file."""
+"""Visualization of detection: boxes with names and scores, on the image of the file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COLUMNS = ('class', 'score', 'bbox')
 BAR = 'score'
 ACROSS = 3  # at most, images in a row of the picture
 WIDTH = 5.0  # inches of an image
-THRESHOLD = 0.7  # least score of what is shown
+THRESHOLD = 0.7  # least score of an object that is shown
 SIZE = 8  # points of the labels' letters
-# At most, of what is behind white letters: a contrast of 4.5, which W3C asks for (WCAG 2.1, 1.4.3).
+# The most luminance behind white letters: a contrast of 4.5, as W3C requires (WCAG 2.1, 1.4.3).
 LUMINANCE = 1.05 / 4.5 - 0.05
 GAMMA = 2.2
 
@@ -38,7 +38,7 @@ class Viz(base.Viz):
     bar = 'score'
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of what is shown."""
+        """Add the least score of an object that is shown."""
         parser.add_argument(
             '--threshold',
             type=float,
@@ -48,14 +48,14 @@ class Viz(base.Viz):
         )
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The objects found, the surest first, with the keys of COCO's results.
+        """The objects found, the most probable first, with the keys of COCO's results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the number of the
+        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the index of the
         class in the run's data, from 0.
 
         Raises:
-          UserError: if the threshold is no probability, or the transforms of the run do not tell
-            where pixels come from.
+          UserError: if the threshold is not in [0, 1], or a transform of the run does not track
+            the positions of pixels.
         """
         threshold = context.flags.threshold
         if not 0 <= threshold <= 1:
@@ -92,7 +92,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The files with a frame around each object, and its class and score beside it."""
+        """Draw the files with a frame around each object, and its class and score beside it."""
         figure, cells = image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
             figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
@@ -100,12 +100,12 @@ class Viz(base.Viz):
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """How many objects an example of the data has."""
+        """The number of objects in an example of the data."""
         count = int(np.sum(fields.get('object_mask', 0)))
         return f'{count} object' + 's' * (count != 1)
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """A frame around each object of an example, and its class beside it."""
+        """Draw a frame around each object of an example, and its class beside it."""
         real = np.asarray(fields.get('object_mask', ()), bool)
         scale = abs(np.subtract(*axes.get_ylim())) / fields['image'].shape[0]
         for i in np.flatnonzero(real):
@@ -116,8 +116,8 @@ class Viz(base.Viz):
 
 
 def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
-    """Shares of the image that the model has seen, by corners, as boxes (x, y, width, height) in
-    pixels of the file, as far as they lie in it.
+    """Convert boxes by corners, in shares of the model's image, to (x, y, width, height) in pixels
+    of the file, clipped to it.
     """
     corners = photo.to_original(boxes.reshape(-1, 2, 2) * photo.seen[::-1])
     height, width = photo.original.shape[:2]
@@ -136,15 +136,15 @@ def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
 
 
 def write_mark(axes: Axes, place: tuple[float, float], name: str, index: int) -> None:
-    """A small label with its upper left corner at (x, y), in the color of an object."""
+    """Draw a small label with its upper left corner at (x, y), in the color of an object."""
     style: dict[str, Any] = {'fontsize': 5, 'color': 'white', 'va': 'top', 'clip_on': True}
     ground = {'facecolor': color(index), 'edgecolor': 'none', 'pad': 0.8}
     axes.text(*place, name, bbox=ground, **style)
 
 
 def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[str, Any]]) -> None:
-    """Frames with white borders, so that they stand out from any ground, and labels, none of which
-    lies on another where there is room elsewhere.
+    """Draw frames with white borders, visible on any background, and labels that do not overlap if
+    there is room.
 
     Args:
       axes: with the image, WIDTH inches wide.
@@ -166,12 +166,12 @@ def draw_objects(axes: Axes, size: tuple[int, int], objects: Sequence[Mapping[st
 
 
 def label_room(text: str, inch: float) -> tuple[float, float]:
-    """Width and height in pixels of a label, where so many pixels are an inch."""
+    """Width and height in pixels of a label, at `inch` pixels an inch."""
     return (0.6 * SIZE * len(text) + 4) / 72 * inch, (SIZE + 5) / 72 * inch
 
 
 def write_label(axes: Axes, place: Box, text: str, ground: Any, inch: float) -> None:
-    """White letters in a place that `label_place` has found, on this color."""
+    """Write white letters on the color `ground`, in a place found by `label_place`."""
     axes.text(
         place[0] + 2 / 72 * inch,
         place[1] + place[3] / 2,
@@ -186,8 +186,8 @@ def write_label(axes: Axes, place: Box, text: str, ground: Any, inch: float) -> 
 def label_place(
     box: Box, room: tuple[float, float], size: tuple[int, int], taken: Sequence[Box]
 ) -> Box:
-    """Where a label of this width and height goes: at a corner of its box, within the image, and
-    where the least of it lies on other labels.
+    """The place of a label of this width and height: at a corner of its box, within the image, with
+    the least overlap with other labels.
     """
 
     def clash(place: Box) -> float:
@@ -213,7 +213,7 @@ def _shared(a: Box, b: Box) -> float:
 
 
 def color(i: int) -> tuple[float, float, float]:
-    """A saturated color dark enough for white letters; neighbours in number differ most."""
+    """A saturated color dark enough for white letters; neighbors in number differ most."""
     hue = (0.6 + i * (math.sqrt(5) - 1) / 2) % 1
     rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
     share = min(1, LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
@@ -221,6 +221,6 @@ def color(i: int) -> tuple[float, float, float]:
 
 
 def luminance(rgb: Sequence[float]) -> float:
-    """Of a color of sRGB, 0 to 1, whose curve is taken as a power."""
+    """The luminance of a color of sRGB, 0 to 1, with its curve approximated by a power."""
     weights = (0.2126, 0.7152, 0.0722)
     return sum(w * c**GAMMA for w, c in zip(weights, rgb, strict=True))

@@ -1,4 +1,4 @@
-"""What all figures share: colors, sober axes, and files that appear whole or not at all."""
+"""Common parts of all figures: colors, axes, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 
 
 def style(axes: Axes, title: str) -> None:
-    """A light grid below the data, no box, the title at the left."""
+    """Style axes: a light grid below the data, no box, the title at the left."""
     axes.set_title(title, loc='left', fontsize=11, color=INK, fontweight='bold', pad=8)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -45,9 +45,9 @@ def log_ticks(
 
     Args:
       axis: `axes.xaxis` or `axes.yaxis`.
-      low, high: what it has to show.
-      few: where there is little room.
-      words: a number as a label.
+      low, high: the range to show.
+      few: whether there is little room.
+      words: formats a number as a label.
     """
     decades = math.log10(high / low)
     if decades > (1.2 if few else 2):
@@ -62,7 +62,7 @@ def log_ticks(
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
-    """An image of any range and channels as uint8 RGB, its shorter side at least `side`."""
+    """Convert an image of any range and channels to uint8 RGB, its shorter side at least `side`."""
     if image.dtype != np.uint8:
         low, high = image.min(), image.max()
         image = np.round((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
@@ -72,23 +72,23 @@ def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
 
 
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
-    """An image [H, W, 3] without axes, its title above it."""
+    """Draw an image [H, W, 3] without axes, its title above it."""
     axes.imshow(image, interpolation='nearest')
-    axes.set(xticks=[], yticks=[])  # ticks that are hidden still take time to lay out
+    axes.set(xticks=[], yticks=[])  # hidden ticks still take time to lay out
     axes.set_axis_off()
     axes.set_title(title, fontsize=size, color=INK, pad=3)
 
 
 def check_format(path: str | paths.Path, flag: str) -> None:
-    """Raises UserError unless the file's suffix names a format that figures can have."""
+    """Raise UserError unless the file's suffix is a supported image format."""
     if paths.Path(path).suffix.lower().removeprefix('.') not in FORMATS:
         raise UserError(f'{flag} {str(path)!r}: the name must end in .' + ', .'.join(FORMATS))
 
 
 def legend(axes: Axes) -> None:
-    """A legend in the colors of its lines or bars.
+    """Draw a legend in the colors of its lines or bars.
 
-    Matplotlib alone would leave out labels that begin with an underscore, as names of runs may.
+    Matplotlib leaves out labels that begin with an underscore, as names of runs may; this does not.
     """
     artists: list[Any] = [*axes.lines, *axes.containers]
     shown = [artist for artist in artists if not _UNLABELLED.match(artist.get_label())]
@@ -98,19 +98,19 @@ def legend(axes: Axes) -> None:
 
 
 def set_formula(text: Text) -> None:
-    """Let what stands between dollar signs be drawn as TeX math, as in no other text."""
+    """Draw text between dollar signs as TeX math, which is off by default."""
     _formulas.add(text)
 
 
 def _take_literally(figure: Figure) -> None:
-    """Keep TeX and control characters out of names of classes, files and runs."""
+    """Draw names of classes, files and runs without TeX and control characters."""
     for text in figure.findobj(Text):
         text.set_parse_math(text in _formulas)
         text.set_text(visible(text.get_text()))
 
 
 def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
-    """A figure as a person sees it, on white."""
+    """Render a figure on white."""
     _take_literally(figure)
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)
@@ -119,7 +119,7 @@ def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
 
 
 def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
-    """Writes a figure in the format of the path's suffix; the folder is made if missing.
+    """Write a figure in the format of the path's suffix; the folder is made if missing.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.

@@ -1,4 +1,4 @@
-"""Metrics and config keys in words, as they stand at axes and above panels."""
+"""Names of metrics and config keys in words, for axes and titles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = {
     'sec': 's',
     'sq': 'SQ',
 }
-# What metrics measure; two of one unit share an axis.
+# Units of metrics; metrics of one unit share an axis.
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
 
 
@@ -40,13 +40,13 @@ def title(metric: str) -> str:
 
 
 def unit(metric: str) -> str:
-    """What a metric measures: `test_bleu/bleu_1_8` -> `bleu`; its own name where none is known."""
+    """The unit of a metric: `test_bleu/bleu_1_8` -> `bleu`; its own name if none is known."""
     key = metric.rpartition('/')[2].lower()
     found = [part.rstrip('0123456789') for part in key.split('_')]
     return next((part for part in reversed(found) if part in UNITS), key)
 
 
 def of_keys(keys: Sequence[str]) -> list[str]:
-    """Keys of a config by their last part, or whole where that would be one name for two."""
+    """Short names of config keys: their last parts, or the whole keys where these collide."""
     last = [key.rpartition('.')[2] for key in keys]
     return [words(x) if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)]

@@ -18,14 +18,14 @@ _HEADING = 0.35  # inches
 def draw(
     parameters: Sequence[ParameterPictures], *, only: int | None = None, title: str = ''
 ) -> Figure:
-    """A section for each parameter, its pictures side by side.
+    """Draw a section for each parameter, its pictures side by side.
 
     Numbers are blue below zero, white at zero and red above, on one scale for each parameter,
-    which its heading tells. Colors are stretched to the range of each picture.
+    given in its heading. RGB pictures are stretched to their own range.
 
     Args:
       parameters: at least one.
-      only: the number of one picture of each parameter, counted from 0; None for all.
+      only: the index of one picture of each parameter, from 0; None for all.
       title: printed above everything.
 
     Raises:

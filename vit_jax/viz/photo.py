@@ -1,4 +1,4 @@
-"""An image file as a model sees it, and what all examples of a call have in common."""
+"""An image file as a model sees it, and the context shared by all examples of a call."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Photo:
-    """An image file, and what the model gets of it.
+    """An image file, and the model's input made from it.
 
     Attributes:
       path: of the file.
       original: its pixels [Y, X, C].
-      fields: what a batch has of it, above all `image` [H, W, C].
-      note: what was done to it, for people.
+      fields: its arrays in a batch, such as `image` [H, W, C].
+      note: a description of the transforms, for people.
       affine: A in (x', y') = A (x, y, 1), from pixels of the original to those of `image`; None
-        if a transform does not tell where its pixels come from.
+        if a transform does not track the positions of pixels.
     """
 
     path: pathlib.Path
@@ -49,27 +49,27 @@ class Photo:
 
     @property
     def image(self) -> np.ndarray:
-        """What the model sees [H, W, C]."""
+        """The model's input image [H, W, C]."""
         return self.fields['image']
 
     @property
     def number(self) -> int:
-        """Of the pixels of the file, so that what is drawn for it depends on nothing else."""
-        return zlib.crc32(self.original.tobytes()) >> 1  # of 31 bits, as an index has
+        """A hash of the file's pixels, the example's index from which random numbers are drawn."""
+        return zlib.crc32(self.original.tobytes()) >> 1  # 31 bits, as in an index
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Height and width in pixels of `image` without its padding, which is right and below."""
+        """Height and width in pixels of `image` without its padding at the right and the bottom."""
         if 'pixel_mask' not in self.fields:
             return self.image.shape[0], self.image.shape[1]
         mask = self.fields['pixel_mask']
         return int(mask[:, 0].sum()), int(mask[0].sum())
 
     def view(self, side: int) -> UInt8[np.ndarray, 'Y X 3']:
-        """What the model sees, with the detail of the file, its shorter side at least `side`.
+        """The model's view in the detail of the file, its shorter side at least `side`.
 
-        The height and width are one multiple of the model's. Where the transforms do not tell
-        where pixels come from, it is the model's image, enlarged.
+        The height and width are a multiple of the model's. If the transforms do not track the
+        positions of pixels, it is the model's image, enlarged.
         """
         height, width = self.image.shape[:2]
         factor = max(1, -(-side // min(height, width)))
@@ -80,23 +80,23 @@ class Photo:
         reduced = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
         file = Image.fromarray(figures.as_picture(self.original)).reduce(reduced)
         linear, start = inverse / factor / reduced, -inverse @ self.affine[:, 2] / reduced
-        # Pixels that are larger in the picture than in the file stay visible as such.
+        # Pixels enlarged beyond the file's detail stay visible as pixels.
         resample = Image.Resampling.NEAREST if spacing < 0.5 else Image.Resampling.BICUBIC
         data = np.column_stack([linear, start]).ravel().tolist()
         size = (factor * width, factor * height)
         return np.asarray(file.transform(size, Image.Transform.AFFINE, data, resample))
 
     def to_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
-        """Points (x, y) of what the model sees as points of the file, both in pixels.
+        """Map points (x, y) of the model's image to the file, both in pixels.
 
         Raises:
-          UserError: if the transforms of the run do not tell.
+          UserError: if a transform does not track the positions of pixels.
         """
         linear, shift = self._map()
         return (points - shift) @ np.linalg.inv(linear).T
 
     def from_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
-        """The inverse of `to_original`; raises as it does."""
+        """The inverse of `to_original`, with the same errors."""
         linear, shift = self._map()
         return points @ linear.T + shift
 
@@ -111,12 +111,12 @@ class Photo:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What all examples of a call have in common.
+    """Context shared by all examples of a call.
 
     Attributes:
-      class_names: of the run's data; empty where they had none.
-      flags: of the command `predict`, those of the task's `Viz` among them.
-      vocab: reads token ids; None where the data have no text.
+      class_names: of the run's data; empty if they have none.
+      flags: of the command `predict`, including those of the task's `Viz`.
+      vocab: decodes token ids; None if the data have no text.
       model: name of the model, for titles.
     """
 
@@ -130,7 +130,7 @@ class Context:
         return self.class_names[label] if label < len(self.class_names) else f'class {label}'
 
     def texts(self, fields: Fields) -> dict[str, str]:
-        """The rows of token ids among some arrays as text; none without a vocabulary."""
+        """The arrays of token ids, decoded to texts; empty without a vocabulary."""
         if self.vocab is None:
             return {}
         rows = {k: v for k, v in fields.items() if v.ndim == 1 and v.dtype.kind == 'i'}

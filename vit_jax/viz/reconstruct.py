@@ -1,4 +1,4 @@
-"""What a masked autoencoder makes of images: the original, what it sees, and what it guesses."""
+"""Visualization of a masked autoencoder: original, visible patches, and reconstruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
-GREY = 128  # in the place of what is hidden
+GREY = 128  # drawn in place of hidden patches
 SIDE = 2.4  # inches of an image
 
 
@@ -24,7 +24,7 @@ class Viz(base.Viz):
     """Masked images, and their reconstructions."""
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the share of the patches that is hidden."""
+        """Add the share of hidden patches."""
         parser.add_argument(
             '--mask-ratio',
             type=float,
@@ -33,12 +33,12 @@ class Viz(base.Viz):
         )
 
     def adapt_model(self, model: Any, flags: argparse.Namespace) -> Any:
-        """The model with the share of hidden patches that the flags ask for."""
+        """The model with the share of hidden patches given by the flags."""
         ratio = flags.mask_ratio
         return model if ratio is None else model.clone(mask_ratio=ratio)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """How many patches were hidden, and how close the guess is there: its PSNR in dB."""
+        """The number of hidden patches, and the PSNR in dB of their reconstruction."""
         hidden = prediction['mask'] > 0
         return [
             {
@@ -51,7 +51,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """A line of four pictures for every image."""
+        """Draw a row of four pictures for every image."""
         shapes = [photo.image.shape for photo in photos]
         heights = [SIDE * height / width for height, width, _ in shapes]
         figure = Figure(figsize=(SIDE * len(TITLES), sum(heights) + 0.3), layout='constrained')
@@ -67,7 +67,7 @@ class Viz(base.Viz):
 
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:
-    """Peak signal to noise ratio over the hidden pixels, in dB; None where nothing is hidden."""
+    """Peak signal to noise ratio over the hidden pixels, in dB; None if nothing is hidden."""
     hidden = enlarged(prediction['mask'], photo)
     if not hidden.any():
         return None
@@ -77,21 +77,21 @@ def psnr(prediction: Fields, photo: Photo) -> float | None:
 
 
 def enlarged(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
-    """For every pixel, [H W], whether its patch is hidden."""
+    """The mask of patches enlarged to pixels, [H W]."""
     height, width = photo.image.shape[:2]
     return np.kron(mask, np.ones((height // mask.shape[0], width // mask.shape[1]))) > 0
 
 
 def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]:
-    """The image, what is seen of it, the reconstruction, and that with the seen patches pasted.
+    """The image, its visible patches, the reconstruction, and that with the visible patches pasted.
 
     Raises:
-      UserError: if the transforms of the run make other than bytes of images.
+      UserError: if the transforms of the run convert images to other than bytes.
     """
     if photo.image.dtype != np.uint8:
         raise UserError(
             f'{photo.path}: the transforms of this run make {photo.image.dtype} of images; '
-            'pictures need the bytes, which the task normalises by itself (value_range)'
+            'pictures need the bytes, which the task normalizes by itself (value_range)'
         )
     hidden = enlarged(prediction['mask'], photo)[..., None]
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)

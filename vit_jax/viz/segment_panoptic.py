@@ -1,4 +1,4 @@
-"""What panoptic segmentation predicts: every pixel of the file in the color of its segment."""
+"""Visualization of panoptic segmentation: every pixel of the file in the color of its segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vit_jax.viz.photo import Context, Fields, Photo
 COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
 BAR = 'score'
 OPACITY = 0.5  # of a color on the image
-LINE = 0.004  # of the wider side of the image, of the lines between segments
+LINE = 0.004  # width of the lines between segments, as a share of the wider side of the image
 SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
 
 
@@ -30,7 +30,7 @@ class Viz(detect.Viz):
     columns = ('class', 'kind', 'score', 'area', 'bbox')
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of what is shown."""
+        """Add the least score of a segment that is shown."""
         parser.add_argument(
             '--threshold',
             type=float,
@@ -42,9 +42,9 @@ class Viz(detect.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The segments, the largest first, with the keys of COCO's panoptic results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, `category_id` the number of the class
-        in the run's data, from 0, and `segmentation` the pixels as COCO writes them: lengths of
-        runs without and with the segment in turn, column by column.
+        `bbox` is (x, y, width, height) in pixels of the file, `category_id` the index of the class
+        in the run's data, from 0, and `segmentation` COCO's run-length encoding of the pixels, runs
+        outside and inside of the segment in turn, column by column.
 
         Raises:
           UserError: as `segments`.
@@ -59,7 +59,7 @@ class Viz(detect.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The files with their segments in colors, each with its class and score."""
+        """Draw the files with their segments in colors, each with its class and score."""
         figure, cells = detect.image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
             numbers, queries = segments(prediction, photo, context)
@@ -75,7 +75,7 @@ class Viz(detect.Viz):
         return figure
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """The segments of an example in colors, each with its class where it is thickest."""
+        """Draw the segments of an example in colors, each with its class where it is thickest."""
         (shown,) = axes.images
         picture = np.asarray(shown.get_array())
         factor = len(picture) // len(fields['segments'])
@@ -87,11 +87,11 @@ class Viz(detect.Viz):
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
-    """Those of the file.
+    """The segments of the file.
 
     Raises:
-      UserError: if the threshold is none, or the transforms of the run do not tell where pixels
-        come from.
+      UserError: if the threshold is not in [0, 1), or a transform of the run does not track the
+        positions of pixels.
     """
     threshold = context.flags.threshold
     if not 0 <= threshold < 1:
@@ -100,7 +100,7 @@ def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Seg
 
 
 def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
-    """A map of what the model sees as one of the file; -1 where it sees nothing."""
+    """Map numbers of the model's pixels to those of the file; -1 outside of the model's view."""
     height, width = photo.original.shape[:2]
     y, x = np.mgrid[:height, :width] + 0.5
     x, y = np.floor(photo.from_original(np.stack([x, y], axis=-1))).astype(int).transpose(2, 0, 1)
@@ -118,14 +118,14 @@ def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
 
 
 def label(axes: Axes, numbers: Int[np.ndarray, 'Y X'], names: Sequence[str]) -> None:
-    """The name of each segment where it is thickest, none on another where there is room."""
+    """Label each segment where it is thickest, without overlaps if there is room."""
     inch = numbers.shape[1] / detect.WIDTH
     taken: list[detect.Box] = []
     areas = np.bincount(numbers.ravel(), minlength=len(names) + 1)[1:]
     for i in np.argsort(areas, kind='stable').tolist():
         x, y = middle(numbers == i + 1)
         wide, tall = detect.label_room(names[i], inch)
-        # Of a box so large that the first place at one of its corners is around the middle.
+        # The box is so large that the first place at one of its corners is around the middle.
         box = (x - wide / 2, y + tall / 2, wide, tall)
         place = detect.label_place(box, (wide, tall), numbers.shape, taken)
         taken.append(place)
@@ -133,7 +133,7 @@ def label(axes: Axes, numbers: Int[np.ndarray, 'Y X'], names: Sequence[str]) -> 
 
 
 def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
-    """(x, y) of the pixel that is farthest from the edge of a mask."""
+    """The pixel (x, y) that is farthest from the edge of a mask."""
     from scipy import ndimage
 
     depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
@@ -174,7 +174,7 @@ def _row(
 
 
 def _edges(numbers: Int[np.ndarray, 'Y X']) -> Bool[np.ndarray, 'Y X']:
-    """Pixels of segments that are near another one."""
+    """True for pixels of segments near another segment."""
     from scipy import ndimage
 
     width = 2 * max(1, round(LINE * max(numbers.shape) / 2)) + 1

@@ -1,4 +1,4 @@
-"""Sentences beside their translations, and the words that look at one another."""
+"""Visualization of translation: pairs of sentences, and the attention between their words."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vit_jax.viz.photo import Context, Fields, Photo
 
 
 class Viz(base.Viz):
-    """Pairs of sentences. `translate` is the command that predicts, not `predict`."""
+    """Pairs of sentences; the command `translate` predicts, instead of `predict`."""
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """Both sentences of the data, and the one that the model makes of the first."""
+        """Both sentences of the data, and the model's translation of the first."""
         assert context.vocab is not None
         return {**context.texts(fields), 'prediction': context.vocab.decode(prediction['tokens'])}
 
@@ -27,7 +27,7 @@ class Viz(base.Viz):
         maps: Sequence[AttentionMap],
         context: Context,
     ) -> Figure:
-        """The words that look at one another in a pair of sentences."""
+        """A picture of the attention between the words of two sentences."""
         assert context.vocab is not None and not isinstance(example, Photo)
         source, target = example['source'], example['target']
         figure, _ = attention_pictures.of_sentences(
