@@ -26,7 +26,8 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
     argv = ['attention', '--workdir', smoke_run, photo, '--out', out, '--query', '3,0']
     assert cli.main([str(word) for word in argv]) == 0
     assert capsys.readouterr().out == (
-        f'{out}: 1 layers x 4 heads, 4 x 4 patches; 40 x 60 pixels read as 8 x 8 grey\n'
+        f'{out}: 1 layers x 4 heads, 4 x 4 patches; '
+        '40 x 60 pixels read as 8 x 8 grey, cropped to rows 0-40, columns 10-50\n'
     )
     with Image.open(out) as picture:
         assert min(picture.size) > 500

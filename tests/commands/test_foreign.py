@@ -128,8 +128,13 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
     ('name', 'flags', 'grid', 'read_as'),
     [
         ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '4 x 6', '16 x 24 grey'),
-        ('hybrid.npz', [], '4 x 4', '16 x 16 RGB'),
-        ('hybrid.npz', ['--image-size', '8x20', '--query', '1,4'], '2 x 5', '8 x 20 RGB'),
+        ('hybrid.npz', [], '4 x 4', '16 x 16 RGB, cropped to rows 0-40, columns 10-50'),
+        (
+            'hybrid.npz',
+            ['--image-size', '8x20', '--query', '1,4'],
+            '2 x 5',
+            '8 x 20 RGB, cropped to rows 8-32, columns 0-60',
+        ),
     ],
 )
 def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, grid, read_as):

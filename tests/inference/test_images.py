@@ -40,7 +40,9 @@ def test_data_of_one_size_set_the_size_and_colours():
 def test_a_large_photo_becomes_like_the_data(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = image_files.photo_reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
-    assert photo.note == '100 x 300 pixels read as 8 x 8 grey'
+    assert (
+        photo.note == '100 x 300 pixels read as 8 x 8 grey, cropped to rows 0-100, columns 100-200'
+    )
     assert photo.image.shape == (8, 8, 1)
     assert (photo.image[:, :3] < 20).all()
     assert (photo.image[:, 5:] > 235).all()
@@ -71,9 +73,37 @@ def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
     assert (reader.channels, reader.size) == (3, None)
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = reader.read(tmp_path / 'a.png')
-    assert photo.note == '100 x 300 pixels read as 12 x 12 RGB'
+    assert (
+        photo.note == '100 x 300 pixels read as 12 x 12 RGB, cropped to rows 12-88, columns 112-188'
+    )
     assert photo.image[:, :5].max() == 0
     assert photo.image[:, 7:].min() == 255
+
+
+@pytest.mark.parametrize('transforms', ['', 'resize_small(12, max=24)'])
+@pytest.mark.parametrize('shape', [(30, 300), (300, 30)])
+def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
+    """Though all of its data have one size, of another aspect ratio."""
+    Image.fromarray(halves(*shape)).save(tmp_path / 'a.png')
+    run = run_on('digits', 'test', transforms, task='detect')
+    with run.config.unlocked():
+        run.config.evals.test.sizes = ((12, 24),)
+    for size in (None, (6, 8)):
+        photo = image_files.photo_reader(run).read(tmp_path / 'a.png', size)
+        height, width = size or (12, 24)
+        assert photo.note == f'{shape[0]} x {shape[1]} pixels read as {height} x {width} grey'
+        seen = photo.to_original(np.array([photo.seen[::-1]], np.float32))
+        np.testing.assert_allclose(seen, [shape[::-1]], rtol=1e-5)
+
+
+def test_transforms_that_scale_any_image_need_no_crop(tmp_path):
+    Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
+    photo = image_files.photo_reader(run_on('digits', 'test', 'resize(4)')).read(tmp_path / 'a.png')
+    assert photo.note == '100 x 300 pixels read as 4 x 4 grey'
+    np.testing.assert_allclose(photo.to_original(np.full((1, 2), 4.0)), [[300, 100]])
+    run = run_on('digits', 'test', 'resize_small(4)')  # alone, it leaves a photograph's shape
+    photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
+    assert photo.image.shape == (4, 4, 1)
 
 
 def test_a_size_of_ones_own_replaces_the_transforms(tmp_path):

@@ -56,7 +56,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--image-size',
         metavar='PIXELS|HxW',
-        help="crop and resize to this instead of the model's own size",
+        help="crop and resize to this instead of the model's own size; shrink or enlarge, and pad, "
+        'where the run pads its images',
     )
 
 

@@ -28,8 +28,8 @@ class PhotoReader:
     Attributes:
       transforms: of the first evaluation.
       channels: 3 for colour, 1 for grey.
-      size: (height, width) that all images of the data have before the transforms;
-        None where they come in any size, which the transforms then take care of.
+      size: (height, width) to crop a file to before the transforms; None where these take images
+        of any size.
       padded: (height, width) that images are padded to after the transforms; None for no padding.
       squeezed: (height, width) that whole files are resized to, whatever their aspect ratio, in the
         place of the transforms; None for the transforms.
@@ -58,13 +58,13 @@ class PhotoReader:
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
         """A record in which the model's input lies."""
         if self.squeezed is not None:
-            record = geometry.resize(record, *(size or self.squeezed), 'bicubic')
-        elif size is not None:
-            record = fitted(fit(record, size), self.padded and size)
-        else:
-            record = record if self.size is None else fit(record, self.size)
-            record = fitted(self.transforms(record, example_rng(0, 0)), self.padded)
-        return record
+            return geometry.resize(record, *(size or self.squeezed), 'bicubic')
+        if size is not None and self.padded is not None:
+            return geometry.fit(enclosed(record, size), size)
+        if size is not None:
+            return fit(record, size)
+        record = record if self.size is None else fit(record, self.size)
+        return fitted(self.transforms(record, example_rng(0, 0)), self.padded)
 
 
 def photo_of(
@@ -87,9 +87,24 @@ def photo_of(
     fields = {name: np.asarray(value) for name, value in made.items()}
     moved = fields.pop('points', None)
     affine = None if moved is None else affine_between(corners, moved)
-    colour = 'grey' if original.shape[2] == 1 else 'RGB'
-    note = f'{_pixels(original)} pixels read as {_pixels(fields["image"])} {colour}'
-    return Photo(path, original, fields, note, affine)
+    photo = Photo(path, original, fields, '', affine)
+    return dataclasses.replace(photo, note=_note(photo))
+
+
+def _note(photo: Photo) -> str:
+    """The sizes of a file and of what the model sees of it, and the part that is seen."""
+    height, width = photo.original.shape[:2]
+    colour = 'grey' if photo.original.shape[2] == 1 else 'RGB'
+    note = f'{height} x {width} pixels read as {_pixels(photo.image)} {colour}'
+    if photo.affine is None:
+        return note
+    seen = photo.to_original(np.array([(0, 0), photo.seen[::-1]], np.float64))
+    low, high = seen.min(axis=0), seen.max(axis=0)
+    left, top = np.maximum(np.round(low).astype(int), 0)
+    right, bottom = np.minimum(np.round(high).astype(int), (width, height))
+    if (bottom - top, right - left) == (height, width):
+        return note
+    return f'{note}, cropped to rows {top}-{bottom}, columns {left}-{right}'
 
 
 def affine_between(
@@ -111,13 +126,36 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
             'for sentences, use translate'
         )
     section, size = run.data_config, run.raw_images['size']
+    transforms = parse_transforms(without_annotations(section.get('transforms', '')))
+    padded = tuple(section.sizes[-1]) if section.get('sizes') else None
+    channels = run.raw_images['channels']
+    any_size = not size or padded or takes_any_size(transforms, (*size, channels))
     return PhotoReader(
-        parse_transforms(without_annotations(section.get('transforms', ''))),
-        run.raw_images['channels'],
-        tuple(size) if size else None,
-        tuple(section.sizes[-1]) if section.get('sizes') else None,
+        transforms,
+        channels,
+        None if any_size else tuple(size),
+        padded,
         run.image_size if predictions.find(run.config.task.name).whole else None,
     )
+
+
+def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
+    """Whether transforms bring images of any size and aspect ratio to the same size, by scaling.
+
+    Args:
+      transforms: those of an evaluation.
+      shape: [H, W, C] of all images of its data.
+    """
+
+    def see(height: int, width: int) -> Photo:
+        record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
+        return photo_of(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
+
+    own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
+    if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
+        return False
+    # A crop alone, as of 28 of 32 pixels, would be of a few pixels of a photograph.
+    return not np.allclose(own.affine[:, :2], other.affine[:, :2])
 
 
 def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
@@ -128,6 +166,14 @@ def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
         raise UserError(f'cannot read {str(path)!r}: {error.strerror}') from error
     except BrokenRecord as error:
         raise UserError(f'no JPEG, PNG or WebP image that can be read: {error}') from error
+
+
+def enclosed(record: Record, size: tuple[int, int]) -> Record:
+    """Resizes an image to the largest of its aspect ratio within `size`."""
+    shape = record['image'].shape[:2]
+    scale = min(size[0] / shape[0], size[1] / shape[1])
+    height, width = (max(1, round(side * scale)) for side in shape)
+    return geometry.resize(record, height, width, 'bicubic')
 
 
 def fit(record: Record, size: tuple[int, int]) -> Record:

@@ -1,0 +1,79 @@
+"""A detector of one's own data in the format of COCO: what it sees of files, and its ids."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from helpers.finished import made_once
+from helpers.xla import use_one_device
+from PIL import Image
+
+from vit_jax import __main__ as cli
+
+# The smoke size of the experiment is compiled.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CATEGORIES = [{'id': 7, 'name': 'dog'}, {'id': 3, 'name': 'cat'}]
+
+
+def write_coco(folder: pathlib.Path) -> None:
+    """Eight images of 24 x 32 pixels, with an object each, as both splits."""
+    images = [
+        {'id': i, 'file_name': f'{i}.png', 'height': 24, 'width': 32} for i in range(100, 108)
+    ]
+    objects = [
+        {'id': i, 'image_id': one['id'], 'category_id': (3, 7)[i % 2], 'bbox': [2, 3, 10, 12]}
+        for i, one in enumerate(images)
+    ]
+    content = {'images': images, 'annotations': objects, 'categories': CATEGORIES}
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for one in images:
+        pixels = rng.integers(0, 256, (24, 32, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / one['file_name'])
+    for split in ('train', 'test'):
+        (folder / f'instances_{split}.json').write_text(json.dumps(content))
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    def train(folder):
+        write_coco(folder / 'data')
+        source, changes = f'coco:{folder / "data"}', ['total=1 steps', 'every.eval=1']
+        changes += ['optim.schedule.warmup=0', 'optim.schedule.cooldown=0', 'model.decoder_depth=1']
+        for section in ('data', 'evals.test', 'evals.ap'):
+            changes += [f'{section}.source={source}', f'{section}.workers=0']
+        changes += ['evals.test.split=test', 'evals.ap.split=test']
+        words = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke', '--workdir']
+        flags = [f'--config.{change}' for change in changes]
+        with pytest.MonkeyPatch.context() as patch:
+            use_one_device(patch)
+            assert cli.main([*words, str(folder / 'run'), *flags]) == 0
+
+    return made_once(tmp_path_factory, 'detr_on_coco', train)
+
+
+@pytest.fixture(scope='module')
+def wide(tmp_path_factory):
+    path = tmp_path_factory.mktemp('photos') / 'wide.png'
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 160, 3), np.uint8)).save(path)
+    return path
+
+
+def call(capsys, *words):
+    assert cli.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_photograph_of_another_shape_is_seen_whole(run, wide, tmp_path, capsys):
+    """Its aspect ratio is kept: the model sees 6 of 32 rows, and the rest is padding."""
+    words = ['predict', '--workdir', run, '--threshold', 0, '--json', wide]
+    (image,) = json.loads(call(capsys, *words).splitlines()[-1])['images']
+    assert image['read_as'] == '30 x 160 pixels read as 32 x 32 RGB'
+    # More than the 40 pixels that the shape of the data would leave of the middle.
+    assert max(one['bbox'][2] for one in image['predictions']) > 45
+    out = tmp_path / 'map.png'
+    assert 'cropped' not in call(capsys, 'attention', '--workdir', run, wide, '--out', out)
