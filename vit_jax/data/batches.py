@@ -1,4 +1,4 @@
-"""What batches are like, and which of their rows a process makes."""
+"""Shapes of batches, and the rows of a global batch that a process makes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shape:
 
     Attributes:
       rows: examples of a global batch, padding rows included.
-      share: of all batches of an epoch, those that are of this kind.
+      share: share of an epoch's batches that are of this kind.
       spec: of one example.
     """
 
@@ -48,7 +48,7 @@ class Shape:
 
 
 def as_facts(shapes: Sequence[Shape]) -> list[Any]:
-    """What a checkpoint keeps of the kinds of batches, as JSON can hold it: see `from_facts`."""
+    """The kinds of batches as JSON values for a checkpoint; inverted by `from_facts`."""
     return [
         [kind.rows * kind.share, {k: [s.shape, s.dtype.name] for k, s in kind.spec.items()}]
         for kind in shapes
@@ -56,7 +56,7 @@ def as_facts(shapes: Sequence[Shape]) -> list[Any]:
 
 
 def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
-    """Each kind of batch: the examples that it contributes to a step on average, and one's spec."""
+    """For each kind of batch, its mean number of examples in a step, and the spec of an example."""
     return [
         (
             rows,
@@ -67,17 +67,17 @@ def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
 
 
 def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
-    """Each kind of batch that a run was trained on, see `from_facts`.
+    """The kinds of batches that a run was trained on, see `from_facts`.
 
     Args:
       meta: of a checkpoint.
 
     Returns:
-      An empty list for a checkpoint that does not tell the shapes of its examples.
+      An empty list if the checkpoint does not record the shapes of its examples.
     """
     if 'shapes' in meta:
         return from_facts(meta['shapes'])
-    # Checkpoints of before said as much of plain images and of sequences alone.
+    # Older checkpoints record plain images or sequences only.
     size, channels = meta.get('input_size'), meta.get('image', {}).get('channels')
     if size and channels:
         images = ArraySpec((*size, channels), np.dtype(np.uint8))
@@ -93,8 +93,8 @@ class Process:
     """One of the processes that share every global batch.
 
     Attributes:
-      index: which one this is, from 0.
-      count: how many there are.
+      index: of this process, from 0.
+      count: number of processes.
     """
 
     index: int = 0
@@ -115,19 +115,19 @@ class Process:
         return range(self.index * each, (self.index + 1) * each)
 
 
-MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks that are not called NAME_mask
+MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
 
 
 def fit(record: Record, spec: Spec) -> Record:
-    """Pad every array of an example with zeros, so that it goes into a batch with others.
+    """Pad every array of an example with zeros to the shapes of its batch.
 
     Args:
-      record: as it comes out of the transforms.
-      spec: of the padded arrays; one that is called `NAME_mask`, and is not in the record, becomes
-        true where the array NAME has values.
+      record: after the transforms.
+      spec: of the padded arrays; a mask `NAME_mask` that is not in the record is made, true where
+        the array NAME has values.
 
     Returns:
-      the arrays of `spec`. One that is larger than that stays as it is.
+      The arrays of `spec`. An array that is larger than its spec is left unchanged.
     """
     row = {name: _padded(np.asarray(record[name]), spec[name].shape) for name in record}
     for name in spec.keys() - record.keys():
@@ -150,5 +150,5 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def zeros(spec: Spec, rows: int) -> Batch:
-    """A batch of `rows` examples that are all zero."""
+    """A batch of `rows` examples of zeros."""
     return {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}

@@ -1,4 +1,4 @@
-"""What is in a data set: examples, classes, and files that cannot be read."""
+"""Counts of a data set: examples, classes, and unreadable files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    """What `count` finds.
+    """The result of `count`.
 
     Attributes:
       title: of the data.
       examples: their number.
-      classes: {name: examples of it, or objects where an example has several}; empty if there are
-        none, or they are not known.
+      classes: {name: number of examples, or of objects if an example has several}; empty if there
+        are none, or they are not known.
       broken: names and reasons of the records found broken so far.
     """
 
@@ -32,11 +32,11 @@ class Census:
 
 
 def count(data: Dataset, read_all: bool = False) -> Census:
-    """Counts what the format of the data tells without its images, or reads every example.
+    """Count examples and classes, from annotations alone or by reading every example.
 
     Args:
       data: its examples may have been read in part.
-      read_all: find every broken file, and the classes of objects whatever it takes.
+      read_all: read every example, to find all broken files and the classes of all objects.
 
     Raises:
       UserError: if too many are broken.
@@ -52,7 +52,7 @@ def count(data: Dataset, read_all: bool = False) -> Census:
 
 
 def _labels(source: Subset, read_all: bool) -> np.ndarray | None:
-    """The class of every example or object; None if only the images tell, and are not read."""
+    """The classes of all examples or objects; None if that would take reading the images."""
     try:
         return source.labels()
     except UserError:  # of several objects, or none

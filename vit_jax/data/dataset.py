@@ -1,4 +1,4 @@
-"""One data set = source x transforms x plan: batches of known shapes, counted, and remembered.
+"""Batches for training and evaluation: data set = source x transforms x plan.
 
 Batch k of training is a pure function of (seed, k). So resuming is `train_batches(k)`, and any
 number of processes, workers and threads sees the same examples in the same order.
@@ -28,15 +28,15 @@ from vit_jax.storage import paths, run_folder
 
 
 class Dataset:
-    """The examples of a split as batches. What only training asks for is checked when it does.
+    """The examples of a split as batches. Requirements of training are checked on first use.
 
     Every batch holds this process's rows {name: array [b, ...]}, with `index`, int32 [b], the
-    number of each example in the source, and `mask`, float32 [b], 0 in rows that are padding.
+    index of each example in the source, and `mask`, float32 [b], 0 in rows that are padding.
 
     Attributes:
-      plan: which examples make which batch.
-      source: the examples before the transforms, which count the broken ones.
-      batch_size: of a global batch, in `unit` where a plan counts tokens, else examples.
+      plan: assigns examples to batches.
+      source: the examples before the transforms; it counts broken records.
+      batch_size: of a global batch, in examples, or in tokens if the plan counts these.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Dataset:
 
         Args:
           plan: made of a source and transforms.
-          process: whose rows to make.
-          loading: how batches are read ahead.
+          process: the process whose rows to make.
+          loading: options of reading ahead.
 
         Raises:
-          UserError: for a cache that reading processes would not share.
+          UserError: for a cache together with reading processes, which cannot share it.
         """
         if loading.workers and plan.examples.is_filling:
             raise UserError(
@@ -65,12 +65,12 @@ class Dataset:
 
     @property
     def info(self) -> SourceInfo:
-        """What a model must know of the data."""
+        """Facts about the data for the model."""
         return self.plan.info
 
     @property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """The vocabulary that makes ids of text; None where there is none."""
+        """The vocabulary that encodes texts; None if there is none."""
         return self.plan.examples.vocab
 
     @property
@@ -118,11 +118,11 @@ class Dataset:
         return read_ahead(make, 0, self.plan.eval_steps, self._loading, self.source)
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """How much there is in a global batch of training, of which this process has `batch`."""
+        """Counts over a global training batch, of which this process has the rows `batch`."""
         return {name: n * self._process.count for name, n in self.plan.tally(batch).items()}
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the data, so that a model can be used without them."""
+        """Facts of the data stored in checkpoints, so that a model can be used without the data."""
         return {
             'class_names': list(self.info.class_names),
             'image': raw_images(self.source),
@@ -133,25 +133,25 @@ class Dataset:
         }
 
     def read(self, index: int) -> Record:
-        """An example as an evaluation reads it, after its transforms and before padding."""
+        """An example of an evaluation, after the transforms and before padding."""
         return self.plan.examples.read(index, draw=index)
 
     def text(self, index: int) -> Record:
-        """The strings of an example that the transforms make ids of; empty if there are none."""
+        """The texts of an example before the transforms encode them; empty if there are none."""
         return self.plan.examples.text(index)
 
     def check(self, folder: pathlib.Path) -> None:
-        """Raises UserError if the run in `folder` was made with other data files."""
+        """Raise UserError if the run in `folder` was made with other data files."""
         vocabulary.require_same(self._file, folder)
 
     def save(self, folder: pathlib.Path) -> None:
-        """Puts the files into a run folder that later commands need."""
+        """Save the files that later commands need in a run folder."""
         if self._file is not None:
             paths.write_atomic(folder / run_folder.VOCAB, self._file.model)
 
     @property
     def _file(self) -> vocabulary.Vocabulary | None:
-        """The vocabulary that belongs into the run folder."""
+        """The vocabulary to keep in the run folder."""
         return self.vocab if isinstance(self.vocab, vocabulary.Vocabulary) else None
 
 
@@ -161,20 +161,20 @@ class Section:
 
     Attributes:
       source: its name, see `vit_jax.data.sources`.
-      split: which examples of it, as 'train[:90%]'.
+      split: selects examples, such as 'train[:90%]'.
       classes: take only these, numbered from 0 on in this order.
-      transforms: what happens to each example, as 'inception_crop(224)|flip'.
-      vocab: the file of a subword vocabulary, which makes ids of text.
+      transforms: applied to each example, such as 'inception_crop(224)|flip'.
+      vocab: the file of a subword vocabulary, which encodes texts.
       buckets: lengths in tokens that sequences are padded to.
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
         'target', those of the target without padding.
       sizes: heights and widths in pixels that images of different sizes are padded to.
-      plan: a plan of your own in place of `buckets` and `sizes`, as 'my_lab.packing(length=256)';
-        see `vit_jax.data.plans`.
+      plan: a plan of your own in place of `buckets` and `sizes`, such as
+        'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
       workers: reading processes; 0 reads in threads.
       threads: batches made at the same time; by default one a CPU core, at most 16.
       cache: keep examples in memory; after the transforms, if none of them is random.
-      stall_seconds: fail if a batch takes longer; 0 never does.
+      stall_seconds: fail if a batch takes longer; 0 for no limit.
     """
 
     source: str
@@ -201,7 +201,7 @@ class Section:
         return Examples(source, parsed, self.cache)
 
     def plan_of(self, examples: Examples, **options: Any) -> Plan:
-        """The plan that the keys describe; `options` are further keywords of it."""
+        """The plan described by the keys; `options` are further keywords of it."""
         said = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
         said = {key: value for key, value in said.items() if value}
         if len(said) > 1:
@@ -225,14 +225,15 @@ def open_dataset(
     """The data of `config.data`, or of an entry of `config.evals`.
 
     Args:
-      batch_size: of a global batch over all processes: examples, or tokens as the plan says.
+      batch_size: of a global batch over all processes, in examples, or in tokens if the plan counts
+        these.
       seed: of the order and the transforms of training.
       multiple: rows of an evaluation batch are a multiple of it.
-      process: which of the processes that share every batch this is.
+      process: this one of the processes that share every batch.
       section: the fields of `Section`.
 
     Raises:
-      UserError: if there are no such data, or they do not make batches like that.
+      UserError: if there are no such data, or batches cannot be made of them.
     """
     keys = Section(**section)
     plan = keys.plan_of(
@@ -245,7 +246,7 @@ def open_dataset(
 
 
 def raw_images(source: Subset) -> dict[str, Any]:
-    """What raw images of a source are like: {channels, size: [H, W] or None where it varies}.
+    """Properties of a source's raw images: {channels, size: [H, W] or None if it varies}.
 
     Empty for a source without images. Checkpoints keep it, so that a trained model reads new images
     without its data.

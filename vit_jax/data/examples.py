@@ -1,4 +1,4 @@
-"""The examples of a split after their transforms: what plans make batches of."""
+"""The examples of a split after their transforms, from which plans make batches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Examples:
         """Read nothing yet.
 
         Args:
-          source: what `open_source` returns.
+          source: from `open_source`.
           transforms: applied to each of its examples.
-          cache: keep examples in memory, so that each is decoded once; where no transform draws
-            random numbers, as they are after the transforms.
+          cache: keep examples in memory, so that each is decoded once; after the transforms, if
+            none of them draws random numbers.
         """
         self.source, self.transforms = source, transforms
         self._cache = cache
@@ -38,13 +38,13 @@ class Examples:
 
     @property
     def info(self) -> SourceInfo:
-        """What a model must know of them."""
+        """Facts about the examples for the model."""
         info, vocab = self.source.info, self.vocab
         return info if vocab is None else dataclasses.replace(info, vocab_size=len(vocab))
 
     @property
     def vocab(self) -> Tokenizer | None:
-        """The vocabulary that makes ids of text; None where there is none."""
+        """The vocabulary that encodes texts; None if there is none."""
         return self.transforms.vocab
 
     @property
@@ -57,7 +57,7 @@ class Examples:
 
         Raises:
           BrokenRecord: if it cannot be read.
-          UserError: if a transform does not take it; names the record.
+          UserError: if a transform refuses it; the message names the record.
         """
         if not self._cache:
             return self._transformed(index, self.source[index], seed, draw)
@@ -77,7 +77,7 @@ class Examples:
                 index = (index + 1) % len(self)
 
     def text(self, index: int) -> Record:
-        """The strings of an example of which the transforms make ids; empty if there are none."""
+        """The texts of an example before the transforms encode them; empty if there are none."""
         if self.vocab is None:
             return {}
         try:

@@ -1,4 +1,4 @@
-"""Encoded images as RGB bytes, whatever the file holds."""
+"""Decoding of image files to RGB bytes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
     Args:
       data: the encoded bytes.
-      name: what messages call the image.
+      name: of the image, for messages.
       channels: 3 for RGB, 1 for grey.
 
     Returns:
       uint8 [H, W, channels].
 
     Raises:
-      BrokenRecord: if the bytes are no image of these formats, damaged or cut off, or
-        have more than `MAX_PIXELS` pixels.
+      BrokenRecord: if the bytes are not an image of these formats, are damaged or
+        truncated, or have more than `MAX_PIXELS` pixels.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -49,7 +49,7 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
 
 def _turn_upright(image: Image.Image) -> None:
-    # In place, the pixels are turned before the tags are written: damaged tags do no harm.
+    # In place, pixels are rotated before tags are written, so that damaged tags do no harm.
     with contextlib.suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
 

@@ -1,4 +1,4 @@
-"""Public data sets as numbers, so that a run on them can be planned where they are not."""
+"""Numbers of public data sets, so that a run can be planned without the data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ANY = (512, 512)  # stands for images of all sizes
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What there is to know of a data set without its examples.
+    """Facts about a data set without its examples.
 
     Attributes:
-      classes: how many.
+      classes: number of classes.
       splits: {name: number of examples}.
-      size: height and width in pixels of all images; None where they differ.
-      boxes: whether there are objects in the images, instead of one class for each.
+      size: height and width in pixels of all images; None if they differ.
+      boxes: whether images have objects, instead of one class each.
     """
 
     classes: int
@@ -34,7 +34,7 @@ class Known:
     boxes: bool = False
 
 
-# As TFDS has them; imagenet21k is the release of fall 2011, which TFDS does not have.
+# The numbers of TFDS; imagenet21k is the release of fall 2011, which is not in TFDS.
 DATASETS = {
     'imagenet2012': Known(1000, {'train': 1_281_167, 'validation': 50_000}),
     'imagenet21k': Known(21_843, {'train': 14_197_122}),
@@ -47,9 +47,9 @@ DATASETS = {
 
 
 def open_source(name: str, split: str) -> Subset:
-    """As `sources.open_source`, but black images in place of a known data set.
+    """Open a source like `sources.open_source`, with black images in place of a known data set.
 
-    Known is `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` where there is no
+    Known are `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` if there is no
     such folder.
 
     Raises:
@@ -72,7 +72,7 @@ def _select(dataset: str, name: str, split: str) -> Subset:
 
 
 class _StandIn:
-    """As many black images as the split has, the classes in equal shares."""
+    """Black images in the number of the split's examples, with classes in equal shares."""
 
     def __init__(self, known: Known, name: str, split: str):
         if split not in known.splits:

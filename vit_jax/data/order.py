@@ -11,12 +11,12 @@ MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally oft
 
 
 def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Where `positions` of an epoch fall in a data set of `size` examples.
+    """The examples at `positions` of a shuffled epoch of `size` examples.
 
     A permutation of 0..size-1 for every (seed, epoch): a Feistel network over the next
     power of four, walked along its cycle until the value is inside (Black and Rogaway,
-    2002, "Ciphers with arbitrary finite domains"). Any part of an epoch costs only that
-    part, so that resuming is immediate, and no release of a library can change the order.
+    2002, "Ciphers with arbitrary finite domains"). Each position is computed by itself, so
+    that resuming is immediate, and no release of a library can change the order.
 
     Args:
       positions: integers in 0..size-1, any shape.
@@ -36,7 +36,7 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
 
 
 def stream(places: np.ndarray, *, size: int, seed: int) -> np.ndarray:
-    """The examples at `places` of training, which goes from one shuffled epoch to the next.
+    """The examples at `places` of training, a sequence of shuffled epochs.
 
     Args:
       places: integers from 0 up, [n].
@@ -68,14 +68,14 @@ def _feistel(x: np.ndarray, half: int, keys: tuple[np.ndarray, ...]) -> np.ndarr
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al. 2014)."""
+    """The finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _word(*parts: int) -> np.ndarray:
-    """One 64-bit word of several integers, as an array: numpy wraps arrays silently."""
+    """Hash integers to one 64-bit word, as an array since numpy wraps these silently."""
     word = np.zeros(1, np.uint64)
     for part in parts:
         word = _mix(word + np.uint64((part + 0x9E3779B97F4A7C15) % 2**64))

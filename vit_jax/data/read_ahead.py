@@ -27,18 +27,18 @@ _NO_ROOM = (
     'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
     'set workers to 0'
 )
-CLOSE_SECONDS = 10.0  # what worker processes may take to end
+CLOSE_SECONDS = 10.0  # time limit for worker processes to end
 
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """How batches are made ahead of time; nothing of it shows in the batches.
+    """Options of making batches ahead of time; they do not change the batches.
 
     Attributes:
       workers: reading processes; 0 reads in threads of this process.
       threads: batches made at the same time, by default one a CPU core and at most 16; as many are
-        held ready. 0 reads only when asked.
-      stall_seconds: raises `Stalled` if a batch takes longer; 0 never does.
+        held ready. 0 reads on demand only.
+      stall_seconds: raises `Stalled` if a batch takes longer; 0 for no limit.
 
     Raises:
       UserError: if a number is negative.
@@ -55,27 +55,27 @@ class Loading:
 
 
 class Counting(Protocol):
-    """What counts, in this process, what copies of it find in worker processes."""
+    """A counter of broken records whose copies in worker processes report to this process."""
 
     def news(self) -> dict[int, str]:
-        """What has been found since the last call."""
+        """The findings of this copy since the last call."""
         ...
 
     def note(self, found: dict[int, str]) -> None:
-        """Count what another has found."""
+        """Count the findings of another copy."""
         ...
 
 
 def read_ahead(
     make: Callable[[int], T], start: int, stop: int, loading: Loading, counting: Counting
 ) -> Iterator[T]:
-    """Yields make(start), ..., make(stop - 1), several of them being made at a time.
+    """Yield make(start), ..., make(stop - 1), several of them being made at a time.
 
     Args:
-      make: a batch by its number; for worker processes it has to pickle.
-      start, stop: the first number, and that after the last.
-      loading: how far ahead, and by whom.
-      counting: part of `make`; what its copies in worker processes find is told to this one.
+      make: makes a batch by its number; for worker processes it must be picklable.
+      start, stop: the first number, and the one after the last.
+      loading: how far ahead, and in which threads or processes.
+      counting: part of `make`; its copies in worker processes report their findings to it.
     """
     import grain
     from absl import flags
@@ -99,7 +99,7 @@ def read_ahead(
 
 @dataclasses.dataclass(frozen=True)
 class _Telling(Generic[T]):
-    """In a worker process: a batch, and what was found in making it."""
+    """Makes, in a worker process, a batch and the findings of making it."""
 
     make: Callable[[int], T]
     counting: Counting
@@ -109,7 +109,7 @@ class _Telling(Generic[T]):
 
 
 class _Heard(Iterator[T], Generic[T]):
-    """The batches of `_Telling`; what was found is noted."""
+    """The batches of `_Telling`, whose findings are counted."""
 
     def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], counting: Counting):
         self._iterator, self._counting = iterator, counting
@@ -126,18 +126,18 @@ class _Heard(Iterator[T], Generic[T]):
 
 
 class WorkerDied(UserError):
-    """A reading process has ended before its time; nothing is known to be wrong with the run."""
+    """A reading process was killed, through no known fault of the run."""
 
     exit_code = EXIT_FAILED
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turn failures of the processes themselves, not of what they read, into one line.
+    """Turn failures of the processes themselves, not of the data, into one line.
 
     Raises:
-      UserError: where shared memory is too small: it has no room for semaphores, or a process that
-        writes a batch to it dies of SIGBUS.
+      UserError: if shared memory is too small for semaphores, or for a batch, whose writer dies of
+        SIGBUS.
       WorkerDied: if a process was killed.
     """
     try:
@@ -161,12 +161,12 @@ def _explained() -> Iterator[None]:
 
 
 def _deaf(iterator: Any) -> Iterator[Any]:
-    """The same items; processes that are started for them are started deaf to Ctrl-C and SIGTERM.
+    """Yield the same items, and start their processes with Ctrl-C and SIGTERM blocked.
 
-    For a thread of its own, whose signals it blocks. `_live_with_parent` comes seconds later, when
-    a worker has imported what it needs, and one that ended before would be waited for.
+    To be called in a thread of its own, whose signals it blocks. `_live_with_parent` runs only
+    seconds later, after a worker's imports; one that a signal ended earlier would be waited for.
     """
-    resource_tracker.ensure_running()  # its start would unblock them again
+    resource_tracker.ensure_running()  # its start would unblock the signals again
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield from iterator
@@ -175,10 +175,10 @@ def _deaf(iterator: Any) -> Iterator[Any]:
 
 
 def _live_with_parent(worker: int, workers: int) -> None:
-    """In a worker process: ends when the training process does, and not before.
+    """Make a worker process end when the training process does, and not before.
 
-    A terminal and Slurm send their signals to every process of a job, but the training
-    process still needs data to finish its step. Killed, it could not end its workers.
+    A terminal and Slurm send their signals to every process of a job, but the training process
+    still needs data to finish its step. If it is killed, it cannot end its workers itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -193,7 +193,7 @@ def _exit_after_parent() -> None:
 
 
 class Watched(Iterator[T], Generic[T]):
-    """Yields what another iterator yields, which runs in a thread of its own from now on.
+    """Run another iterator in a thread of its own, and yield its items.
 
     `close()`, or dropping the last reference, ends the thread and closes the iterator.
     `next` raises `Stalled` if an item takes longer than `timeout_s` seconds.
@@ -219,7 +219,7 @@ class Watched(Iterator[T], Generic[T]):
             raise Stalled(message) from None
         if item is not _END:
             return item
-        self._ready.put((_END, None))  # whoever asks once more gets the end
+        self._ready.put((_END, None))  # further calls get the end, too
         raise StopIteration if error is None else error
 
 
@@ -239,6 +239,6 @@ def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
 
 def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> None:
     closed.set()
-    while not ready.empty():  # makes room for a reader that waits for it
+    while not ready.empty():  # makes room for a reader that is blocked
         ready.get_nowait()
     reader.join(CLOSE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a source of examples is."""
+"""The interface of sources of examples."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class BrokenRecord(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class SourceInfo:
-    """What a model must know of its data.
+    """Facts about the data for the model.
 
     Attributes:
       num_classes: labels are in 0..num_classes-1.
       class_names: one name a class.
-      vocab_size: ids of sequences are in 0..vocab_size-1; 0 where there are none.
-      stuff: the classes, such as sky, of which an image has one segment at most.
+      vocab_size: ids of sequences are in 0..vocab_size-1; 0 if there are none.
+      stuff: the classes, such as sky, with at most one segment in an image.
     """
 
     num_classes: int
@@ -35,7 +35,7 @@ class SourceInfo:
 
     @property
     def has_names(self) -> bool:
-        """Whether every class has a name, and not merely its number."""
+        """Whether every class has a name other than its number."""
         numbers = tuple(map(str, range(self.num_classes)))
         return len(self.class_names) == self.num_classes and self.class_names != numbers
 
@@ -65,20 +65,20 @@ class Source(Protocol):
         ...
 
     def record_name(self, index: int, /) -> str:
-        """What a message calls the record."""
+        """The name of the record in messages."""
         ...
 
 
 def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
-    """Check that whole numbers of a record fit into an int32, and ids into their vocabulary.
+    """Check that integers of a record fit into an int32, and ids into their vocabulary.
 
     Args:
       name: of the values.
       values: of any dtype and shape.
-      vocab_size: ids are in 0..vocab_size-1; 0 for numbers that are no ids.
+      vocab_size: ids are in 0..vocab_size-1; 0 for numbers other than ids.
 
     Raises:
-      UserError: if one does not; it would become another, or a parameter that is not there.
+      UserError: if one does not fit; it would wrap around, or index beyond the embedding.
     """
     low, high = (0, vocab_size - 1) if vocab_size else (_INT32.min, _INT32.max)
     if not values.size or (low <= values.min() and values.max() <= high):

@@ -1,4 +1,4 @@
-"""The random numbers of an example, whoever asks for them."""
+"""Random numbers of an example, independent of the process and thread that draws them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _local = threading.local()
 
 
 def example_rng(seed: int, example: int) -> np.random.Generator:
-    """The generator of one example, valid until the thread asks for the next.
+    """The generator of one example, valid until the thread's next call.
 
     Philox is keyed, not seeded, so that a new key costs a microsecond.
     """

@@ -1,4 +1,4 @@
-"""One process's rows of a batch, made as a plan says."""
+"""Loading of one process's rows of a batch, by a plan."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Makes batches by their numbers.
+    """Make batches by their numbers.
 
-    Row r of batch k of training draws from the generator of (seed, k * R + r), with R rows of the
-    largest batch; an example of an evaluation from that of (0, its number).
+    Row r of batch k of training draws from the generator of (seed, k * R + r), where the largest
+    batch has R rows; an example of an evaluation draws from that of (0, its index).
 
     Attributes:
-      plan: which examples make which batch.
-      process: whose rows to make.
+      plan: assigns examples to batches.
+      process: the process whose rows to make.
     """
 
     plan: Plan
@@ -65,7 +65,7 @@ class Loader:
         return batch
 
     def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
-        """An example and its number; None for a broken one that is not replaced."""
+        """An example and its index; None for a broken one that is not replaced."""
         if replace:
             return self.plan.examples.first_readable(index, seed, draw)
         with contextlib.suppress(BrokenRecord):
@@ -87,7 +87,7 @@ class Loader:
 
 
 def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
-    """The value of a record if it is like `array`; raises UserError if not."""
+    """Return the value of a record if it has the shape of `array`; else raise UserError."""
     # Assignment would broadcast one channel to three.
     if np.shape(value) != array.shape:
         if array.ndim == 1:

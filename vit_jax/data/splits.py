@@ -1,4 +1,4 @@
-"""Parts of a split, written as TFDS writes them, for any source.
+"""Parts of a split of any source, in the notation of TFDS.
 
     train                     all of it
     train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
@@ -37,10 +37,10 @@ TERM = re.compile(
 class Subset:
     """The examples of one or more sources that a split expression selects.
 
-    Itself a `Source`. A label that is none of 0..num_classes-1 is refused on reading. Broken
-    records are named in the log, and refused once there are more than `broken_limit`. Copies of
-    it, in worker processes and in the other processes of a job, tell each other by `news` and
-    `note`, so that all of them count together.
+    It is a `Source` itself. A label outside of 0..num_classes-1 is refused on reading. Broken
+    records are logged, and refused once there are more than `broken_limit`. Its copies, in worker
+    processes and in the other processes of a job, exchange them by `news` and `note`, so that all
+    of them count together.
 
     Attributes:
       title: the source's name and the split, for messages.
@@ -48,7 +48,7 @@ class Subset:
     """
 
     def __init__(self, title: str, parts: list[tuple[Source, np.ndarray]]):
-        """`parts`: sources, each with the indices that are taken of it, in order."""
+        """`parts` are sources, each with the indices of its selected examples, in order."""
         self.title = title
         self.broken: dict[int, str] = {}
         self._news: dict[int, str] = {}
@@ -72,10 +72,10 @@ class Subset:
         return with_class(record, self.info.num_classes, source, original)
 
     def annotations(self, index: int) -> Record:
-        """What there is to know of an example without its image: the other fields of its record,
-        and `size`, height and width of the image as the source has it. Empty if it is broken.
+        """The annotations of an example: the fields of its record other than the image, and `size`,
+        height and width of the image in the source. Empty if it is broken.
 
-        Sources that know this without reading the image have a method of this name.
+        Sources that can do without reading the image have a method of this name.
         """
         source, original = self._locate(index)
         try:
@@ -120,7 +120,7 @@ class Subset:
 
     @property
     def broken_limit(self) -> int:
-        """One in a hundred; of small data up to ten, but no more than a quarter."""
+        """The tolerated number: a hundredth; of small data up to ten, but at most a quarter."""
         return max(len(self) // 100, min(10, len(self) // 4))
 
     def _locate(self, index: int) -> tuple[Source, int]:
@@ -134,16 +134,16 @@ class Subset:
             self.note({index: str(reason)})
 
     def news(self) -> dict[int, str]:
-        """What this copy has itself found broken since the last call."""
+        """The records that this copy has itself found broken since the last call."""
         found = {}
         while self._news:
-            with contextlib.suppress(KeyError):  # another thread has taken the last
+            with contextlib.suppress(KeyError):  # another thread took the last one
                 index, reason = self._news.popitem()
                 found[index] = reason
         return found
 
     def note(self, found: Mapping[int, str]) -> None:
-        """Count records that were found broken, by this copy or by another.
+        """Count broken records, found by this copy or by another.
 
         Raises:
           UserError: if there are now more than `broken_limit`.
@@ -152,7 +152,7 @@ class Subset:
             if index in self.broken:
                 continue
             self.broken[index] = reason
-            if multiprocessing.parent_process() is None:  # whom workers tell
+            if multiprocessing.parent_process() is None:  # workers report to it
                 log.warning('%s: %s: %s', self.title, self._count(), reason)
         if len(self.broken) > self.broken_limit:
             raise UserError(
@@ -166,16 +166,16 @@ class Subset:
 
 
 def with_class(record: Record, num_classes: int, source: Source, index: int) -> Record:
-    """The record with its label, if it has a single one, as a whole number.
+    """The record with its label, if it has a single one, as an integer.
 
     Args:
       record: of `source`.
-      num_classes: labels are below; where there are none, a label may be any number with a point.
+      num_classes: labels are below it; without classes a label may be any floating-point number.
       source: names the record in the message.
       index: of the record.
 
     Raises:
-      UserError: for a label that is none of these numbers.
+      UserError: for any other label.
     """
     label = record.get('label')
     if label is None or np.ndim(label):  # several are for the task to check
@@ -192,7 +192,7 @@ def with_class(record: Record, num_classes: int, source: Source, index: int) -> 
 
 
 class Relabelled:
-    """A source whose class `classes[k]` is called k; labels of other classes become -1."""
+    """A source with class `classes[k]` renumbered to k; labels of other classes become -1."""
 
     def __init__(self, source: Source, classes: tuple[int, ...]):
         self._source = source
@@ -216,7 +216,7 @@ class Relabelled:
 
 
 def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
-    """Opens what `split` names through `open_base(split name)` and takes its part.
+    """Open the splits in an expression by `open_base(split name)`, and select its examples.
 
     Raises:
       UserError: if the expression is malformed, out of range, or selects nothing.
@@ -271,7 +271,7 @@ def _bounds(term: re.Match[str], size: int, title: str) -> tuple[int, int]:
 
 
 def _position(text: str, size: int, title: str) -> int:
-    # Rounded as TFDS rounds, so that the same expression selects the same examples.
+    # Rounded as in TFDS, so that the same expression selects the same examples.
     at = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
     if abs(at) > size:
         raise UserError(f'{title}: {text} is beyond the {size} examples that there are')

@@ -1,4 +1,4 @@
-"""Subword vocabularies: SentencePiece models, and the four ids that every one of them begins with.
+"""Subword vocabularies: SentencePiece models, which all begin with the same four ids.
 
 Kudo and Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer".
 A run keeps its model in its folder as `vocab.model`, so that later commands need no other file.
@@ -25,7 +25,7 @@ KINDS = ('unigram', 'bpe')
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids and back: a `Vocabulary`, or what a source of ids offers."""
+    """Conversion of text into ids and back, by a `Vocabulary` or by a source of ids."""
 
     def __len__(self) -> int: ...
 
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary as the bytes of its SentencePiece model: equal bytes, equal vocabularies."""
+    """A vocabulary, defined by the bytes of its SentencePiece model."""
 
     model: bytes
 
@@ -86,15 +86,15 @@ def content(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def known(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
-    """The ids, `UNK` in place of those from `size` up, which a larger model may write."""
+    """The ids, with `UNK` in place of those from `size` up, which a larger model may predict."""
     return [int(i) if i < size else UNK for i in ids]
 
 
 def load(path: str | pathlib.Path) -> Vocabulary:
-    """The vocabulary in a file.
+    """Load the vocabulary in a file.
 
     Raises:
-      UserError: if there is none, it is no SentencePiece model, or its first ids are not
+      UserError: if it is missing, it is not a SentencePiece model, or its first ids are not
         padding, beginning, end and unknown.
     """
     try:
@@ -118,7 +118,7 @@ def load(path: str | pathlib.Path) -> Vocabulary:
 
 
 def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
-    """Raises UserError if the run in `folder` keeps another vocabulary than `vocab`."""
+    """Raise UserError if the run in `folder` keeps another vocabulary than `vocab`."""
     kept = folder / run_folder.VOCAB
     if kept.is_file() and (vocab is None or kept.read_bytes() != vocab.model):
         raise UserError(
@@ -128,11 +128,11 @@ def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
 
 
 def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabulary:
-    """Learns `size` pieces, every character of the text among them.
+    """Learn `size` pieces, including every character of the text.
 
     Args:
       sentences: of all languages that share the vocabulary.
-      size: with the four special ids.
+      size: number of pieces, including the four special ids.
       kind: `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
 
     Raises:
@@ -163,5 +163,5 @@ def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabul
 
 
 def _reason(error: RuntimeError) -> str:
-    """What SentencePiece says, less the place in its code."""
+    """SentencePiece's message without the location in its code."""
     return str(error).rpartition('] ')[2].strip().rstrip('.') or 'the text does not allow it'

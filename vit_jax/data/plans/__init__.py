@@ -1,6 +1,6 @@
-"""Which examples make which batch, and what shapes their arrays have: one module a plan.
+"""Plans: the assignment of examples to batches, and the shapes of these; one module each.
 
-`config.data.buckets` stands for `buckets`, `config.data.sizes` for `sizes`, neither for `fixed`. A
+`config.data.buckets` selects `buckets`, `config.data.sizes` selects `sizes`, neither `fixed`. A
 plan of your own is a module with a class `Plan` derived from `plans.base.Plan`, whose options are
 keyword-only; it is then `config.data.plan='my_lab.packing(length=256)'`.
 """
@@ -19,15 +19,15 @@ __all__ = ['Plan', 'make']
 
 
 def make(text: str, examples: Examples, **options: Any) -> Plan:
-    """The plan that a text such as 'my_lab.packing(length=256)' names.
+    """Make the plan named by a text such as 'my_lab.packing(length=256)'.
 
     Args:
       text: the name of a module, and options of its plan.
-      examples: that batches are made of.
+      examples: the examples to make batches of.
       options: further keywords of the plan, such as `batch_size` and `seed`.
 
     Raises:
-      UserError: if there is no such plan, or it does not take the options or the examples.
+      UserError: if there is no such plan, or it refuses the options or the examples.
     """
     node = calls.parse_call(text, f'plan {text!r}')
     args, named = calls.arguments(node)

@@ -16,23 +16,23 @@ from vit_jax.data.examples import Examples
 from vit_jax.data.records import Record, SourceInfo
 from vit_jax.errors import UserError
 
-NONE = -1  # in the place of an example: padding
+NONE = -1  # padding in place of an example
 Rows = Int[np.ndarray, 'rows *n']
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(abc.ABC):
-    """Which examples make which batch, and to what shapes they are padded.
+    """Assignment of examples to batches, and the shapes that they are padded to.
 
-    Options of a plan are keyword-only fields. What only training asks for is checked when it does.
+    Options of a plan are keyword-only fields. Requirements of training are checked on first use.
 
     Attributes:
-      examples: that batches are made of.
-      batch_size: of a global batch, in `unit` where a plan counts tokens, else examples.
+      examples: the examples to make batches of.
+      batch_size: of a global batch, in examples, or in tokens if the plan counts these.
       seed: of the order, 0 or more.
       multiple: the rows of evaluation batches are a multiple of it.
-      replaces_broken: whether the next example takes the place of a broken one in training; else
-        its row is masked.
+      replaces_broken: whether the next example replaces a broken one in training; else its row is
+        masked.
     """
 
     examples: Examples
@@ -53,9 +53,9 @@ class Plan(abc.ABC):
         """Batch k of training, a pure function of (seed, k).
 
         Returns:
-          the arrays of a row, one of the specs of `shapes`; and the examples in the rows of the
-          global batch, `NONE` for padding. They are [rows, n] where a row holds several, which
-          `join` then makes one row of.
+          The arrays of a row, one of the specs of `shapes`; and the indices of the examples in the
+          rows of the global batch, `NONE` for padding. They are [rows, n] if a row holds several
+          examples, which `join` combines.
         """
 
     @functools.cached_property
@@ -94,7 +94,7 @@ class Plan(abc.ABC):
 
     @property
     def info(self) -> SourceInfo:
-        """What a model must know of the data."""
+        """Facts about the data for the model."""
         return self.examples.info
 
     @property
@@ -114,7 +114,7 @@ class Plan(abc.ABC):
 
     @property
     def _eval_rows(self) -> int:
-        # Padding is masked, so that any multiple of the devices gives the same result.
+        # Padding is masked, so that the result does not depend on `multiple`.
         return -(-min(self.batch_size, len(self.examples)) // self.multiple) * self.multiple
 
     def fit(self, record: Record, spec: Spec) -> Record:
@@ -122,12 +122,12 @@ class Plan(abc.ABC):
         return batches.fit(record, spec)
 
     def join(self, records: Sequence[Record], spec: Spec) -> Record:
-        """Make a row of its examples, by default of the only one."""
+        """Combine the examples of a row, by default a single one."""
         (record,) = records
         return self.fit(record, spec)
 
     def tally(self, batch: Batch) -> dict[str, int]:
-        """What is in this process's rows of a training batch, without padding."""
+        """Counts over this process's rows of a training batch, without padding."""
         return {self.unit: int(np.count_nonzero(batch['mask']))}
 
     @functools.cached_property

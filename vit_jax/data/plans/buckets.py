@@ -1,10 +1,10 @@
 """Sequences of different lengths in batches of few shapes.
 
-Bucket b takes the examples of at most `buckets[b]` tokens (and more than `buckets[b - 1]`), where
-the longest sequence of an example counts. Its batches are padded to that length, and have as many
-rows as make `batch_size` tokens on one side. In every epoch each bucket is shuffled and cut into
-batches, the last of them filled up with masked rows, and the batches of all buckets are shuffled.
-So an epoch has always the same number of batches, and batch k stays a function of (seed, k).
+Bucket b takes the examples whose longest sequence has at most `buckets[b]` tokens (and more than
+`buckets[b - 1]`). Its batches are padded to that length, and have as many rows as make
+`batch_size` tokens on one side. In every epoch each bucket is shuffled and cut into batches, the
+last one filled up with masked rows, and the batches of all buckets are shuffled. So every epoch
+has the same number of batches, and batch k stays a function of (seed, k).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids
 from vit_jax.errors import UserError, check_choice
 
 COUNTS = ('padded', 'target')
-ROWS = 8  # the rows of a training batch are a multiple of it, so that devices share them evenly
+ROWS = 8  # divides the rows of a training batch, so that devices share them evenly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Cut:
 
     Attributes:
       bounds: the length of the sequences of each bucket, in tokens.
-      rows: of a batch of each bucket.
+      rows: number of rows in a batch of each bucket.
       members: the examples of each bucket, in the order of the source.
     """
 
@@ -43,16 +43,16 @@ class Cut:
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
-        """Batches of each bucket."""
+        """Number of batches of each bucket."""
         return tuple(-(-len(m) // r) for m, r in zip(self.members, self.rows, strict=True))
 
     @property
     def steps(self) -> int:
-        """Batches of all buckets."""
+        """Number of batches of all buckets."""
         return sum(self.counts)
 
     def places(self, number: int) -> tuple[int, np.ndarray]:
-        """The bucket of a batch, and the places of its examples in it."""
+        """The bucket of a batch, and the positions of the batch's examples in the bucket."""
         ends = np.cumsum(self.counts)
         bucket = int(np.searchsorted(ends, number, side='right'))
         first = (number - int(ends[bucket]) + self.counts[bucket]) * self.rows[bucket]
@@ -61,9 +61,9 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(base.Plan):
-    """Batches of sequences of like lengths; every example is read when the plan is made.
+    """Batches of sequences of similar lengths; every example is read when the plan is made.
 
-    Sequences are the fields that are arrays of one dimension of whole numbers.
+    Sequences are fields with one-dimensional integer arrays.
 
     Attributes:
       buckets: length of each bucket in tokens, growing.
@@ -103,7 +103,7 @@ class Plan(base.Plan):
         return dict(found)  # without its default, which does not pickle
 
     def _sequences(self, index: int, record: Record) -> dict[str, np.ndarray]:
-        """The sequences of a record, checked."""
+        """Check and return the sequences of a record."""
         where = self.examples.source.record_name(index)
         arrays = {name: np.asarray(value) for name, value in record.items()}
         for name, array in arrays.items():
@@ -117,7 +117,7 @@ class Plan(base.Plan):
             raise UserError(f'{where}: there is no sequence of ids; it has {", ".join(record)}')
         for name, array in ids.items():
             try:
-                # Of a source that does not tell its vocabulary, ids are what an int32 holds.
+                # If a source does not declare its vocabulary, ids are any int32.
                 check_ids(name, array, self.examples.info.vocab_size or 2**31)
             except UserError as error:
                 raise UserError(
@@ -132,7 +132,7 @@ class Plan(base.Plan):
 
     @functools.cached_property
     def targets(self) -> np.ndarray:
-        """The length of the sequence `target` of each example; 0 where there is none."""
+        """The length of the sequence `target` of each example; 0 if there is none."""
         return self._lengths.get('target', np.zeros_like(self.longest))
 
     @functools.cached_property
@@ -178,7 +178,7 @@ class Plan(base.Plan):
     def evaluation(self) -> Cut:
         """The batches of an evaluation, with no more rows than needed.
 
-        What is longer than the last bucket goes to a further one, as long as the longest.
+        Sequences beyond the last bucket go to an extra one, as long as the longest of them.
         """
         most, bounds = int(self.longest.max(initial=0)), self.buckets
         bounds = (*bounds, most) if most > bounds[-1] else bounds
@@ -224,7 +224,7 @@ class Plan(base.Plan):
     def batch(self, k: int) -> tuple[Spec, base.Rows]:
         cut = self.epoch
         epoch, position = divmod(k, cut.steps)
-        # An own shuffle for the batches, and one for each bucket.
+        # One shuffle for the batches, and one for each bucket.
         stream = epoch * (len(cut.rows) + 1)
         shuffle = functools.partial(order.shuffled, seed=self.seed)
         number = shuffle(np.array([position]), size=cut.steps, epoch=stream)
@@ -269,7 +269,7 @@ def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
 
 
 def check_bounds(bounds: tuple[int, ...]) -> None:
-    """Raises UserError unless the lengths of the buckets are positive and grow."""
+    """Raise UserError unless the lengths of the buckets are positive and grow."""
     whole = all(isinstance(bound, int) and bound > 0 for bound in bounds)
     if not bounds or not whole or list(bounds) != sorted(set(bounds)):
         raise UserError(f'buckets={bounds}: write growing lengths in tokens, such as (16, 32, 64)')

@@ -1,4 +1,4 @@
-"""Batches of examples that have one shape after the transforms."""
+"""Batches of examples with equal shapes after the transforms."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(base.Plan):
-    """Epochs, each shuffled: row r of batch k is number k * batch_size + r of `order.stream`."""
+    """Shuffled epochs: row r of batch k is example k * batch_size + r of `order.stream`."""
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:
-        """Of the kinds of batches; (seed, k) draws that of batch k, each as likely."""
+        """Specs of the kinds of batches; (seed, k) draws that of batch k, each equally likely."""
         return (super().spec,)
 
     @property
     def spec(self) -> Spec:
-        # A result of an evaluation must not depend on the batch.
+        # The result of an evaluation must not depend on the batch.
         return self.specs[-1]
 
     @property
@@ -45,6 +45,6 @@ class Plan(base.Plan):
         return self.specs[kind], order.stream(places, size=len(self.examples), seed=self.seed)
 
     def fit(self, record: Record, spec: Spec) -> Record:
-        """The record as it is: another shape is a mistake."""
+        """Return the record unchanged; another shape is an error."""
         del spec
         return record

@@ -16,7 +16,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """The order of `fixed`; every image is shrunk if need be and padded to the batch's size.
+    """The order of `fixed`, with images padded to the batch's size and shrunk if they are larger.
 
     Real pixels are marked by `pixel_mask`. Evaluation pads to the last size.
 
@@ -43,5 +43,5 @@ class Plan(fixed.Plan):
 
 
 def fitted(record: Record, size: Size | None) -> Record:
-    """The record with its image padded to `size`, and `pixel_mask`; None leaves it as it is."""
+    """The record with its image padded to `size`, and `pixel_mask`; unchanged if `size` is None."""
     return record if size is None else geometry.fit(record, size)

@@ -1,11 +1,10 @@
-"""Where examples come from: a name and a split open a random-access source.
+"""Sources of examples, opened by a name and a split.
 
 Names: `digits`, `scenes`, `scenes_panoptic`, `coco:PATH`, `panoptic:PATH`, `tfds:NAME`,
-`folder:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted module of one's own that has a class
-`Source(path, split)` as `vit_jax.data.records.Source` describes it. Splits follow TFDS: `train`,
+`folder:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted module of your own with a class
+`Source(path, split)`, see `vit_jax.data.records.Source`. Splits follow TFDS: `train`,
 `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]` (see
 `vit_jax.data.splits`).
-`only_classes` of what is opened leaves some classes out.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def open_source(name: str, split: str) -> Subset:
 
 
 def own_vocab(name: str) -> Tokenizer | None:
-    """What reads and writes the sequences of a source that gives ids, not text; else None.
+    """The tokenizer of a source whose sequences are ids, not text; else None.
 
-    It is the attribute `vocab` of the class `Source`, so that no data are opened.
+    It is read from the class `Source`, attribute `vocab`, without opening any data.
 
     Raises:
       UserError: if the source does not exist.

@@ -3,7 +3,7 @@
     PATH/instances_SPLIT.json, or PATH/annotations/instances_SPLIT.json
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Splits are what stands for SPLIT: `train2017` and `val2017` of COCO. Categories are numbered anew
+Splits are the names in place of SPLIT: `train2017` and `val2017` of COCO. Categories are renumbered
 without the gaps of their ids; images without objects stay.
 """
 
@@ -33,9 +33,9 @@ PREFIX = 'instances_'
 class Source:
     """Records {image, boxes, labels, crowd, areas, ids}, by the ids of the images.
 
-    Boxes (x0, y0, x1, y1) are in pixels; what lies outside of an image is cut off. `crowd` marks
-    boxes around many objects, `areas` are in pixels, those of the outlines where there are any, and
-    `ids` are the annotations'. Boxes without area are left out, and the log says how many.
+    Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
+    objects, `areas` are in pixels, those of the outlines if there are any, and `ids` are those of
+    the annotations. Boxes without area are left out, and the log says how many.
     """
 
     def __init__(self, path: str, split: str):
@@ -73,7 +73,7 @@ class Source:
     def _sort_objects(
         self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
     ) -> dict[Any, Record]:
-        """The arrays of each image's objects; says what had to be repaired."""
+        """The arrays of each image's objects; repairs are logged."""
         sizes = {image['id']: (image['width'], image['height']) for image in self._images}
         labels = {category['id']: i for i, category in enumerate(categories)}
         if len(labels) < len(categories) or len(sizes) < len(self._images):
@@ -104,9 +104,7 @@ class Source:
 def _clipped(
     bbox: list[float], width: float, height: float
 ) -> tuple[tuple[float, ...] | None, str]:
-    """A box (x, y, w, h) by its corners within the image, and what was wrong with it; None for
-    nothing.
-    """
+    """The corners of a box (x, y, w, h), clipped to the image, and its defect, empty if none."""
     x, y, w, h = map(float, bbox)
     if not all(map(math.isfinite, (x, y, w, h))):
         return None, 'boxes left out that are not finite'
@@ -115,7 +113,7 @@ def _clipped(
         return None, 'boxes left out without area'
     if corners[0] >= corners[2] or corners[1] >= corners[3]:
         return None, 'boxes left out that lie outside of their image'
-    # Sums of decimal fractions are beyond the edge by their rounding.
+    # Sums of decimal fractions may exceed the edge by rounding.
     beyond = max(-x, -y, x + w - width, y + h - height) > 0.5
     return corners, 'boxes cut off at the edge of their image' if beyond else ''
 
@@ -135,7 +133,7 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
     """The file prefixSPLIT.json in a folder or in its folder `annotations`.
 
     Raises:
-      UserError: if there is none; it calls the source `name`.
+      UserError: if there is none; the message names the source `name`.
     """
     if not root.is_dir():
         raise UserError(f'{name}: there is no such folder')
@@ -164,7 +162,7 @@ def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
-    """Makes one line of what a file raises that is not in the format."""
+    """Turn errors of a file that is not in the format into a UserError of one line."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -175,7 +173,7 @@ def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
 def image_folder(
     root: pathlib.Path, split: str, listed: list[dict[str, Any]], name: str
 ) -> pathlib.Path:
-    """Where the first image lies that is there at all.
+    """The folder of the first image that is found.
 
     Raises:
       ValueError: if none is listed, or one leads out of the folder.
@@ -194,14 +192,14 @@ def image_folder(
 
 
 def require_inside(listed: Iterable[dict[str, Any]]) -> None:
-    """Raises ValueError unless every file that is listed lies below the folder of its kind."""
+    """Raise ValueError unless every listed file is below the folder of its kind."""
     for one in listed:
         if not paths.stays_inside(name := one['file_name']):
             raise ValueError(f'the file_name {name!r} is outside of its folder')
 
 
 def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [H, W, 3]; BrokenRecord if there is no such image, or it has not this size."""
+    """Read an image, uint8 [H, W, 3]; BrokenRecord if it is missing or has another size."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -3,9 +3,9 @@
     PATH/SPLIT/CLASS/*.jpg    splits are the folders
     PATH/CLASS/*.jpg          one split, `train`, that holds everything
 
-Classes are sorted by name, or by number where all are numbers, as those of ImageNet-v2 are. Files
-may lie in further folders below their class. The files of a split come in a fixed shuffled order,
-so that `train[:90%]` and `train[90%:]` both have all classes.
+Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
+subfolders of their class. The files of a split come in a fixed shuffled order, so that
+`train[:90%]` and `train[90%:]` both have all classes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _folders(folder: pathlib.Path) -> list[str]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[str]:
-    """Files below `folder`, relative to it, hidden ones left out."""
+    """Files below `folder`, relative to it, without hidden ones."""
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         inside = pathlib.Path(parent).relative_to(folder)

@@ -1,10 +1,10 @@
-"""`panoptic:PATH`: images whose every pixel belongs to a thing or to stuff, in the format of COCO.
+"""`panoptic:PATH`: images with every pixel assigned to a thing or to stuff, in COCO's format.
 
     PATH/panoptic_SPLIT.json, or PATH/annotations/panoptic_SPLIT.json
-    beside it panoptic_SPLIT/*.png, whose colours are the numbers of segments: R + 256 G + 256^2 B
+    beside it panoptic_SPLIT/*.png, whose colors are the numbers of segments: R + 256 G + 256^2 B
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Kirillov et al., 2019, arXiv:1801.00868. Categories are numbered anew without the gaps of their ids.
+Kirillov et al., 2019, arXiv:1801.00868. Categories are renumbered without the gaps of their ids.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Source:
         return str(self._folder / self._images[index]['file_name'])
 
     def _check(self) -> None:
-        """Raises ValueError unless every image has segments of known categories, in the folder."""
+        """Raise ValueError unless every image has segments of known categories, in the folder."""
         coco.require_inside(self._segments.values())
         for image in self._images:
             if image['id'] not in self._segments:

@@ -1,8 +1,8 @@
-"""`scenes`: handwritten digits on textured grounds, with exact boxes and masks.
+"""`scenes`: handwritten digits on textured backgrounds, with exact boxes and masks.
 
-Detection without any download: the digits are those of scikit-learn, enlarged, tinted and laid on
+Detection without any download: the digits are those of scikit-learn, enlarged, tinted and placed on
 stripes, checks, rings or clouds. `scenes` has 20,000 images for training, `scenes:N` has N; the
-500 of the test split show digits that training has not.
+500 of the test split show digits that are not in training.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SIDES = (96, 128)  # pixels of the shortest and of the longest side of an image
 HEIGHTS = (20, 52)  # of digits, in pixels
 MOST = 6  # digits
 EMPTY = 0.05  # share of images without any
-OVERLAP = 0.2  # at most, of the smaller of two boxes
+OVERLAP = 0.2  # the most of the smaller of two boxes that is covered by the other
 GROUNDS = ('stripes', 'checks', 'rings', 'clouds')
 
 
 class Source:
     """Records {image, boxes, labels, masks, areas}, see `vit_jax.data.transforms.geometry`.
 
-    Record i is a function of the split and i. A pixel belongs to one digit at most: what lies
-    below another is neither in a mask nor, at its edge, in a box.
+    Record i is a function of the split and i. A pixel belongs to one digit at most: masks and boxes
+    include only the visible part of a digit.
     """
 
     info = SourceInfo(10, tuple('0123456789'))
@@ -52,7 +52,7 @@ class Source:
         return self.with_ground(index)[0]
 
     def with_ground(self, index: int) -> tuple[Record, str]:
-        """A record, and which of GROUNDS is behind its digits."""
+        """A record, and the one of GROUNDS behind its digits."""
         if not 0 <= index < self._length:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))
@@ -81,14 +81,14 @@ class Source:
         return f'scenes {self._split} record {index}'
 
     def _colors(self, rng: np.random.Generator, ground: str) -> np.ndarray:
-        """The two dark colours [2 3] of a ground, which say nothing of its kind."""
+        """The two dark colors [2 3] of a ground, independent of its kind."""
         del ground
         return rng.uniform(20, 120, (2, 3))
 
     def _place_digits(
         self, rng: np.random.Generator, image: np.ndarray
     ) -> tuple[np.ndarray, list[int]]:
-        """Lays digits onto the image, which is changed, and returns masks [N H W] and classes."""
+        """Place digits on the image, in place, and return masks [N H W] and classes."""
         masks = np.zeros((MOST, *image.shape[:2]), bool)
         corners: list[tuple[int, ...]] = []
         labels: list[int] = []
@@ -104,15 +104,15 @@ class Source:
             drawn = ink >= 0.5
             masks[(slice(len(labels)), *window)] &= ~drawn
             masks[(len(labels), *window)] = drawn
-            colour = rng.integers(150, 256, 3) * (0.5 + 0.5 * ink[drawn][:, None])
-            image[window][drawn] = colour.astype(np.uint8)
+            color = rng.integers(150, 256, 3) * (0.5 + 0.5 * ink[drawn][:, None])
+            image[window][drawn] = color.astype(np.uint8)
             corners.append(place)
             labels.append(record['label'])
         return masks[: len(labels)], labels
 
 
 def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
-    """A digit [8 8 1] in another size and aspect ratio, without empty margins, 0 to 1."""
+    """Resize a digit [8 8 1], without empty margins, to another aspect ratio; 0 to 1."""
     height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
     width = max(1, round(height * rng.uniform(0.7, 1.1)))
     ink = resample(digit, height, width, 'bicubic')[..., 0] / 255
@@ -134,11 +134,11 @@ def _pattern(rng: np.random.Generator, kind: str, height: int, width: int) -> np
         return 0.5 + 0.5 * np.sin(2 * np.pi * along)
     if kind == 'checks':
         return (np.floor(along) + np.floor(across)) % 2
-    centre = rng.uniform(0, 1, 2) * (height, width)
-    return 0.5 + 0.5 * np.sin(2 * np.pi * np.hypot(y - centre[0], x - centre[1]) / period)
+    center = rng.uniform(0, 1, 2) * (height, width)
+    return 0.5 + 0.5 * np.sin(2 * np.pi * np.hypot(y - center[0], x - center[1]) / period)
 
 
 def _overlap(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """What two boxes (y0, x0, y1, x1) share, of the smaller one."""
+    """The intersection of two boxes (y0, x0, y1, x1) as a share of the smaller one."""
     sides = [max(0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in (0, 1)]
     return sides[0] * sides[1] / min((c[2] - c[0]) * (c[3] - c[1]) for c in (a, b))

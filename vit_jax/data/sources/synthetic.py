@@ -1,6 +1,6 @@
-"""`synthetic:copy` and `synthetic:reverse`: digits to be repeated, or read from the end.
+"""`synthetic:copy` and `synthetic:reverse`: sequences of digits to copy or to reverse.
 
-Two tasks that an encoder-decoder learns in minutes if it is right, without any download.
+Two tasks that a correct encoder-decoder learns in minutes, without any download.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TASKS = {'copy': slice(None), 'reverse': slice(None, None, -1)}
 SIZES = {'train': 100_000, 'test': 1_000}
 FIRST_DIGIT = UNK + 1
 LENGTHS = (4, 12)  # digits of the shortest and of the longest sequence
-# Named as SentencePiece names them, which writes a space as U+2581.
+# Named as by SentencePiece, which writes a space as U+2581.
 PIECES = ('<pad>', '<s>', '</s>', '<unk>', *(f'\u2581{digit}' for digit in range(10)))
 
 
@@ -54,7 +54,7 @@ class Digits:
 class Source:
     """Pairs of ids, int32 [n], that end in `EOS`; digit d has the id `FIRST_DIGIT + d`.
 
-    Record i is a function of the split and i; ten digits and the special ids are all there is.
+    Record i is a function of the split and i; the vocabulary is ten digits and the special ids.
     """
 
     vocab = Digits()

@@ -3,8 +3,8 @@
     text:/data/pairs.tsv                  source, a tab, target
     text:/data/train.en,train.de          source and target in two files of equally many lines
 
-The second of two files is looked for beside the first unless it has a folder of its own. A
-file is one split, `train`. Files are UTF-8; pairs with an empty side are left out.
+The second of two files is searched in the folder of the first unless its path has a folder. A file
+is one split, `train`. Files are UTF-8; pairs with an empty side are left out.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Source:
 class _Lines:
     """The lines of a UTF-8 file.
 
-    They end at line feeds alone: `str.splitlines` would also split at characters that stand
-    inside of sentences, and the pairs after them would no longer belong together.
+    They end at line feeds alone: `str.splitlines` would also split at characters inside of
+    sentences, which would misalign the pairs after them.
     """
 
     def __init__(self, path: pathlib.Path):

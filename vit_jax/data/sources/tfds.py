@@ -1,8 +1,8 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: data prepared by TensorFlow Datasets, read without TensorFlow.
 
-Random access needs the ArrayRecord format. Data are looked for in $TFDS_DATA_DIR, or in
-~/tensorflow_datasets where that is not set. They may come from anybody, and TFDS imports the
-classes that they name: only its own are, or those that your code has imported before.
+Random access needs the ArrayRecord format. Data are searched in $TFDS_DATA_DIR, or in
+~/tensorflow_datasets if that is not set. They are untrusted, and TFDS imports the classes that they
+name: so only its own are accepted, and those that your code has imported before.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CLASS_KEYS = {  # TFDS reads both spellings of protocol buffers, and an older fo
 class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
-    The former has the features `image` and `label`: images are grey, [H, W, 1], where the data
-    set declares one channel, and RGB elsewhere; other features are not read. In place of `label`
-    `imagenet2012_real` has `original_label`, and `real_label`, bool [C]: the classes that the
-    image was given anew (Beyer et al., 2020, arXiv:2006.07159). The latter has
-    one text a language and nothing else: the first of the pair that the data set declares for
-    supervised training, or of its features, is `source`, the other `target`.
+    Images with labels have the features `image` and `label`: images are grey, [H, W, 1], if the
+    data set declares one channel, else RGB; other features are not read. In place of `label`
+    `imagenet2012_real` has `original_label`, and `real_label`, bool [C], the reassessed classes
+    (Beyer et al., 2020, arXiv:2006.07159). Pairs of sentences have one text a language and nothing
+    else: the first of the pair that the data set declares for supervised training, or of its
+    features, is `source`, the other `target`.
     """
 
     def __init__(self, path: str, split: str):
@@ -146,7 +146,7 @@ def require_known_features(folder: pathlib.Path, title: str) -> None:
 
 
 def _strings(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
-    """The strings under these keys at any depth, also in the JSON that an older form quotes."""
+    """The strings under these keys at any depth, also in the JSON strings of an older form."""
     if isinstance(content, list):
         for one in content:
             yield from _strings(one, keys)
@@ -172,7 +172,7 @@ def _open(tfds: Any, folder: pathlib.Path, title: str) -> Any:
 
 
 def _languages(tfds: Any, info: Any) -> tuple[str, ...]:
-    """The two languages of a data set for translation; none of another."""
+    """The two languages of a data set for translation; empty for other data sets."""
     texts = [k for k, kind in info.features.items() if isinstance(kind, tfds.features.Text)]
     if len(texts) != 2 or len(info.features) != 2:
         return ()

@@ -1,9 +1,9 @@
-"""What happens to an example on its way to the batch, as one line of text.
+"""Transforms of an example, written as one line of text.
 
     inception_crop(224)|flip|randaugment(2, 15)
 
-is read by `parse_transforms`. A name stands for a function marked `@transform` in a module of
-this package, or, dotted (`my_lab.augment.solarize(128)`), in one of the user's own:
+is read by `parse_transforms`. A name is that of a function marked `@transform` in a module of
+this package, or, dotted (`my_lab.augment.solarize(128)`), in one of the user:
 
     from vit_jax.data.transforms import transform
 
@@ -14,18 +14,18 @@ this package, or, dotted (`my_lab.augment.solarize(128)`), in one of the user's 
 It is called once, with the arguments given in the text; it checks them (ValueError) and
 returns the function that is applied to each example:
 
-    apply(record), apply(record, rng)   returns the new record. One that moves pixels moves
-                                        what lies in the image with them, by `geometry`.
-    apply(image), apply(image, rng)     changes the pixels of uint8 [H, W, C] where they are, of
-                                        each frame of a clip by the same draws; another size is
-                                        refused where boxes, masks, points or anything else lies
-                                        in the image.
+    apply(record), apply(record, rng)   returns the new record. If it moves pixels, it moves boxes,
+                                        masks and points with them, by `geometry`.
+    apply(image), apply(image, rng)     changes the pixels of uint8 [H, W, C] in place, those of
+                                        each frame of a clip by the same draws; a change of size is
+                                        refused if the record has boxes, masks, points or other
+                                        arrays of the image's size.
 
-Where `predict` reads a file, the record has an image and no more. A transform of labels and the
-like is left out there if `@of_annotations` stands under its `@transform`.
+When `predict` reads a file, the record has only an image. A transform of labels and the like is
+then left out if it is marked `@of_annotations` below `@transform`.
 
-Nothing is changed in place. `rng` is a `numpy.random.Generator` of this example alone, valid
-until the call returns.
+Inputs are never modified. `rng` is a `numpy.random.Generator` of this example alone, valid until
+the call returns.
 """
 
 from vit_jax.data.transforms.parse import Transforms, parse_transforms, without_annotations

@@ -1,4 +1,4 @@
-"""Arguments as they stand in the text of a config, checked; ValueError if they are wrong."""
+"""Checks of the arguments of transforms; ValueError if they are wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Size = int | tuple[int, int]
 
 
 def height_width(size: Any) -> tuple[int, int]:
-    """An integer for a square, or (height, width), as the latter."""
+    """Convert an integer, for a square, or (height, width) to (height, width)."""
     pair = size if isinstance(size, tuple) else (size, size)
     if len(pair) != 2:
         raise ValueError(f'{size=} must be an integer or (height, width)')
@@ -19,20 +19,20 @@ def height_width(size: Any) -> tuple[int, int]:
 
 
 def shares(area_min: float, area_max: float) -> tuple[float, float]:
-    """Percentages of an area as shares of it."""
+    """Convert percentages of an area to shares."""
     if not 0 < area_min <= area_max <= 100:
         raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')
     return area_min / 100, area_max / 100
 
 
 def check_method(method: str) -> None:
-    """One of the ways to resample."""
+    """Check that `method` is one of the resampling methods."""
     if method not in METHODS:
         raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
 
 
 def check_positive(**values: Any) -> None:
-    """Integers of 1 or more."""
+    """Check that all values are integers of 1 or more."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f'{name}={value!r} must be a positive integer')

@@ -22,12 +22,12 @@ def scale_and_crop(
     crop: tuple[int, int] = (384, 600),
     p: float = 0.5,
 ) -> Callable[[Record, np.random.Generator], Record]:
-    """Resize to one of `sizes`; with probability `p` after cutting out a window.
+    """Resize to one of `sizes`; with probability `p` after cropping a random window.
 
-    For the window the shorter side becomes one of `first`, then a window anywhere is taken, whose
-    height and width are uniform from `crop[0]` to `crop[1]` pixels, or those of the image where it
-    has fewer. `sizes` and `max` are those of `random_resize` (Carion et al. 2020, A.4; the
-    defaults, and p, are those of the authors' code for sizes of 480 to 800 and a max of 1333).
+    For the window the shorter side is resized to one of `first`, then a window at a random place is
+    cropped, whose height and width are uniform from `crop[0]` to `crop[1]` pixels, or those of the
+    image if it has fewer. `sizes` and `max` are those of `random_resize` (Carion et al. 2020, A.4;
+    the defaults, and p, are those of the authors' code for sizes of 480 to 800 and a max of 1333).
     """
     whole, before = random_resize(sizes, max), random_resize(first)
     if not isinstance(crop, tuple) or len(crop) != 2:
@@ -47,7 +47,7 @@ def scale_and_crop(
 
 
 def _window(record: Record, rng: np.random.Generator, least: int, largest: int) -> Record:
-    """Any window of the image with sides in this range, as far as there are so many pixels."""
+    """Crop a random window with sides in this range, limited by those of the image."""
     sides = [
         int(rng.integers(min(least, pixels), min(largest, pixels) + 1))
         for pixels in image_size(record)

@@ -34,11 +34,11 @@ def keep(*names: str) -> Callable[[Record], Record]:
 @transform
 @of_annotations
 def pad_objects(count: int) -> Callable[[Record], Record]:
-    """Give every record `count` objects, so that they go into a batch; it comes last.
+    """Pad every record to `count` objects for batching; the last transform.
 
     The arrays of `movable.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
-    true in the rows of objects. Of more objects the first are kept; the log says so when that
-    happens for the first, tenth, hundredth time, and so on.
+    true in the rows of objects. If there are more objects, the first are kept; this is logged when
+    it happens for the first, tenth, hundredth time, and so on.
     """
     check_positive(count=count)
     cut = 0
@@ -65,9 +65,9 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 @of_annotations
 def number_masks() -> Callable[[Record], Record]:
     """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
-    object that a pixel belongs to, 0 where it belongs to none; of several the last.
+    object that a pixel belongs to, the last of several, or 0 for none.
 
-    A batch of masks would be as many times larger as it has objects.
+    Segments take one N-th of the memory of masks in a batch.
     """
 
     def apply(record: Record) -> Record:

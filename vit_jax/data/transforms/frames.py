@@ -1,4 +1,4 @@
-"""The frames of a clip: an image may have axes before its [H, W, C], and all are changed alike."""
+"""Frames of a clip: an image may have axes before its [H, W, C], and all get the same transform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C'
 
 
 def alike(change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator) -> list[T]:
-    """`change` of each frame; all draw the same from the generator, if there is one."""
+    """Apply `change` to each frame; all draw the same from the generator, if there is one."""
     if len(frames) == 1:
         return [change(frames[0])]
     states = [one.bit_generator.state for one in rng]
@@ -35,7 +35,7 @@ def each(
     image: Shaped[np.ndarray, '*T H W C'],
     *rng: np.random.Generator,
 ) -> Shaped[np.ndarray, '*T H2 W2 C2']:
-    """A function of (frame, *rng), applied to every frame alike."""
+    """Lift a function of (frame, *rng) to images of several frames, with the same draws for all."""
     if image.ndim == 3:
         return change(image, *rng)
     made = np.stack(alike(lambda frame: change(frame, *rng), list(split(image)), *rng))

@@ -1,4 +1,4 @@
-"""Geometry of a record: what lies in the image moves with it.
+"""Geometry of a record: boxes, masks and points move with the image.
 
     image     uint8 [H, W, C], or [T, H, W, C] of a clip; so are NAME_image of the same size
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
@@ -9,10 +9,9 @@
 Each function takes a record that has some of these besides `image`, and returns a new one; it
 raises UserError if the record has something that it cannot move, see `movable`.
 
-A cut (`crop`, `follow`) clips boxes to the image and drops the objects of which nothing is
-left, with their rows of all `OBJECTS`; objects without boxes are judged by their masks. Points
-stay in number and order, for their order may name them: those outside of the image keep their
-coordinates there.
+A cut (`crop`, `follow`) clips boxes to the image and drops the objects that are outside of it, with
+their rows of all `OBJECTS`; objects without boxes are judged by their masks. Points keep their
+number and order, which may name them: those outside of the image keep their coordinates.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def flip(record: Record) -> Record:
 
 
 def pad(record: Record, top: int, bottom: int, left: int, right: int) -> Record:
-    """Add so many rows and columns of zeros."""
+    """Add rows and columns of zeros."""
     check(record)
     rows, columns = (top, bottom), (left, right)
     return _move(
@@ -105,9 +104,9 @@ def pad(record: Record, top: int, bottom: int, left: int, right: int) -> Record:
 
 
 def follow(record: Record, matrix: Matrix) -> Record:
-    """Move all but the image, whose pixels `pillow.transform` has moved by `matrix`.
+    """Move boxes, masks and points by `matrix`, as `pillow.transform` has moved the image.
 
-    A box becomes that around its moved corners, which may be wider than the object.
+    A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
     check_cut(record)
     a, b, c, d, e, f = matrix
@@ -122,20 +121,20 @@ def follow(record: Record, matrix: Matrix) -> Record:
 
 
 def fit(record: Record, size: tuple[int, int]) -> Record:
-    """Bring an image of any size to one size, so that it goes into a batch with others.
+    """Bring an image of any size to one size for batching.
 
-    It is scaled down, its aspect ratio kept, if it is larger than `size`, and never up; then
-    it is padded with zeros on the right and below.
+    If it is larger than `size` it is scaled down, keeping its aspect ratio; then it is padded with
+    zeros at the right and the bottom.
 
     Args:
-      record: as it comes out of the transforms.
+      record: after the transforms.
       size: (height, width).
 
     Returns:
-      the record, with `pixel_mask`, bool [height, width], true where there is a pixel.
+      The record with `pixel_mask`, bool [height, width], true for real pixels.
 
     Raises:
-      UserError: if the record has something that cannot be moved along.
+      UserError: if the record has something that cannot be moved with the image.
     """
     height, width = image_size(record)
     scale = min(1, size[0] / height, size[1] / width)
@@ -173,7 +172,7 @@ def _move(
 
 
 def _cut(record: Record) -> Record:
-    """The record without what is outside of its image."""
+    """Clip boxes to the image, and drop the objects outside of it."""
     if 'boxes' in record:
         height, width = image_size(record)
         boxes = np.clip(record['boxes'], 0, np.array([width, height] * 2, np.float32))
@@ -188,12 +187,12 @@ def _cut(record: Record) -> Record:
 
 
 def _nearest(old: int, new: int) -> np.ndarray:
-    """The old pixel in which the centre of each new one lies."""
+    """The old pixel that contains the center of each new one."""
     return ((2 * np.arange(new) + 1) * old) // (2 * new)
 
 
 def _pad(array: np.ndarray, *widths: tuple[int, int]) -> np.ndarray:
-    # As np.pad does, in a tenth of its time, which shows with small images.
+    # np.pad takes ten times as long, which matters for small images.
     axes = list(zip(array.shape, widths, strict=True))
     padded = np.zeros([side + before + after for side, (before, after) in axes], array.dtype)
     padded[tuple(slice(before, before + side) for side, (before, _) in axes)] = array
@@ -201,7 +200,7 @@ def _pad(array: np.ndarray, *widths: tuple[int, int]) -> np.ndarray:
 
 
 def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
-    """A function of grey images, applied to each mask."""
+    """Apply a function of grey images to each mask."""
     moved = np.empty_like(masks)
     for row, mask in zip(moved, masks != 0, strict=True):
         row[:] = np.asarray(change(Image.fromarray(mask.astype(np.uint8))))

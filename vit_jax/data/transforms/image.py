@@ -1,8 +1,8 @@
-"""Sizes, crops and flips: transforms that move pixels, and what lies in the image with them.
+"""Resizing, cropping and flipping of images, and of boxes, masks and points with them.
 
 Sizes are an integer for squares, or (height, width). Resampling is Pillow's, antialiased when
-it shrinks; the methods are nearest, box, bilinear, bicubic and lanczos. How boxes, masks and
-points follow is told in `geometry`.
+it shrinks; the methods are nearest, box, bilinear, bicubic and lanczos. `geometry` documents how
+boxes, masks and points follow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RandomApply = Callable[[Record, np.random.Generator], Record]
 
 @transform
 def resize(size: Size, method: str = 'bilinear') -> Apply:
-    """Resize to `size`, whatever that does to the aspect ratio."""
+    """Resize to `size`, without keeping the aspect ratio."""
     height, width = height_width(size)
     check_method(method)
 
@@ -46,7 +46,7 @@ def resize_small(size: int, method: str = 'bilinear', max: int | None = None) ->
     """Resize the shorter side to `size`, keeping the aspect ratio.
 
     With `max`, the longer side gets at most so many pixels, and the shorter one fewer than
-    `size` where need be.
+    `size` if needed.
     """
     check_positive(size=size, max=size if max is None else max)
     check_method(method)
@@ -61,7 +61,7 @@ def resize_small(size: int, method: str = 'bilinear', max: int | None = None) ->
 def random_resize(
     sizes: tuple[int, ...], max: int | None = None, method: str = 'bilinear'
 ) -> RandomApply:
-    """Resize as `resize_small` to one of `sizes`, each as likely (Carion et al. 2020, A.4)."""
+    """Resize by `resize_small` to a random one of `sizes` (Carion et al. 2020, A.4)."""
     if not isinstance(sizes, tuple) or not sizes:
         raise ValueError(f'{sizes=} must be a tuple, for example (480, 512, 544)')
     choices = [resize_small(size, method, max) for size in sizes]
@@ -74,7 +74,7 @@ def random_resize(
 
 @transform
 def central_crop(size: Size) -> Apply:
-    """Take the middle of the image; UserError if it is smaller than `size`."""
+    """Crop the middle of the image; UserError if it is smaller than `size`."""
     height, width = height_width(size)
 
     def apply(record: Record) -> Record:
@@ -86,7 +86,7 @@ def central_crop(size: Size) -> Apply:
 
 @transform
 def random_crop(size: Size) -> RandomApply:
-    """Take any window of `size`, each as likely; UserError if the image is smaller."""
+    """Crop a uniformly random window of `size`; UserError if the image is smaller."""
     height, width = height_width(size)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
@@ -103,8 +103,8 @@ def inception_crop(
     """Resize a random window of the image to `size` (Szegedy et al. 2015, section 6).
 
     The window has `area_min` to `area_max` percent of the image's area and an aspect ratio
-    of 3/4 to 4/3, uniform in its logarithm; after ten that do not fit it is the largest in
-    the middle within those ratios.
+    of 3/4 to 4/3, uniform in its logarithm. If ten draws do not fit, it is the largest window
+    in the middle within those ratios.
     """
     height, width = height_width(size)
     check_method(method)
@@ -136,7 +136,7 @@ def pad_and_crop(pad: int) -> RandomApply:
 
 @transform
 def flip() -> RandomApply:
-    """Mirror left and right, half of the time."""
+    """Mirror left and right with probability 1/2."""
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         mirrored = geometry.flip(record)  # refuses a record whatever is drawn
@@ -146,7 +146,7 @@ def flip() -> RandomApply:
 
 
 def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
-    """How many rows and columns a window leaves over."""
+    """The number of rows and columns outside of a window."""
     rows, columns = image_size(record)
     if rows < height or columns < width:
         raise UserError(

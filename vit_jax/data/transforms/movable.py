@@ -1,17 +1,16 @@
-"""What a transform that moves pixels can take along, and what it refuses.
+"""Checks of the fields of a record that transforms of the image's geometry move, or refuse.
 
-Numbers, strings and arrays of one dimension pass. So do images of one size, and `boxes`, `masks`,
+Numbers, strings and one-dimensional arrays pass. So do images of one size, and `boxes`, `masks`,
 `points` and `segments`, which `geometry` moves. An image of another size, such as a small view,
-another array of two or more dimensions, or a nested list such as polygons, is refused: left where
-it is, it would be wrong without anybody noticing.
+another array of two or more dimensions, or a nested list such as polygons, is refused: left
+unmoved, it would be silently wrong.
 
-Images are `image` and fields called `NAME_image`. Their last three axes are [H, W, C]; those before
-them, of the frames of a clip or the views of an image, are moved alike.
+Images are `image` and fields named `NAME_image`. Their last three axes are [H, W, C]; earlier axes,
+the frames of a clip or the views of an image, are moved alike.
 
-Where there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other
-names are taken for facts about the whole image. `areas` follow a change of scale, and are
-refused where objects are cut, for nobody knows what is left of them; so are `segments`, which
-number the rows of the objects.
+If there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other names
+are facts about the whole image. `areas` follow a change of scale, and are refused if objects are
+cut, since the remaining area is unknown; so are `segments`, which hold the objects' rows.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def check(record: Record) -> None:
 
 
 def check_unpadded(record: Record) -> None:
-    """Raise UserError, as `check`, or if `pad_objects` has added rows that are no objects."""
+    """Raise UserError, as `check`, or if `pad_objects` has added rows of padding."""
     check(record)
     if 'object_mask' in record:
         raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
@@ -77,7 +76,7 @@ def check_cut(record: Record) -> None:
 
 
 def check_image_is_alone(record: Record) -> None:
-    """Raise UserError if anything else lies in the image."""
+    """Raise UserError if the record has other fields that would have to move with the image."""
     for name, value in record.items():
         if name != 'image' and _lies_in_image(value):
             raise UserError(
@@ -87,7 +86,7 @@ def check_image_is_alone(record: Record) -> None:
 
 
 def check_annotations_stay(record: Record) -> None:
-    """Raise UserError if anything but images lies in the image, which is about to be replaced."""
+    """Raise UserError if replacing the image would leave annotations of it behind."""
     for name, value in record.items():
         if not is_image(name) and _lies_in_image(value):
             raise UserError(f'replaces the image but not {name!r}; {_without(record, name)}')
@@ -101,7 +100,7 @@ def check_only_image(record: Record) -> None:
 
 
 def check_objects(record: Record) -> None:
-    """Raise UserError unless the fields of objects have one row each for every object."""
+    """Raise UserError unless all fields of objects have one row for each object."""
     if 'boxes' not in record and 'masks' not in record:
         return
     counts = {name: len(record[name]) for name in OBJECTS if name in record}

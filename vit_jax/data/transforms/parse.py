@@ -1,4 +1,4 @@
-"""The text of a config, read as functions of the record."""
+"""Parsing of a config's transforms into functions of the record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Transforms:
       spec: the text they were read from.
       steps: functions of (record, rng).
       random: whether any of them draws random numbers.
-      vocab: for those that make ids of text.
+      vocab: for transforms that encode texts.
     """
 
     spec: str
@@ -42,16 +42,16 @@ class Transforms:
         return record
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The steps are closures; the text is what travels to worker processes.
+        # The steps are closures; so the text is sent to worker processes.
         return parse_transforms, (self.spec, self.vocab)
 
 
 def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
-    """Read `a(1, x=2)|b`; nothing in the text is executed but the functions it names.
+    """Parse `a(1, x=2)|b`; only the functions named in the text are executed.
 
     Args:
       spec: the text.
-      vocab: given to the functions that take a `vocab`.
+      vocab: passed to the functions that take a `vocab`.
 
     Raises:
       UserError: if the text is malformed, or a name or an argument is wrong.
@@ -67,7 +67,7 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
 
 
 def without_annotations(spec: str) -> str:
-    """The text less the transforms of annotations, for images that come without any.
+    """The text without the transforms of annotations, for images that have none.
 
     Raises:
       UserError: if the text is malformed, or a name is wrong.
@@ -83,7 +83,7 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
     The other transforms of the text need not exist here.
 
     Raises:
-      UserError: if the text is malformed, or the arguments are none of plain values.
+      UserError: if the text is malformed, or the arguments are not plain values.
     """
     for node in reversed(calls.parse_transforms(spec)):
         if calls.function_name(node) == name:
@@ -115,7 +115,7 @@ def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
 
 
 def _step(apply: Any, name: str) -> tuple[Step, bool]:
-    """`apply` as a function of (record, rng), and whether it takes the latter."""
+    """Wrap `apply` as a function of (record, rng), and return whether it takes `rng`."""
     takes = tuple(inspect.signature(apply).parameters) if callable(apply) else ()
     if takes not in {('record',), ('record', 'rng'), ('image',), ('image', 'rng')}:
         raise UserError(
@@ -134,7 +134,7 @@ def _step(apply: Any, name: str) -> tuple[Step, bool]:
 
 
 def _of_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
-    """A function of a frame, which keeps its size wherever something else lies in the image."""
+    """Lift a function of a frame to records; it must keep the size if other fields depend on it."""
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
         before = image_size(record)

@@ -1,4 +1,4 @@
-"""Arrays as Pillow images, and the way back."""
+"""Conversion between arrays and Pillow images."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ METHODS = {
 
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
-    """Bytes of 3 channels as an RGB image, of 1 as a grey one; UserError if not uint8."""
+    """Convert bytes of 3 channels to an RGB image, of 1 to a grey one; UserError if not uint8."""
     if image.dtype != np.uint8:
         raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
 def from_pillow(image: Image.Image) -> UInt8[np.ndarray, 'H W C']:
-    """An RGB image as bytes of 3 channels, a grey one of 1."""
+    """Convert an RGB image to bytes of 3 channels, a grey one to 1."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[..., None]
 
@@ -40,7 +40,7 @@ def resample(
 
 
 def transform(image: Image.Image, matrix: Matrix, fill: int) -> Image.Image:
-    """Show at (x, y) the nearest pixel of (a x + b y + c, d x + e y + f); `fill` outside."""
+    """Set (x, y) to the nearest pixel of (a x + b y + c, d x + e y + f); `fill` outside."""
     return image.transform(
         image.size,
         Image.Transform.AFFINE,

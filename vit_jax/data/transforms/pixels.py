@@ -1,4 +1,4 @@
-"""Transforms that change pixels where they are."""
+"""Transforms of pixel values that move nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def random_erasing(
     """Fill a random window with random bytes, with probability `p` (Zhong et al. 2020).
 
     The window has `area_min` to `area_max` percent of the area and an aspect ratio of 0.3 to
-    3.3; an image in which ten do not fit stays as it is. Boxes and masks stay too: an object
-    is still where it was, if hidden.
+    3.3; if ten draws do not fit, the image is unchanged. Boxes and masks of hidden objects stay.
     """
     if not 0 <= p <= 1:
         raise ValueError(f'{p=} must be in [0, 1]')
@@ -44,10 +43,10 @@ def random_erasing(
 
 @transform
 def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray, 'H W C']]:
-    """Bytes 0..255 to float32 low..high, on the host.
+    """Map bytes 0..255 to float32 low..high, on the host.
 
-    Tasks do this on the device, which moves a quarter of the bytes; this is for consumers
-    other than them.
+    Tasks do this on the device, which needs a quarter of the transfer; this is for other users of
+    the data.
     """
     if not low < high:
         raise ValueError(f'{low=} must be less than {high=}')

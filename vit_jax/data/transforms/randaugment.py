@@ -1,24 +1,24 @@
 """RandAugment (Cubuk et al. 2020) with the ranges of its authors' TensorFlow code.
 
-Those ranges are what the levels of AugReg (Steiner et al. 2022) mean: light1 is
+The levels of AugReg (Steiner et al. 2022) are defined by these ranges: light1 is
 `randaugment(2, 0)`, light2 (2, 10), medium (2, 15), strong (2, 20). A magnitude of 10 is
-the end of each range; larger ones go on beyond it, and posterize does less the larger the
-magnitude, and nothing at 20.
+the end of each range; larger ones go beyond it. Posterize gets weaker as the magnitude
+grows, and does nothing at 20.
 
-Two operations of that code, which the published models of AugReg and big_vision were trained
-with, are not what their names say, and are to be had by `variant='big_vision'`:
+Two operations of that code have faults with which the published models of AugReg and big_vision
+were trained; `variant='big_vision'` reproduces them:
 
 - solarize computes its threshold in a byte, where 256 is 0: at magnitudes of 10 and 20 it inverts
-  the whole image, at 15 the upper half. Here the threshold goes on rising, and from 10 on
+  the whole image, at 15 the upper half. By default the threshold goes on rising, and from 10 on
   nothing is inverted.
-- contrast takes for the mean of the image the mean count of a histogram of 256 bins, which depends
-  on the number of pixels alone: 196 for 224 x 224. Here it is the mean of the image.
+- contrast uses, instead of the mean of the image, the mean count of a histogram of 256 bins, which
+  depends only on the number of pixels: 196 for 224 x 224. By default it is the image's mean.
 
-The other fourteen agree but for rounding: of values by one or two, and of places by less than a
+The other fourteen agree up to rounding: of values by one or two, and of positions by less than a
 pixel in shears.
 
-Boxes, masks and points follow what is turned, sheared or shifted, see `geometry`; an object
-behind the grey square of cutout keeps its box. The pixels are Pillow's work.
+Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
+grey square of cutout keeps its box. Pixels are transformed by Pillow.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from vit_jax.data.transforms.movable import check_cut, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, to_pillow
 from vit_jax.data.transforms.registry import transform
 
-# What an operation makes of an image, and how it has moved its pixels, if it has.
+# The new image, and the matrix by which its pixels moved, if they did.
 Moved = tuple[Image.Image, Matrix | None]
 # (image, level = magnitude / 10, rng)
 Operation = Callable[[Image.Image, float, np.random.Generator], Moved]
 
-GREY = 128  # fills what an operation uncovers
+GREY = 128  # fills uncovered areas
 
 
 @transform
@@ -55,7 +55,7 @@ def randaugment(
 
     Args:
       num_layers: operations an image.
-      magnitude: 0 to 10 for the ranges of the paper's code, more for stronger ones.
+      magnitude: 0 to 10 for the ranges of the paper's code; more goes beyond them.
       translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels.
       cutout: half the side of the grey square at magnitude 10, likewise.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
@@ -79,7 +79,7 @@ def randaugment(
 def operate(
     operations: Sequence[Operation], record: Record, level: float, rng: np.random.Generator
 ) -> Record:
-    """The record after these operations, one after the other."""
+    """Apply operations to a record, one after the other."""
     check_cut(record)  # refuses a record whether or not its pixels are moved
     check_only_image(record)
     whole = record['image']
@@ -100,7 +100,7 @@ def _alike(
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
-    """The sixteen operations by name; those that move pixels go either way at random."""
+    """The sixteen operations by name; those that move pixels draw their direction."""
     return {
         'autocontrast': _pixels(lambda image, level, rng: ImageOps.autocontrast(image)),
         'equalize': _pixels(lambda image, level, rng: ImageOps.equalize(image)),
@@ -130,7 +130,7 @@ def _wrapped_solarize(image: Image.Image, level: float, rng: np.random.Generator
 
 
 def _contrast_by_count(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Away from a grey that is a 256th of the number of pixels, at most white."""
+    """Change contrast relative to a grey of 1/256 of the number of pixels, at most white."""
     grey = min(image.width * image.height // 256, 255)
     flat = Image.new('L', image.size, grey).convert(image.mode)
     return Image.blend(flat, image, 1.8 * level + 0.1)
@@ -146,7 +146,7 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
-    """0.1 (nearly all of it taken away) to 1.9 (nearly twice as much)."""
+    """An enhancement of Pillow with factors from 0.1 to 1.9."""
     return _pixels(lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1))
 
 
@@ -155,7 +155,7 @@ def _posterize(image: Image.Image, bits: int) -> Image.Image:
 
 
 def _rotate(image: Image.Image, degrees: float) -> Moved:
-    """About the centre, counterclockwise."""
+    """Rotate about the center, counterclockwise."""
     angle = -math.radians(degrees % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = -image.width / 2, -image.height / 2
@@ -185,7 +185,7 @@ def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
     return image.point(table * len(image.getbands()))
 
 
-# What takes the place of an operation, in its order.
+# Replacements of operations by name, in their order.
 VARIANTS: dict[str, dict[str, Operation]] = {
     'paper': {},
     'big_vision': {

@@ -1,10 +1,10 @@
-"""RandAugment in the form that DeiT, Swin and MAE train with: what is larger is always stronger.
+"""RandAugment as used by DeiT, Swin and MAE: larger magnitudes are always stronger.
 
-Fifteen of the operations of `randaugment`, without cutout. Posterize and solarize change more the
-larger the magnitude, and colour, contrast, brightness and sharpness go either way from 1. As in
-timm, which calls `randaugment_increasing(2, 9)` 'rand-m9-mstd0.5-inc1', each operation draws its
-own magnitude, and whether it is applied at all. What it uncovers is grey there as here, but of the
-colour of the data set's mean.
+Fifteen of the operations of `randaugment`, without cutout. Posterize and solarize get stronger with
+the magnitude, and factors of color, contrast, brightness and sharpness are above or below 1. As in
+timm, where `randaugment_increasing(2, 9)` is 'rand-m9-mstd0.5-inc1', each operation draws its own
+magnitude, and whether it is applied at all. Uncovered areas are grey; in timm they have the mean
+color of the data set.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def randaugment_increasing(
     Args:
       num_layers: operations an image.
       magnitude: mean of the normal distribution that an operation's magnitude is drawn from, 0 to
-        10; what is drawn is clipped to the same range.
-      std: its deviation.
-      p: of each operation.
+        10; draws are clipped to the same range.
+      std: its standard deviation.
+      p: probability of each operation.
     """
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
         raise ValueError(f'{num_layers=} must be a positive integer')
@@ -57,7 +57,7 @@ def increasing_operations() -> dict[str, Operation]:
     """The fifteen operations by name: those of `randaugment`, some at other levels."""
     found = make_operations(translate=0, cutout=0)
     del found['cutout']
-    # They keep 4 bits, and the pixels below 256, at level 1: now at level 0.
+    # At level 1 they keep 4 bits, and the pixels below 256; reversed, they do so at level 0.
     found['posterize'] = _reversed(found['posterize'], 4)
     found['solarize'] = _reversed(found['solarize'], 256)
     for name in ('color', 'contrast', 'brightness', 'sharpness'):
@@ -68,12 +68,12 @@ def increasing_operations() -> dict[str, Operation]:
 
 
 def _reversed(operation: Operation, steps: int) -> Operation:
-    """Of an operation in so many steps, rounded down."""
+    """Reverse the levels of an operation, in `steps` steps, rounded down."""
     return lambda image, level, rng: operation(image, 1 - int(steps * level) / steps, rng)
 
 
 def _either_way(operation: Operation) -> Operation:
-    """1 - 0.9 level or 1 + 0.9 level, of an operation that goes from 0.1 to 1.9."""
+    """Draw 1 - 0.9 level or 1 + 0.9 level for an operation with factors from 0.1 to 1.9."""
 
     def apply(image: Image.Image, level: float, rng: np.random.Generator) -> Moved:
         sign = 1 if rng.random() < 0.5 else -1

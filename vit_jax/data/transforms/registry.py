@@ -1,4 +1,4 @@
-"""Which functions a config may name: those marked `@transform`."""
+"""The functions that a config may name, marked by `@transform`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _ANNOTATIONS = '_is_of_annotations'
 
 
 def transform(factory: Factory) -> Factory:
-    """Mark a function as one that the transforms of a config may name.
+    """Mark a function that the transforms of a config may name.
 
-    A stored config is text that anybody may have written, so nothing else is ever called.
+    A stored config is untrusted text, so no other functions are called.
     """
     setattr(factory, _MARK, True)
     return factory
 
 
 def of_annotations(factory: Factory) -> Factory:
-    """Mark a transform of what only data sets tell, such as labels: other images do without it."""
+    """Mark a transform of annotations, such as labels; it is left out for images without them."""
     setattr(factory, _ANNOTATIONS, True)
     return factory
 
 
 def is_of_annotations(factory: Callable[..., Any]) -> bool:
-    """Whether a transform is left out where an image comes without annotations."""
+    """Whether a transform is left out for images without annotations."""
     return getattr(factory, _ANNOTATIONS, False) is True
 
 

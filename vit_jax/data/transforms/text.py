@@ -30,7 +30,7 @@ def lower(*fields: str) -> Apply:
 @transform
 @of_annotations
 def swap() -> Apply:
-    """Translate the other way round: the target becomes the source."""
+    """Swap source and target, to translate in the other direction."""
 
     def apply(record: Record) -> Record:
         return record | {'source': record['target'], 'target': record['source']}
@@ -47,14 +47,14 @@ def tokenize(
     *,
     vocab: Tokenizer | None = None,
 ) -> Apply:
-    """Make ids of texts, int32 [n], the end as their last.
+    """Encode texts as ids, int32 [n], with eos at the end.
 
     Args:
-      field: the text of which ids are made, for example 'caption'; without one, both sides of a
-        pair. A number is `max_len`.
-      length: of the ids of a field: longer texts are cut, shorter ones padded with 0. With it
-        the record gets `FIELD_mask`, bool [length], true where there is an id.
-      max_len: texts of more ids, the end counted, are cut; None leaves them as they are.
+      field: the text to encode, for example 'caption'; by default both sides of a pair. A number
+        is `max_len`.
+      length: of the ids of a field: longer texts are cut, shorter ones padded with 0, and the
+        record gets `FIELD_mask`, bool [length], true for real ids.
+      max_len: texts of more ids, eos included, are cut; None for no limit.
       vocab: that of `config.data.vocab`.
     """
     if isinstance(field, int):

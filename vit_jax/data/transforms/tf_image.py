@@ -1,9 +1,9 @@
-"""Crops and sizes as TensorFlow makes them, for recipes whose numbers were reached with it.
+"""Cropping and resizing as in TensorFlow, for recipes whose results were obtained with it.
 
-They differ from those of `image` in what a crop is likely to show and in how pixels are resampled:
-see `windows.distorted_window` and `tf_resampling`. Boxes, masks and points follow all the same.
-What is left of a difference is the decoding of JPEG files, for which TensorFlow's default is a
-faster and less exact transform.
+They differ from those of `image` in the distribution of crops and in resampling, see
+`windows.distorted_window` and `tf_resampling`. Boxes, masks and points follow as in `image`. The
+remaining difference is the decoding of JPEG files, for which TensorFlow's default is a faster and
+less exact transform.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RandomApply = Callable[[Record, np.random.Generator], Record]
 def inception_crop_tf(
     size: Size, area_min: float = 5, area_max: float = 100, method: str = 'bilinear'
 ) -> RandomApply:
-    """Resize a random window of the image to `size`, drawn as TensorFlow draws it.
+    """Resize a random window of the image, drawn as in TensorFlow, to `size`.
 
     The window is that of `tf.image.sample_distorted_bounding_box`: `area_min` to `area_max`
     percent of the area, with small ones more likely than in `inception_crop` (on 375 x 500 pixels
@@ -45,7 +45,7 @@ def inception_crop_tf(
 
 @transform
 def resize_tf(size: Size, method: str = 'bilinear') -> Apply:
-    """Resize to `size`, whatever that does to the aspect ratio; `method` is bilinear or area."""
+    """Resize to `size`, without keeping the aspect ratio; `method` is bilinear or area."""
     height, width = height_width(size)
     resample = _resampling(method)
 

@@ -1,6 +1,6 @@
-"""How TensorFlow resizes images of bytes, in NumPy: without antialiasing, and fractions cut off.
+"""TensorFlow's resizing of byte images, in NumPy: no antialiasing, and values rounded down.
 
-Pixels are squares whose centres lie at halves, as in `tf.image.resize` of TensorFlow 2.
+Pixels are squares with centers at halves, as in `tf.image.resize` of TensorFlow 2.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt8
 
 Bytes = UInt8[np.ndarray, 'H W C']
-# For every new row or column the old ones that it is made of, and their weights, of sum 1.
+# The old rows or columns of every new one, and their weights, of sum 1.
 Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
 
-# A sum in floating point can end just below a whole number, which is not to lose one by it.
+# Added before rounding down: a floating-point sum may end just below an integer.
 SLACK = 2.0**-10
 
 
 def bilinear(image: Bytes, height: int, width: int) -> UInt8[np.ndarray, '{height} {width} C']:
-    """Blend the four pixels around each new centre; those further away are not seen."""
-    return _resized(image, height, width, _neighbours)
+    """Blend the four pixels around each new center, without antialiasing."""
+    return _resized(image, height, width, _neighbors)
 
 
 def area(image: Bytes, height: int, width: int) -> UInt8[np.ndarray, '{height} {width} C']:
-    """Average what each new pixel covers of the old ones."""
+    """Average the old pixels that each new one covers, weighted by overlap."""
     return _resized(image, height, width, _covered)
 
 
@@ -38,16 +38,16 @@ def _resized(image: Bytes, height: int, width: int, taps: Callable[[int, int], T
     return (_weighted(rows, taps(image.shape[1], width), 1) + np.float32(SLACK)).astype(np.uint8)
 
 
-def _neighbours(old: int, new: int) -> Taps:
-    """The centres before and after each new one; at the borders one of them alone."""
-    centres = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
-    low = centres.astype(int)
-    share = centres - low
+def _neighbors(old: int, new: int) -> Taps:
+    """The old centers before and after each new one; at the borders only one of them."""
+    centers = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
+    low = centers.astype(int)
+    share = centers - low
     return np.stack([low, np.minimum(low + 1, old - 1)], 1), np.stack([1 - share, share], 1)
 
 
 def _covered(old: int, new: int) -> Taps:
-    """Each old pixel that a new one overlaps, by the length of the overlap."""
+    """The old pixels that a new one overlaps, weighted by the length of the overlap."""
     scale = old / new
     left = np.arange(new)[:, None] * scale
     index = left.astype(int) + np.arange(math.ceil(scale) + 1)

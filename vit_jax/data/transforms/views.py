@@ -1,4 +1,4 @@
-"""Several views of one image, as self-supervised methods compare them."""
+"""Several views of one image, for self-supervised methods."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vit_jax.data.transforms.registry import transform
 def views(
     name: str, count: int, transforms: str
 ) -> Callable[[Record, np.random.Generator], Record]:
-    """Make views of the image, [count, H, W, C], each by its own draws.
+    """Make views of the image, [count, H, W, C], each with its own draws.
 
     Two global and eight local crops (Caron et al. 2021, arXiv:2104.14294, section 3.1) are
     `views('local_image', 8, 'inception_crop(96, 5, 40)|flip')`, and then
-    `views('image', 2, 'inception_crop(224, 40)|flip')`, which takes the place of the image.
+    `views('image', 2, 'inception_crop(224, 40)|flip')`, which replaces the image.
 
     Args:
       name: of the field for the views, 'image' or 'NAME_image'.
-      count: how many.
-      transforms: made of the image, for each view anew.
+      count: number of views.
+      transforms: applied to the image for each view.
     """
     if not isinstance(name, str) or not is_image(name):
         raise ValueError(f"{name=} must be 'image', or end in '_image' as 'local_image' does")

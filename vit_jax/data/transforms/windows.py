@@ -19,7 +19,7 @@ def random_window(
     shares: tuple[float, float],
     ratios: tuple[float, float],
 ) -> Window | None:
-    """A window of a random share of the area, or None if none fits.
+    """Draw a window of a random share of the area; None if none fits.
 
     Args:
       rng: draws the share, uniform, the ratio, uniform in its logarithm, and the place.
@@ -50,11 +50,11 @@ def distorted_window(
     shares: tuple[float, float],
     ratios: tuple[float, float] = TF_RATIOS,
 ) -> Window:
-    """A window drawn as `tf.image.sample_distorted_bounding_box` draws it; all if none fits.
+    """Draw a window like `tf.image.sample_distorted_bounding_box`; the whole image if none fits.
 
     The ratio is uniform, then the height is uniform between those of the least and the greatest
-    share that the image has room for: the area is not uniform, and of wide windows there are few.
-    The last row and column that a window could begin at are never drawn.
+    share that the image has room for: so the area is not uniform, and wide windows are rare. The
+    last row and column at which a window could begin are never drawn.
 
     Args:
       rng: draws up to `TF_ATTEMPTS` windows.
@@ -83,7 +83,7 @@ def _distorted_size(
     tallest = min(tallest, size[0])
     lowest = min(round(math.sqrt(least / ratio)), tallest)
     height = lowest + int(rng.integers(tallest - lowest + 1))
-    # A window that misses its bounds by rounding gets one row more, or one less.
+    # A window that misses its bounds by rounding gets one row more or less.
     height += height * round(height * ratio) < least
     height -= height * round(height * ratio) > greatest
     width = round(height * ratio)
