@@ -49,6 +49,7 @@ LONGEST_FIRST = (
     'faults/test_processes.py',
     'storage/test_object_storage.py',
     'test_outside_system.py',
+    'test_self_distillation.py',
     'trainer/test_text_runs.py',
     'test_lowering.py',
     'trainer/test_devices.py',
@@ -169,6 +170,29 @@ def _draw_again(name: str, drawn: dict[str, Callable], monkeypatch: pytest.Monke
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with one device."""
     use_one_device(monkeypatch)
+
+
+# What a run computes hangs on these sections, on the shapes of its batches and on its length.
+COMPUTED = ('seed', 'batch_size', 'model', 'task', 'optim', 'step')
+
+
+@pytest.fixture(scope='module')
+def compiled_once() -> Iterator[None]:
+    """Runs of a module that compute the same share their program, also if they stop and go on."""
+    from vit_jax.trainer import build
+
+    make, made = build.make_program, {}
+
+    def once(config, shapes, layout, times):
+        sections = {name: str(config[name]) for name in COMPUTED}
+        key = (str(sections), str(shapes), times, layout)
+        if key not in made:
+            made[key] = make(config, shapes, layout, times)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, 'make_program', once)
+        yield
 
 
 @pytest.fixture(scope='session')
