@@ -1,4 +1,4 @@
-"""Parameters that depend on the size of the images or of the patches, made for another size."""
+"""Resizing of parameters that depend on the size of the images or of the patches."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Grid = tuple[int, int]  # rows and columns of patches
 def positions(
     params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
 ) -> tuple[Params, list[str]]:
-    """`params` with a `pos_embed` for another grid of patches, even one of as many patches.
+    """Resize `pos_embed` to another grid of patches, including one with as many patches.
 
     Args:
       params: the tree that holds `pos_embed` [1 N D].
-      old_grid: that `pos_embed` was made for; if None it is taken to be a square.
-      new_grid: to make it for.
+      old_grid: the grid of `pos_embed`; None if it is a square.
+      new_grid: the grid to resize it to.
       prefix: rows of `pos_embed` before those of the patches.
       method: 'bilinear' or 'bicubic'; see `ops.resize.position_embedding`.
 
     Returns:
-      The parameters, and what was changed, as notes for people. A `pos_embed` of another model,
-      with rows that are no grid of this kind, stays as it is.
+      The parameters, and notes on the changes, for people. A `pos_embed` of another model, whose
+      rows are not the old grid, is left unchanged.
 
     Raises:
-      UserError: if the rows form no square where one is assumed.
+      UserError: if `old_grid` is None and the rows do not form a square.
     """
     table = params['pos_embed']
     rows = table.shape[1] - prefix
@@ -51,18 +51,18 @@ def positions(
 
 
 def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
-    """`params` of axial attention (`nn.axial`) for another grid of places.
+    """Resize `params` of axial attention (`nn.axial`) to another grid.
 
-    Positions and the weights of summaries are resized like a picture. The numbers of relative
-    distances are stretched with the image, so that 0 keeps its own.
+    Positions and the weights of summaries are resized like a picture. Relative biases are
+    stretched with the image, so that the bias of distance 0 stays.
 
     Args:
       params: a tree with layers `rows_i` and `columns_i`.
-      new_grid: rows and columns of places.
+      new_grid: rows and columns of the new grid.
       method: 'bilinear' or 'bicubic'; see `ops.resize.grid`.
 
     Returns:
-      The parameters, and what was changed, as notes for people.
+      The parameters, and notes on the changes, for people.
     """
     changed = set()
 
@@ -80,7 +80,7 @@ def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str
 
 
 def _of_place(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
-    """A parameter of `nn.axial` for another grid; None if it depends on no grid."""
+    """Resize a parameter of `nn.axial`; None if it does not depend on the grid."""
     height, width = size
     match names:
         case [*_, 'positions', 'rows']:
@@ -96,18 +96,18 @@ def _of_place(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarra
 
 
 def patch_size(params: Params) -> int | None:
-    """The side of the patches that `patch_embed` embeds; None where there is no such kernel."""
+    """The side in pixels of the patches of `patch_embed`; None if there is no such kernel."""
     kernel = params.get('patch_embed', {}).get('kernel')
     return None if kernel is None or kernel.ndim != 4 else kernel.shape[0]
 
 
 def patches(params: Params, patch_size: int) -> tuple[Params, list[str]]:
-    """`params` with a kernel of `patch_embed` for patches of another size.
+    """Resize the kernel of `patch_embed` to patches of another size.
 
-    By the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.
+    Uses the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.
 
     Returns:
-      The parameters, and what was changed, as notes for people.
+      The parameters, and notes on the changes, for people.
     """
     kernel, size = params['patch_embed']['kernel'], (patch_size, patch_size)
     if kernel.shape[:2] == size:

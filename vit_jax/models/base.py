@@ -1,4 +1,4 @@
-"""The base of all models: what a Linen module says of itself besides its outputs."""
+"""The base of all models: the methods of a Linen module besides the call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Model(nn.Module):
 
     Attributes:
       head_layers: the layers from the representation on; the last has an output for each class.
-      weightless: fields that the parameters do not depend on, scanned blocks being unrolled.
-      translates: whether it writes sequences, by the methods that `vit_jax.ops.search` names.
+      weightless: fields that do not change the parameters, up to scanning of blocks.
+      translates: whether it generates sequences, by the methods listed in `vit_jax.ops.search`.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
     @property
     def stride(self) -> int | None:
-        """Side in pixels of the square that one token stands for; None for a ResNet's features."""
+        """Side in pixels of the square of one token; None for a ResNet's features."""
         return None
 
     @property
@@ -49,7 +49,7 @@ class Model(nn.Module):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Parameters that are worth a look; none by default."""
+        """Pictures of parameters; none by default."""
         del params, image_size
         return []
 
@@ -68,15 +68,15 @@ class Model(nn.Module):
 
         Args:
           params: nested arrays; some may be absent.
-          old_size: of the images that they were made for; None where nothing tells.
-          new_size: of the images to come.
+          old_size: of the images that they were made for; None if unknown.
+          new_size: of the new images.
           method: 'bilinear' or 'bicubic', for grids of positions.
         """
         del old_size, new_size, method
         return params, []
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
-        """The part that other tasks start from, where that is another model than this one.
+        """The part that other tasks start from, if that is another model than this one.
 
         Returns:
           Keywords of that model with its `name`, and the names of its parameters in this one.

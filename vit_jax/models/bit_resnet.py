@@ -1,4 +1,4 @@
-"""Big Transfer (BiT): a pre-activation ResNet with group norm and standardised kernels.
+"""Big Transfer (BiT): a pre-activation ResNet with group norm and standardized kernels.
 
 Kolesnikov et al., 2020, arXiv:1912.11370, on the blocks of He et al., 2016, arXiv:1603.05027.
 """
@@ -51,10 +51,10 @@ class Model(base.Model):
       layers: blocks of each stage.
       head_bias: initial value of the head's biases.
       width_factor: times 64 channels in the root, 256, 512, ... after the stages.
-      dtype: of the computation. Parameters, their standardisation and the statistics of group norm
+      dtype: of the computation. Parameters, their standardization and the statistics of group norm
         stay float32.
-      pool_padding: what the first pooling sees beyond the border: 'zeros', as the authors' code, or
-        'nothing', as big_vision's, for which -inf is put there.
+      pool_padding: padding of the first pooling: 'zeros', as in the authors' code, or 'nothing',
+        which is -inf, as in big_vision.
 
     Raises:
       UserError: if a field has no such value.
@@ -83,11 +83,11 @@ class Model(base.Model):
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalised images.
+        """Class scores of normalized images.
 
         Returns:
-          features: [B h w D] after the final norm and ReLU; a pixel of it stands for 32 x 32 of the
-            image after the four stages.
+          features: [B h w D] after the final norm and ReLU; with four stages a cell of it covers
+            32 x 32 pixels of the image.
           pre_logits: [B D], their mean.
           logits: [B num_classes] in float32; absent without a head.
         """
@@ -118,7 +118,7 @@ class Model(base.Model):
 class Root(nn.Module):
     """The first convolution and max pooling, both with stride 2; the norm is the first block's.
 
-    Zeros beyond the border are values here and not ignored: nothing has made the others positive.
+    Padding with zeros matters here, since values may be negative before the pooling.
     """
 
     width: int

@@ -1,7 +1,7 @@
-"""Colours for a grey image: a ViT reads its patches, and a query for each place asks them.
+"""Colorization of grey images by a ViT on patches and a query for the colors of each patch.
 
-The colours are bins of (a, b), as in Zhang et al., 2016, arXiv:1603.08511; the queries attend to
-the patches as those of DETR do (Carion et al., 2020, arXiv:2005.12872).
+The colors are bins of (a, b), as in Zhang et al., 2016, arXiv:1603.08511; the queries attend to
+the patches as in DETR (Carion et al., 2020, arXiv:2005.12872).
 """
 
 import functools
@@ -36,12 +36,12 @@ TABLES = ('pos_embed', 'query_embed')
 class Model(base.Model):
     """An encoder of grey patches, and queries that attend to all of them.
 
-    A query starts as its position alone and never sees another query, so that all it knows of the
-    image has come through its attention maps.
+    A query starts as its position and never attends to other queries, so that its attention maps
+    are the only path from the image.
 
     Attributes:
       patch_size: side of a patch in pixels.
-      patch_out: each query predicts patch_out x patch_out colours, which tile its patch.
+      patch_out: each query predicts patch_out x patch_out colors, which tile its patch.
       width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
       decoder_depth: blocks of the queries.
       posemb: 'sincos1d', the table of Vaswani et al. over the patches row by row; 'sincos2d'; or
@@ -86,14 +86,14 @@ class Model(base.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token stands for."""
+        """Side in pixels of the square of one token."""
         return self.patch_size
 
     @nn.compact
     def __call__(
         self, images: Float[Array, 'B H W 1'], train: bool = False
     ) -> dict[str, Float[Array, 'B ...']]:
-        """The colours of grey images.
+        """Predict the colors of grey images.
 
         Returns:
           tokens: [B N D] of the encoder, after its norm.
@@ -108,14 +108,14 @@ class Model(base.Model):
         x = Dropout(self.dropout)(x + places, train)
         tokens = self._encoder(dtype)(x, train)
         queries = jnp.broadcast_to(queries, tokens.shape)
-        colours = self._decoder(dtype)(queries, tokens, places, train)
-        logits = dense(self.patch_out**2 * NUM_BINS, dtype=jnp.float32, name='head')(colours)
+        colors = self._decoder(dtype)(queries, tokens, places, train)
+        logits = dense(self.patch_out**2 * NUM_BINS, dtype=jnp.float32, name='head')(colors)
         return {'tokens': tokens, 'logits': unpatchify(logits, grid, self.patch_out)}
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W 1']
     ) -> list[AttentionMap]:
-        """Patches at patches in the encoder; then colours at the patches that decide them."""
+        """Self-attention of the patches in the encoder, then attention of the queries to them."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         return [
@@ -126,7 +126,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
     ) -> list[ParameterPictures]:
-        """How alike the positions of patches and of queries are, and the filters of patches."""
+        """Similarities of the positions of patches and of queries, and the filters of patches."""
         grid = grid_of(image_size, self.patch_size)
         tables = {name: params[name] if name in params else self._fixed(grid) for name in TABLES}
         return [
@@ -158,14 +158,14 @@ class Model(base.Model):
         return '^(patch_embed|pos_embed)(/|$)', *blocks
 
     def _positions(self, name: str, grid: tuple[int, int]) -> Array:
-        """[1 N D]: of the patches or of the queries."""
+        """Positions of the patches or of the queries, [1 N D]."""
         rows, columns = grid
         if self.posemb == 'learn':
             return positions.learned(self, rows * columns, self.width, name=name)
         return self._fixed(grid)
 
     def _fixed(self, grid: tuple[int, int]) -> Array:
-        """[1 N D]: sines and cosines, the same for patches and queries."""
+        """Sines and cosines, [1 N D], the same for patches and queries."""
         rows, columns = grid
         if self.posemb == 'sincos1d':
             return jnp.asarray(positions.sincos1d(rows * columns, self.width))[None]
@@ -185,7 +185,7 @@ class Model(base.Model):
 
 
 class CrossBlock(nn.Module):
-    """A pre-norm block in which each query looks at tokens, and at nothing else.
+    """A pre-norm block of cross-attention, without self-attention of the queries.
 
         x' = A(LN(x), tokens + positions, tokens) + x
         x  = MLP(LN(x')) + x'

@@ -1,8 +1,8 @@
-"""ColTran core: coarse colours of a grey image, pixel by pixel.
+"""ColTran core: coarse colors of a grey image, pixel by pixel.
 
-Kumar et al., 2021, arXiv:2102.04432, sections 3 and 4.1. Pixels are drawn row by row. What is
-known of the rows above a pixel comes from the outer decoder, what is known of the pixels to its
-left from the inner one; both are conditioned on the encoded grey image.
+Kumar et al., 2021, arXiv:2102.04432, sections 3 and 4.1. Pixels are drawn row by row. The outer
+decoder encodes the rows above a pixel, the inner one the pixels to its left; both are conditioned
+on the encoded grey image.
 """
 
 import functools
@@ -30,13 +30,13 @@ Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
 
 
 class Cache(NamedTuple):
-    """What the model keeps between pixels. Axis 0 of every array is the image.
+    """The model's state between pixels. Axis 0 of every array is the image.
 
     Attributes:
       grey: the encoded grey image.
-      row: colours of the row that is being drawn.
-      above: what the outer decoder makes of all rows above it.
-      outer, inner: keys and values of the layers that look back, up the columns and along the row.
+      row: colors of the row that is being drawn.
+      above: the outer decoder's encoding of all rows above it.
+      outer, inner: keys and values of the causal layers, along columns and along the row.
       outer_summaries, inner_summaries: of the grey image, for the layers' norms.
     """
 
@@ -102,15 +102,15 @@ class Model(base.Model):
         bins: Int[Array, 'B H W'],
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W V']]:
-        """Scores of every pixel's colour, given the true colours of those before it.
+        """Scores of every pixel's color, given the true colors of those before it.
 
         Args:
-          grey: the image to be coloured.
-          bins: its coarse colours, see `ops.coarse_colors`.
+          grey: the image to be colored.
+          bins: its coarse colors, see `ops.coarse_colors`.
           train: has no effect: there is no dropout.
 
         Returns:
-          logits: [B H W 512], of a pixel given the grey image, the rows above it and the pixels to
+          logits: [B H W 512], for a pixel given the grey image, the rows above it and the pixels to
             its left.
           parallel_logits: [B H W 512], given the grey image alone.
         """
@@ -141,8 +141,8 @@ class Model(base.Model):
     ) -> tuple[Float[Array, 'B V'], Cache]:
         """Scores of the pixel at `position`, counted row by row, given the color before it.
 
-        The outer decoder is run once a row, the inner one once a pixel. The color before the first
-        pixel is of no effect.
+        The outer decoder runs once a row, the inner one once a pixel. The color before the first
+        pixel is ignored.
         """
         width = cache.row.shape[1]
         row, column = position // width, position % width
@@ -159,7 +159,7 @@ class Model(base.Model):
         return self.head(self.norm(found))[:, 0, 0], cache._replace(inner=inner)
 
     def sample_keys(self, batch: int) -> Key[Array, 'B']:
-        """A key for each example, of the random stream 'sample'."""
+        """A key for each example, from the random stream 'sample'."""
         return example_keys(self.make_rng('sample'), batch)
 
     def attention_maps(
@@ -168,7 +168,7 @@ class Model(base.Model):
         grey: UInt8[Array, 'B H W'],
         bins: Int[Array, 'B H W'],
     ) -> list[AttentionMap]:
-        """What each place looked at, layer by layer, rows and columns laid back onto the image."""
+        """The attention of each place, layer by layer, from rows and columns to the image."""
         return axial_maps(
             intermediates, ('encoder', 'outer', 'inner'), (grey.shape[1], grey.shape[2])
         )
@@ -192,7 +192,7 @@ class Model(base.Model):
 
 
 class OuterDecoder(nn.Module):
-    """Rows, each of which knows itself and those above it, shifted down by one (section 3.2).
+    """The encoding of all rows above each row: causal over rows, shifted down by one (section 3.2).
 
     Attributes:
       depth: pairs of row attention and causal column attention.
@@ -210,7 +210,7 @@ class OuterDecoder(nn.Module):
     def __call__(
         self, colors: Float[Array, 'B H W D'], grey: Float[Array, 'B H W D']
     ) -> Float[Array, 'B H W D']:
-        """What is known above each row; nothing above the first."""
+        """The encoding of the rows above each row; zero for the first."""
         x = colors + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey
         for row, column in zip(self.rows, self.columns, strict=True):
             x = row(x, Context(grey, row.summaries(grey)))
@@ -220,7 +220,7 @@ class OuterDecoder(nn.Module):
     def step(
         self, colors: Float[Array, 'B 1 W D'], number: Int[Array, ''], cache: Cache
     ) -> tuple[Float[Array, 'B 1 W D'], tuple[KeyValue, ...]]:
-        """What is known above the next row, and the caches with the row of this number."""
+        """The encoding of the rows up to row `number`, and the caches with this row."""
         grey = jax.lax.dynamic_slice_in_dim(cache.grey, number, 1, axis=1)
         positions = self.positions(*cache.grey.shape[1:]).astype(grey.dtype)
         x = colors + jax.lax.dynamic_slice_in_dim(positions, number, 1) + grey
@@ -232,16 +232,16 @@ class OuterDecoder(nn.Module):
         return x, tuple(pasts)
 
     def summaries(self, grey: Float[Array, 'B H W D']) -> Summaries:
-        """Of rows and columns in turns."""
+        """Summaries for the layers along rows and columns in turn."""
         pairs = zip(self.rows, self.columns, strict=True)
         return tuple(layer.summaries(grey) for pair in pairs for layer in pair)
 
 
 class InnerDecoder(nn.Module):
-    """Pixels, shifted right by one, each of which knows those to its left (section 3.2).
+    """The encoding of the pixels to the left of each pixel, shifted right by one (section 3.2).
 
     Attention and MLP are conditioned on the grey image and the rows above, norms on a summary of
-    the grey image alone: one of the rows above would tell of the rows below.
+    the grey image alone: a summary of the rows above would leak later rows.
 
     Attributes:
       depth: layers of causal row attention.
@@ -261,7 +261,7 @@ class InnerDecoder(nn.Module):
         above: Float[Array, 'B H W D'],
         grey: Float[Array, 'B H W D'],
     ) -> Float[Array, 'B H W D']:
-        """What is known of each pixel."""
+        """The encoding of each pixel's context."""
         left = jnp.pad(colors, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
         x = left + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey + above
         places = jnp.concatenate([grey, above], axis=-1)
@@ -276,7 +276,7 @@ class InnerDecoder(nn.Module):
         column: Int[Array, ''],
         cache: Cache,
     ) -> tuple[Float[Array, 'B 1 1 D'], tuple[KeyValue, ...]]:
-        """What is known of a pixel right of `left`, and the caches with it."""
+        """The encoding of the context of the pixel right of `left`, and the caches with it."""
         _, height, width, features = cache.grey.shape
         positions = self.positions(height, width, features)[None].astype(left.dtype)
         grey, positions = (

@@ -1,4 +1,4 @@
-"""ColTran's upsamplers: every byte of a colour image at once, from a coarse version of it.
+"""ColTran's upsamplers: every byte of a color image at once, from a coarse version of it.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.2. The color upsampler starts from 8 levels a
 channel, the spatial upsampler from all 256 levels of an image with few pixels, enlarged.
@@ -27,8 +27,8 @@ class Model(base.Model):
     """Axial attention over one channel of the coarse image and the grey image.
 
     Attributes:
-      levels: of a channel of the coarse image, a divisor of 256: 8 for the color upsampler, 256
-        for the spatial one.
+      levels: number of levels of a channel of the coarse image, a divisor of 256: 8 for the color
+        upsampler, 256 for the spatial one.
       width: D, of a place.
       num_heads: of the attention; divides width.
       mlp_dim: hidden width of the feed-forward layers.
@@ -65,12 +65,12 @@ class Model(base.Model):
         channels: Int[Array, 'B C'],
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W C V']]:
-        """Scores of every byte of some channels, none of which sees another.
+        """Scores of every byte of some channels, each predicted independently.
 
         Args:
           grey: the grey image.
-          coarse: channels of the coarse image, bytes of which the model sees `levels`.
-          channels: which they are: 0 for red, 1 for green and 2 for blue.
+          coarse: channels of the coarse image, in bytes, which are quantized to `levels`.
+          channels: their indices, 0 for red, 1 for green and 2 for blue.
           train: has no effect: there is no dropout.
 
         Returns:
@@ -106,7 +106,7 @@ class Model(base.Model):
         coarse: UInt8[Array, 'B H W C'],
         channels: Int[Array, 'B C'],
     ) -> list[AttentionMap]:
-        """What each place looked at for the first channel, laid back onto the image."""
+        """The attention of each place for the first channel, mapped to the image."""
         grid, every = (grey.shape[1], grey.shape[2]), channels.shape[1]
         return axial_maps(intermediates, ('encoder',), grid, every)
 

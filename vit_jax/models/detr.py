@@ -1,4 +1,4 @@
-"""DETR: objects as a set, predicted at once by a Transformer on the features of a ResNet.
+"""DETR: detection of objects as a set, by a Transformer on the features of a ResNet.
 
 Carion et al., 2020, arXiv:2005.12872.
 """
@@ -46,13 +46,13 @@ def variant(name: str) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """What a detector has made of images before its heads read it.
+    """The intermediate results of a detector that its heads read.
 
     Attributes:
-      maps: those of the ResNet, the last one last; the first is that of its root, of stride 2.
-      features: that one with the width of a token.
-      memory: what the encoder makes of them.
-      hidden: what each block of the decoder makes of the queries, normalised, in float32.
+      maps: feature maps of the ResNet; the first is that of its root, of stride 2.
+      features: the last map, projected to the width of a token.
+      memory: output of the encoder.
+      hidden: the queries after each block of the decoder, normalized, in float32.
     """
 
     maps: list[Float[Array, 'B _ _ _']]
@@ -68,23 +68,23 @@ class Model(base.Model):
       num_classes: of objects; one more output stands for no object.
       layers: blocks of each stage of the ResNet.
       backbone_width: channels of its root, 64 in the paper.
-      backbone_norm: 'frozen' batch norm, whose parameters do not learn, for a ResNet that is read
-        from a checkpoint; 'group' norm for one that learns from the start.
+      backbone_norm: 'frozen' batch norm, which is not trained, for a ResNet from a checkpoint;
+        'group' norm for one trained from scratch.
       dilate: the last stage keeps its resolution: DC5.
-      frozen_stages: parts of the ResNet that get no gradient, the root being the first. Give their
-        kernels to `config.optim.freeze` too, or weight decay will shrink them.
+      frozen_stages: number of parts of the ResNet, from the root on, that get no gradient. Add
+        their kernels to `config.optim.freeze` too, or weight decay will shrink them.
       num_queries: objects that an image can have.
       width: of a token.
       depth, decoder_depth: blocks of the encoder and of the decoder.
       num_heads: of every attention; divides `width`.
       mlp_dim: hidden width of the blocks.
-      dropout: on attention weights, on activations, and on what is added to the residuals.
+      dropout: on attention weights, on activations, and on the residual branches.
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
       dtype: of the computation. Parameters, softmax and outputs stay float32.
-      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
-        VMEM, which drops no weights; or 'auto', the kernel where the trainer's devices have it and
-        nothing is dropped, as in evaluation. See docs/tpu.md.
+      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM,
+        without dropout of weights; or 'auto', the kernel if the devices support it and nothing is
+        dropped, as in evaluation. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.
@@ -124,7 +124,7 @@ class Model(base.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token stands for."""
+        """Side in pixels of the square of one token."""
         return 4 * 2 ** max(len(self.layers) - 1 - self.dilate, 0)
 
     def setup(self) -> None:
@@ -162,16 +162,16 @@ class Model(base.Model):
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B ...']]:
-        """The objects of normalised images, whose padding is zero.
+        """Detect the objects of normalized images, whose padding is zero.
 
         Args:
           images: of the batch.
-          pixel_mask: true where there is a pixel and no padding; by default everywhere.
+          pixel_mask: true for real pixels, false for padding; by default all are real.
           train: whether dropout acts.
 
         Returns:
-          logits: [B Q num_classes + 1] in float32; the last class is that of no object.
-          boxes: [B Q 4] in float32, centred (x, y, w, h), shares of the sides of the real image.
+          logits: [B Q num_classes + 1] in float32; the last class is "no object".
+          boxes: [B Q 4] in float32, centered (x, y, w, h), shares of the sides of the real image.
           aux_logits, aux_boxes: [B L-1 Q ...], the same after each block of the decoder but the
             last.
         """
@@ -183,7 +183,7 @@ class Model(base.Model):
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
     ) -> Seen:
-        """All that the heads of this model, and of others, read; see `__call__`."""
+        """The inputs of the heads of this model and of derived ones; see `__call__`."""
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
         maps = self.backbone(images)
@@ -192,7 +192,7 @@ class Model(base.Model):
         return Seen(maps, features, memory, self._decode(memory, train).astype(jnp.float32))
 
     def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
-        """The objects of `__call__`, from what the decoder makes of its queries."""
+        """The outputs of `__call__`, from the decoder's outputs."""
         logits, boxes = self.class_embed(hidden), self.bbox_embed(hidden)
         return {
             'logits': logits[:, -1],
@@ -204,7 +204,7 @@ class Model(base.Model):
     def _encode(
         self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
     ) -> Memory:
-        """What the decoder looks at: a token for each cell of the last feature map, row by row."""
+        """The decoder's memory: a token for each cell of the last feature map, row by row."""
         mask = resize_nearest(pixel_mask, features.shape[1:3])
         positions = masked_sine2d(mask, self.width)
         tokens, positions = (x.reshape(x.shape[0], -1, self.width) for x in (features, positions))
@@ -213,7 +213,7 @@ class Model(base.Model):
         return Memory(tokens, attended, positions)
 
     def _decode(self, memory: Memory, train: bool) -> Array:
-        """[B L Q D]: what each block of the decoder makes of the queries, normalised."""
+        """The queries after each block of the decoder, normalized, [B L Q D]."""
         batch = memory.tokens.shape[0]
         queries = jnp.broadcast_to(self.query_embed, (batch, *self.query_embed.shape))
         return self.decoder(jnp.zeros_like(queries, memory.tokens.dtype), memory, queries, train)
@@ -221,12 +221,12 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
     ) -> list[AttentionMap]:
-        """Who looks at whom: cells at cells, queries at queries, and queries at cells.
+        """Attention among cells, among queries, and of queries to cells.
 
         Args:
-          intermediates: the collection of that name that the model has returned.
-          images: that it has seen.
-          pixel_mask: likewise; nobody looks at padding.
+          intermediates: the collection of that name, returned by the model.
+          images: the model's input.
+          pixel_mask: likewise; padding gets no attention.
         """
         del pixel_mask
         grid = tuple(-(-side // self.stride) for side in images.shape[1:3])
@@ -238,7 +238,7 @@ class Model(base.Model):
         ]
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on, as far as the encoder's end."""
+        """Patterns of the layers' parameters from the image to the end of the encoder."""
         return (
             '^backbone/root/',
             *block_order('backbone/', self.layers),
@@ -248,7 +248,7 @@ class Model(base.Model):
 
 
 class Decoder(nn.Module):
-    """Blocks `block_0`, `block_1`, ..., all of whose outputs go through the layer norm `norm`."""
+    """Blocks `block_0`, `block_1`, ..., and the layer norm `norm` on the output of each of them."""
 
     make_block: Any
     depth: int

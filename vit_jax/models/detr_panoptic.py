@@ -1,6 +1,6 @@
 """DETR for panoptic segmentation: a detector, and a mask for each of its queries.
 
-Carion et al., 2020, arXiv:2005.12872, section 4.4. Things and stuff alike are found as boxes first.
+Carion et al., 2020, arXiv:2005.12872, section 4.4. Both things and stuff are detected as boxes.
 """
 
 import jax
@@ -12,7 +12,7 @@ from vit_jax.models import detr
 from vit_jax.nn.mask_head import MaskHead, ObjectMaps
 from vit_jax.ops.boxes import to_corners
 
-# Of the parameters, those that a detector has too.
+# The parameters that a detector has too.
 DETECTOR = (
     *('backbone', 'input_proj', 'encoder', 'decoder'),
     *('query_embed', 'class_embed', 'bbox_embed'),
@@ -25,19 +25,19 @@ class Model(detr.Model):
     """A detector with a mask head.
 
     Attributes:
-      frozen_detector: nothing but the mask head gets a gradient, which saves the way back through
-        the detector. Give its parameters to `config.optim.freeze` too, or weight decay will shrink
+      frozen_detector: whether only the mask head gets a gradient, which saves the backward pass of
+        the detector. Add its parameters to `config.optim.freeze` too, or weight decay will shrink
         them.
-      mask_stride: side of the square of pixels that a mask has one logit for: 4 as in the paper, or
-        2, where objects are a few pixels wide: the mask head then goes on to the map of the
-        ResNet's root.
-      box_maps: each query tells the mask head its box too: to its attention is added what share of
-        a cell the box covers. Attention shares 1 among all cells, which is little to learn from in
-        a short training, and says less of places the fewer blocks the encoder has.
-      num_masks: queries of an image that get a mask, those that least probably say that there is no
-        object; 0 for all. The others have the logit `NO_MASK` everywhere.
+      mask_stride: side in pixels of the square of one mask logit: 4 as in the paper, or 2 for
+        objects a few pixels wide, in which case the mask head also uses the map of the ResNet's
+        root.
+      box_maps: whether the mask head gets each query's box too, as the share of each cell that the
+        box covers, added to its attention. Attention alone, which sums to 1 over all cells, is a
+        weak signal in a short training, and less local the fewer blocks the encoder has.
+      num_masks: number of queries of an image that get a mask, those with the lowest probability of
+        "no object"; 0 for all. The others have the logit `NO_MASK` everywhere.
 
-    The other attributes, and what is raised, are those of the detector.
+    The other attributes, and the errors raised, are those of the detector.
     """
 
     frozen_detector: bool = False
@@ -66,7 +66,7 @@ class Model(detr.Model):
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B ...']]:
-        """What the detector gives, see there, and `masks`.
+        """The outputs of the detector, and `masks`.
 
         Returns:
           masks: [B Q h w] in float32, logits of the pixels of each query's object; h and w are the
@@ -88,7 +88,7 @@ class Model(detr.Model):
         maps = maps.reshape(batch, -1, height, width, self.num_heads)
         if self.box_maps:
             maps += covered(boxes, (height, width), pixel_mask)[..., None]
-        # Of the maps before the last one, the finest has the size of the masks.
+        # The finest of the maps before the last one has the size of the masks.
         finest = STRIDES.index(self.mask_stride)
         masks = self.mask_head(seen.features, maps, seen.maps[finest:-1][::-1])
         if chosen is not None:
@@ -98,7 +98,7 @@ class Model(detr.Model):
     def _of_all(
         self, masks: Float[Array, 'K h w'], chosen: Int[Array, ' K']
     ) -> Float[Array, 'Q h w']:
-        """The masks of all queries, of which these are chosen."""
+        """The masks of all queries, given those of the chosen ones."""
         return jnp.full((self.num_queries, *masks.shape[1:]), NO_MASK).at[chosen].set(masks)
 
 
@@ -107,12 +107,12 @@ def covered(
     grid: tuple[int, int],
     pixel_mask: Bool[Array, 'B H W'] | None = None,
 ) -> Float[Array, 'B Q h w']:
-    """What share of each cell of a grid over padded images a box covers, 0 to 1.
+    """The share of each cell, of a grid over padded images, that a box covers, 0 to 1.
 
     Args:
-      boxes: centred (x, y, w, h), shares of the sides of the real image.
+      boxes: centered (x, y, w, h), shares of the sides of the real image.
       grid: h and w.
-      pixel_mask: true where there is a pixel and no padding; by default everywhere.
+      pixel_mask: true for real pixels, false for padding; by default all are real.
     """
     sides = jnp.ones((len(boxes), 2))
     if pixel_mask is not None:

@@ -27,8 +27,8 @@ VARIANTS = {
     'R50+L/32': ((3, 4, 6, 3), 'L', 1),
 }
 
-# The standard deviation, where a kernel is constant, keeps a finite derivative by a variance that
-# is far below the rounding of any other.
+# A variance far below rounding error, which keeps the derivative of the standard deviation of a
+# constant kernel finite.
 Conv = functools.partial(StdConv, var_eps=1e-20, std_eps=1e-5)
 Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-6)
 
@@ -67,7 +67,7 @@ class Model(vit.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token stands for."""
+        """Side in pixels of the square of one token."""
         return 4 * 2 ** max(len(self.layers) - 1, 0) * self.patch_size
 
     def layer_order(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Model(vit.Model):
         return '^resnet/root/', *block_order('resnet/', self.layers), *super().layer_order()
 
     def _patches(self, images: Array, dtype: Any) -> Array:
-        """[B N D]: one token for each patch of the feature map, row by row."""
+        """One token for each patch of the feature map, row by row, [B N D]."""
         height, width = images.shape[1:3]
         if 0 in (height, width) or height % self.stride or width % self.stride:
             raise UserError(
@@ -89,7 +89,7 @@ class Model(vit.Model):
 
 
 class ResNet(nn.Module):
-    """The root, with stride 4, and stages of 256, 512, ... channels, each but the first halving."""
+    """The root, of stride 4, and stages of 256, 512, ... channels, of stride 2 but the first."""
 
     layers: tuple[int, ...]
     dtype: Any = jnp.float32
@@ -117,7 +117,7 @@ class Root(nn.Module):
 
 
 class Block(nn.Module):
-    """A bottleneck to 4 x `width` channels, normalised after each convolution: not that of BiT.
+    """A bottleneck to 4 x `width` channels, normalized after each convolution: not that of BiT.
 
         z'' = GN(proj(z)) where the shape changes, else z
         z   = ReLU(z'' + GN(conv3(ReLU(GN(conv2(ReLU(GN(conv1(z)))))))))

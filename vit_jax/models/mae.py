@@ -1,4 +1,4 @@
-"""Masked autoencoder: a ViT that sees a quarter of an image, and a small one that guesses the rest.
+"""Masked autoencoder: a ViT on the visible patches, and a small one that reconstructs the rest.
 
 He et al., 2022, arXiv:2111.06377. The encoder's parameters have the names of a ViT's.
 """
@@ -28,7 +28,7 @@ from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import check_rate, example_keys
 
-# What of the parameters is a ViT.
+# The ViT encoder's part of the parameters.
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 
 _token_init = nn.initializers.normal(0.02)
@@ -41,19 +41,19 @@ class Model(base.Model):
       patch_size: side of a patch in pixels.
       width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
       decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: the same of the decoder.
-      mask_ratio: share of the patches that the encoder does not see.
+      mask_ratio: share of the patches hidden from the encoder.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
-        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
+      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+        or 'auto', the kernel if the devices support it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions, or
-        have so few patches that none would be seen.
+        have so few patches that none is visible.
     """
 
     patch_size: int = 16
@@ -87,14 +87,14 @@ class Model(base.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token stands for."""
+        """Side in pixels of the square of one token."""
         return self.patch_size
 
     def setup(self) -> None:
         dtype = jnp.dtype(self.dtype)
         encoder = self._transformer(self.depth, self.num_heads, self.mlp_dim)
         self.vit = VisibleEncoder(encoder, self.patch_size, self.width, dtype)
-        nn.share_scope(self, self.vit)  # its parameters lie at the top, as those of a ViT
+        nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
         decoder = self._transformer(self.decoder_depth, self.decoder_heads, self.decoder_mlp_dim)
         self.decoder = Decoder(decoder, self.patch_size, self.decoder_width, dtype)
 
@@ -104,25 +104,25 @@ class Model(base.Model):
         noise: Float[Array, 'B N'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """What the decoder makes of all patches, from those that the encoder has seen.
+        """Reconstruct all patches from the visible ones.
 
         Args:
-          images: normalised.
-          noise: the encoder sees the patches of the lowest; by default it is drawn from the random
-            stream 'mask'.
+          images: normalized.
+          noise: the patches with the lowest noise are visible; by default it is drawn from the
+            random stream 'mask'.
           train: has no effect: MAE has no dropout, and draws its masks in evaluation too.
 
         Returns:
           patches: [B N P] in float32, in the order of `nn.patches.patchify`.
-          mask: [B N], 1 for a patch that was hidden and 0 for one that was seen.
-          tokens: [B 1+K D] of the class token and the seen patches, after the encoder's norm.
+          mask: [B N], 1 for a hidden patch and 0 for a visible one.
+          tokens: [B 1+K D] of the class token and the visible patches, after the encoder's norm.
         """
         _, height, width, channels = images.shape
         grid = patch_grid(height, width, self.patch_size)
         if noise is None:
             noise = self._noise(len(images), grid[0] * grid[1])
         order = jnp.argsort(noise, axis=1)
-        places = jnp.argsort(order, axis=1)  # of every patch in that order
+        places = jnp.argsort(order, axis=1)  # the rank of every patch in that order
         seen = self._num_seen(noise.shape[1])
         tokens = self.vit(images, order[:, :seen], train)
         patches = self.decoder(tokens, places, grid, channels, train)
@@ -141,7 +141,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
     ) -> list[ParameterPictures]:
-        """How alike the positions of patches are in both parts, and the encoder's filters."""
+        """Similarities of the positions of patches in both parts, and the encoder's filters."""
         grid = grid_of(image_size, self.patch_size)
         tables = {
             'pos_embed': params['pos_embed'],
@@ -164,15 +164,15 @@ class Model(base.Model):
         new_size: tuple[int, int],
         method: str = 'bilinear',
     ) -> tuple[dict[str, Any], list[str]]:
-        """The parameters for images of another size: the fixed positions are computed anew.
+        """The parameters for images of another size, with fixed positions recomputed.
 
         Args:
           params: nested arrays; parts of them may be absent.
-          old_size, method: of no effect.
-          new_size: height and width in pixels of the images to come.
+          old_size, method: ignored.
+          new_size: height and width in pixels of the new images.
 
         Returns:
-          The parameters, and what was changed, as notes for people.
+          The parameters, and notes on the changes, for people.
 
         Raises:
           UserError: if the images cannot be cut into patches.
@@ -185,7 +185,7 @@ class Model(base.Model):
         return params, notes
 
     def _transformer(self, depth: int, num_heads: int, mlp_dim: int) -> Callable[..., Encoder]:
-        """What makes blocks and a final norm, given their name."""
+        """A function that makes blocks and a final norm, given their name."""
         shared: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
         block = functools.partial(
             Block,
@@ -198,7 +198,7 @@ class Model(base.Model):
         return functools.partial(Encoder, block, depth, scan=self.scan, remat=self.remat, **shared)
 
     def _noise(self, batch: int, patches: int) -> Float[Array, 'B N']:
-        """Uniform on [0, 1), drawn for each example by itself."""
+        """Noise, uniform on [0, 1), drawn independently for each example."""
         keys = example_keys(self.make_rng('mask'), batch)
         return jax.vmap(lambda key: jax.random.uniform(key, (patches,)))(keys)
 
@@ -213,7 +213,7 @@ class Model(base.Model):
 
 
 class VisibleEncoder(nn.Module):
-    """A ViT without pooling that is shown some of the patches; its parameters are called as there.
+    """A ViT without pooling on some of the patches; its parameters have the names of a ViT's.
 
     Attributes:
       transformer: makes the blocks and the final norm, given their name.
@@ -231,7 +231,7 @@ class VisibleEncoder(nn.Module):
     def __call__(
         self, images: Float[Array, 'B H W C'], seen: Int[Array, 'B K'] | None, train: bool
     ) -> Float[Array, 'B _ D']:
-        """The class token and the patches of the numbers `seen`, or all patches if it is None."""
+        """Tokens of the class token and the patches of indices `seen`, or of all if it is None."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         table = positions.fixed(self, fixed_positions(grid, self.width)).astype(self.dtype)
@@ -245,7 +245,7 @@ class VisibleEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens of the seen patches, and one mask token in the place of every other, to pixels.
+    """A decoder from tokens of the visible patches, and a mask token for every other, to pixels.
 
     The attributes are those of `VisibleEncoder`.
     """
@@ -267,11 +267,11 @@ class Decoder(nn.Module):
         """The values of every patch.
 
         Args:
-          tokens: of the class token and the seen patches.
-          places: of every patch among the seen ones, from K on if it is hidden.
+          tokens: of the class token and the visible patches.
+          places: index of every patch among the visible ones, K or more if it is hidden.
           grid: rows and columns of patches.
           channels: of the images.
-          train: as for blocks.
+          train: passed to the blocks.
         """
         x = dense(self.width, dtype=self.dtype, name='embed')(tokens)
         token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.dtype)
@@ -288,7 +288,7 @@ class Decoder(nn.Module):
 
 
 def fixed_positions(grid: tuple[int, int], dim: int) -> Float32[np.ndarray, 'N D']:
-    """Sines and cosines of the patches' places; the class token has none, so that its row is 0."""
+    """Sine-cosine positions of the patches; the row of the class token is 0."""
     return np.pad(positions.sincos2d(*grid, dim, endpoint=False), ((1, 0), (0, 0)))
 
 
@@ -297,7 +297,7 @@ def _repositioned(
 ) -> tuple[dict[str, Any], list[str]]:
     """The parameters with a `pos_embed` for this grid, and a note if it was for another."""
     table, old = fixed_positions(grid, width)[None], params.get('pos_embed')
-    # Grids of as many patches have tables of one shape.
+    # Different grids with as many patches have tables of equal shape.
     if old is None or (old.shape == table.shape and np.allclose(old, table, atol=1e-4)):
         return params, []
     note = f'pos_embed: computed for {grid[0]} x {grid[1]} patches'

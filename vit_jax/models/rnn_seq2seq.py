@@ -1,8 +1,8 @@
-"""LSTM encoder and decoder with attention, what the Transformer is compared with.
+"""LSTM encoder and decoder with attention, a baseline for the Transformer.
 
 Bahdanau et al., 2015, arXiv:1409.0473 (additive attention, by the decoder's previous state), and
-Luong et al., 2015, arXiv:1508.04025 (products, by its current state). LSTMs stand where the former
-has gated recurrent units; the readout is the latter's equation 5, without input feeding.
+Luong et al., 2015, arXiv:1508.04025 (products, by its current state). LSTMs replace the former's
+gated recurrent units; the readout is the latter's equation 5, without input feeding.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
 
 
 class Memory(NamedTuple):
-    """What the decoder starts from and looks at, and with newer states its cache.
+    """The decoder's initial state and the encoded source; with newer states, its cache.
 
     Axis 0 of every array is the sentence.
 
@@ -79,7 +79,7 @@ class Attention(nn.Module):
             self.v = self.param('v', nn.initializers.normal(self.width**-0.5), (self.width,))
 
     def project(self, tokens: Float[Array, 'B S H']) -> Float[Array, 'B S D']:
-        """The keys, which all steps share."""
+        """The keys, shared by all steps."""
         return self.key(tokens)
 
     def __call__(
@@ -170,9 +170,9 @@ class Decoder(nn.Module):
 class Model(base.Model):
     """Bidirectional LSTM encoder and LSTM decoder with attention.
 
-    It is called and decoded from as the Transformer is, `vit_jax.models.seq2seq.Model`. When the
-    collection `intermediates` is mutable it receives the weights [B 1 T S] of a call, named
-    `attention`, in `decoder`.
+    It has the methods of the Transformer, `vit_jax.models.seq2seq.Model`. When the collection
+    `intermediates` is mutable it receives the weights [B 1 T S] of a call, named `attention`, in
+    `decoder`.
 
     Attributes:
       vocab_size: V, of source and target together.
@@ -236,7 +236,7 @@ class Model(base.Model):
         return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
 
     def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
-        """What the decoder needs of the source."""
+        """Encode the source for the decoder."""
         mask = attention.padding_mask(source)[:, 0]
         x, firsts = self.embed.source(source), []
         for layer in self.encoder:
@@ -252,16 +252,16 @@ class Model(base.Model):
         return self.embed.logits(self.decoder(x, memory, train))
 
     def init_cache(self, memory: Memory, max_len: int) -> Memory:
-        """The decoder's state before its first step: the same for any `max_len`."""
+        """The decoder's state before its first step, which does not depend on `max_len`."""
         return memory
 
     def decode_step(
         self, cache: Memory, token: Int[Array, 'B'], position: int | Int[Array, '']
     ) -> tuple[Float[Array, 'B V'], Memory]:
-        """Reads the next token of the target shifted right, whatever its position.
+        """Read the next token of the target shifted right; its position is ignored.
 
         Returns:
-          the scores of the token that follows, as `decode` gives them, and the next step's cache.
+          The scores of the next token, equal to those of `decode`, and the next step's cache.
         """
         x, cache = self.decoder.step(self.embed.target(token), cache)
         return self.embed.logits(x), cache

@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer of Vaswani et al., 2017, arXiv:1706.03762.
 
-Tokens are integers; 0 is padding and is never looked at in the source. The decoder reads the
-target shifted right, so that its output at t is the score of token t given those before it.
+Tokens are integers; 0 is padding, which is masked in the source. The decoder reads the target
+shifted right, so that its output at t is the score of token t given those before it.
 """
 
 import functools
@@ -54,7 +54,7 @@ def variant(name: str) -> dict[str, int | float]:
 class Model(base.Model):
     """Transformer from one sequence of tokens to another.
 
-    Besides the call it has what a decoder goes step by step with: `encode`, `init_cache` and
+    Besides the call it has methods for decoding step by step, `encode`, `init_cache` and
     `decode_step`, called as `model.apply(variables, ..., method='encode')`.
 
     Attributes:
@@ -71,8 +71,8 @@ class Model(base.Model):
       tied: one matrix for both embeddings and for the scores, as in section 3.4.
       norm_eps: added to the variance in layer norms.
       dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
-        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
+      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+        or 'auto', the kernel if the devices support it. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.
@@ -159,7 +159,7 @@ class Model(base.Model):
         )
 
     def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
-        """What the decoder needs of the source."""
+        """Encode the source for the decoder."""
         mask = padding_mask(source)
         x = self._add_positions(self.embed.source(source), self._position_table(source.shape[1]))
         return Memory(self.encoder(self.drop(x, train), mask, train), mask)
@@ -180,10 +180,10 @@ class Model(base.Model):
     def decode_step(
         self, cache: Cache, token: Int[Array, 'B'], position: int | Int[Array, '']
     ) -> tuple[Float[Array, 'B V'], Cache]:
-        """Reads the token at `position` of the target shifted right, bos at 0.
+        """Read the token at `position` of the target shifted right, bos at 0.
 
         Returns:
-          the scores of the token that follows, as `decode` gives them, and the next step's cache.
+          The scores of the next token, equal to those of `decode`, and the next step's cache.
         """
         row = self._position_table(cache.max_len)[position]
         x, cache = self.decoder.step(
@@ -197,9 +197,10 @@ class Model(base.Model):
         source: Int[Array, 'B S'],
         target_in: Int[Array, 'B T'],
     ) -> list[AttentionMap]:
-        """What the layers have looked at, from the `intermediates` of a call with these tokens.
+        """Attention maps from the `intermediates` of a call with these tokens.
 
-        First the encoder's, then the decoder's of the target, then the decoder's of the source.
+        First those of the encoder, then the decoder's of the target, then the decoder's of the
+        source.
         """
         sources, targets = source.shape[1:], target_in.shape[1:]
         return [

@@ -59,7 +59,7 @@ def variant(name: str) -> dict[str, Any]:
 
 
 class Model(base.Model):
-    """Swin. Images of any size, square or not: what does not fit is padded, see `nn/windows.py`.
+    """Swin. Images of any size, square or not: maps are padded to windows, see `nn/windows.py`.
 
     Attributes:
       num_classes: outputs of the head; None or 0 leaves the head out.
@@ -112,14 +112,14 @@ class Model(base.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token of the last stage stands for."""
+        """Side in pixels of the square of one token of the last stage."""
         return self.patch_size * 2 ** (len(self.depths) - 1)
 
     @nn.compact
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalised images.
+        """Class scores of normalized images.
 
         Returns:
           features: [B h w D] of the last stage, after the final norm.
@@ -140,7 +140,7 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """What the blocks have looked at, each in its window; the maps of a stage have its grid."""
+        """Attention maps of the blocks, each within windows; the maps of a stage have its grid."""
         height, width = (-(-side // self.patch_size) for side in images.shape[1:3])
         maps = []
         for i, depth in enumerate(self.depths):
@@ -155,7 +155,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
     ) -> list[ParameterPictures]:
-        """The bias of each head by where a key lies from its query, which is in the middle."""
+        """The bias of each head by the key's position relative to the query in the middle."""
         del image_size  # windows are the same in any
         found = []
         for i, depth in enumerate(self.depths):
@@ -174,15 +174,15 @@ class Model(base.Model):
         new_size: tuple[int, int],
         method: str = 'bilinear',
     ) -> tuple[dict[str, Any], list[str]]:
-        """The parameters for windows of another size; that of the images changes none.
+        """The parameters for windows of another size; they do not depend on the size of images.
 
         Args:
-          params: nested arrays of a Swin whose windows may be others; some may be absent.
-          old_size, new_size: of no consequence.
-          method: of no consequence: tables are resized bicubically, as those of the paper's models.
+          params: nested arrays of a Swin, maybe with other windows; some may be absent.
+          old_size, new_size: ignored.
+          method: ignored: tables are resized bicubically, as in the paper's models.
 
         Returns:
-          The parameters, and what was changed, as notes for people.
+          The parameters, and notes on the changes, for people.
         """
         del old_size, new_size, method
         sides, old = (2 * self.window - 1,) * 2, set()
@@ -201,7 +201,7 @@ class Model(base.Model):
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on: the embedding, then each block.
 
-        What merges the patches of a stage belongs to its last block.
+        The patch merging of a stage belongs to its last block.
         """
         order = ['^(patch_embed|embed_norm)/']
         for i, depth in enumerate(self.depths):
@@ -210,7 +210,7 @@ class Model(base.Model):
         return tuple(order)
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """[B h w C]: a token for each patch; zeros fill up the last row and column of them."""
+        """A token for each patch, [B h w C]; images are padded with zeros to whole patches."""
         patch = self.patch_size
         x = pad_to_multiple(images, patch)
         batch, height, width, _ = x.shape

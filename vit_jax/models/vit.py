@@ -86,19 +86,19 @@ class Model(base.Model):
       depth: L, number of blocks.
       mlp_dim: hidden width of the blocks' MLPs.
       num_heads: of the attention; divides width.
-      pool: what the head sees. 'cls': an extra class token, as in the paper. 'gap': the mean of the
-        tokens. 'patches': the mean of the others beside a class token, which a model that was
-        trained with one then still has. 'map': attention pooling. 'none': every token by itself.
-      fc_norm: whether the final norm comes after the mean of the tokens, which are not normed
-        themselves then, as where MAE is fine-tuned (arXiv:2111.06377).
+      pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
+        tokens. 'patches': the mean of the patches, in a model that also has a class token. 'map':
+        attention pooling. 'none': every token by itself.
+      fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
+        as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: 'learn', or 'sincos2d' (fixed).
-      posemb_std: standard deviation that learned positions start with; 0.02 in the authors' code,
+      posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
         width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
       dropout: after the position embedding and each dense layer of a block.
       attention_dropout: on the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-      head_norm: 'none', or 'batch': batch normalisation without parameters before the head, for a
+      head_norm: 'none', or 'batch': batch normalization without parameters before the head, for a
         linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
       head_bias: initial value of the head's biases.
       gelu: 'tanh' (approximate) or 'erf' (exact).
@@ -106,11 +106,11 @@ class Model(base.Model):
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: what computes it. 'xla'; 'pallas', a kernel of TPUs for sequences that fit their
-        VMEM; or 'auto', the kernel where the trainer's devices have it. See docs/tpu.md.
+      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+        or 'auto', the kernel if the devices support it. See docs/tpu.md.
       dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: of the sums that blocks add to; that of the computation if None. 'float32'
-        beside bfloat16 is what big_vision does.
+      residual_dtype: of the residual stream; that of the computation if None. big_vision uses
+        'float32' with bfloat16 computation.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or `pos_embed`.
@@ -167,7 +167,7 @@ class Model(base.Model):
 
     @property
     def stride(self) -> int:
-        """Side of the square of pixels that one token stands for."""
+        """Side in pixels of the square of one token."""
         return self.patch_size
 
     @nn.compact
@@ -178,14 +178,14 @@ class Model(base.Model):
         *,
         mask: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalised images.
+        """Class scores of normalized images.
 
-        `mask` is true for patches of the image and false for padding, which changes nothing then.
+        `mask` is true for patches of the image and false for padding, which does not affect them.
 
         Returns:
-          tokens: [B N D] after the final norm, if it is not `fc_norm`; the class token, if any,
-            comes first.
-          pre_logits: what the head sees, [B D] or [B representation_size].
+          tokens: [B N D] after the final norm, except with `fc_norm`; the class token comes
+            first.
+          pre_logits: the head's input, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
         With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
         """
@@ -209,7 +209,7 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """What the blocks have looked at, from the `intermediates` of a call with these images."""
+        """Attention maps from the `intermediates` of a call with these images."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.stride)
         return collect(intermediates, 'encoder', grid, grid)
@@ -217,7 +217,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
     ) -> list[ParameterPictures]:
-        """How alike the positions of patches are, and the filters that embed them."""
+        """Similarities of the positions of patches, and the filters that embed them."""
         grid = grid_of(image_size, self.stride)
         table = sincos2d(*grid, self.width)
         if self.posemb == 'learn':
@@ -236,7 +236,7 @@ class Model(base.Model):
     ) -> tuple[dict[str, Any], list[str]]:
         """The parameters for images, and patches, of another size; see `base.Model`.
 
-        Where `old_size` is None, the old patches form a square.
+        If `old_size` is None, the old patches are assumed to form a square.
 
         Raises:
           UserError: if the images cannot be cut into patches, or the old patches form no square.
@@ -260,7 +260,7 @@ class Model(base.Model):
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
-        # Blocks add to what they get, in its dtype; all else in them is cast by their norms.
+        # Blocks add to the residual stream in its dtype; their norms cast to that of computation.
         residual = jnp.dtype(self.residual_dtype or dtype)
         x = self._patches(images, dtype).astype(residual)
         if self.pool in WITH_CLASS_TOKEN:
@@ -271,14 +271,14 @@ class Model(base.Model):
         return Dropout(self.dropout)(x, train)
 
     def _patches(self, images: Array, dtype: Any) -> Array:
-        """[B N D]: one token for each patch, row by row."""
+        """One token for each patch, row by row, [B N D]."""
         return PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
 
     def _positions(self, tokens: int, height: int, width: int) -> Array:
         if self.posemb == 'learn':
             return learned(self, tokens, self.width, self.posemb_std)
         table = sincos2d(*patch_grid(height, width, self.stride), self.width)
-        # A class token has no place in the image: its row is zero.
+        # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
     def _encoder(self, dtype: Any) -> Encoder:
@@ -308,7 +308,7 @@ class Model(base.Model):
     def _pool(self, tokens: Array, segments: Array | None, train: bool, dtype: Any) -> Array:
         """y = LN(z_L^0), equation 4, or another summary.
 
-        The encoder has applied the norm, unless it is to come after the mean.
+        The encoder has applied the norm, except with `fc_norm`.
         """
         if self.pool == 'cls':
             return tokens[:, 0]
