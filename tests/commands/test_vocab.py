@@ -35,6 +35,17 @@ def test_both_sides_share_the_vocabulary(tmp_path, text, capsys, kind):
     assert f'{expected} and {max(lengths)} at most' in capsys.readouterr().out
 
 
+def test_a_field_of_records_with_images(tmp_path, capsys):
+    path, source = tmp_path / 'v.model', 'helpers.two_towers.source:'
+    words = [source, '--size', '24', '--output', str(path)]
+    assert main(['vocab', *words, '--field', 'captoin']) == 2
+    assert '--field names; the record has image, label, caption' in capsys.readouterr().err
+    assert main(['vocab', *words, '--field', 'caption']) == 0
+    assert '24 pieces of 256 sentences' in capsys.readouterr().out
+    vocab = vocabulary.load(path)
+    assert vocab.decode(vocab.encode('a white cross')) == 'a white cross'
+
+
 def test_lower_case(tmp_path, text):
     path = tmp_path / 'v.model'
     main(['vocab', text, '--size', '40', '--lower', '--output', str(path)])

@@ -1,4 +1,4 @@
-"""Make a subword vocabulary of both sides of a text."""
+"""Make a subword vocabulary of both sides of a text, or of the texts beside images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME of a translation'
     )
+    parser.add_argument(
+        '--field',
+        action='append',
+        metavar='NAME',
+        help="a text of the records, as 'caption'; may be repeated (default: both sides of a pair)",
+    )
     parser.add_argument('--split', default='train', help="'train', 'train[:100000]'")
     parser.add_argument('--size', type=int, default=8000, help='pieces, the four special ids too')
     parser.add_argument('--kind', default='unigram', help='unigram or bpe')
@@ -25,12 +31,14 @@ def main(argv: Sequence[str]) -> int:
     output = pathlib.Path(args.output).expanduser()
     check_output(output)
     from vit_jax.data import sources, vocabulary
+    from vit_jax.data.transforms.text import SIDES
     from vit_jax.storage import paths as storage
 
     source = sources.open_source(args.source, args.split)
-    vocab = vocabulary.train(sentences(source, args.lower), args.size, args.kind)
+    fields = args.field or SIDES
+    vocab = vocabulary.train(sentences(source, fields, args.lower), args.size, args.kind)
     count = pieces = longest = 0
-    for sentence in sentences(source, args.lower):
+    for sentence in sentences(source, fields, args.lower):
         length = len(vocab.encode(sentence)) + 1
         count, pieces, longest = count + 1, pieces + length, max(longest, length)
     storage.write_atomic(output, vocab.model)
@@ -49,15 +57,18 @@ def check_output(path: pathlib.Path) -> None:
         raise UserError(f'--output {path}: there is no folder {path.parent}')
 
 
-def sentences(source: Any, lower: bool) -> Iterator[str]:
-    """Both sides of every pair.
+def sentences(source: Any, fields: Sequence[str], lower: bool) -> Iterator[str]:
+    """The texts of every record, by the names of their fields.
 
     Raises:
-      UserError: if the records are no pairs of sentences.
+      UserError: if a record has no such text.
     """
     for index in range(len(source)):
         record = source[index]
-        for side in ('source', 'target'):
-            if not isinstance(text := record.get(side), str):
-                raise UserError(f'{source.title}: a vocabulary is made of pairs of sentences')
+        for name in fields:
+            if not isinstance(text := record.get(name), str):
+                raise UserError(
+                    f'{source.title}: a vocabulary is made of pairs of sentences, or of texts that '
+                    f'--field names; the record has {", ".join(record)}'
+                )
             yield text.lower() if lower else text
