@@ -85,6 +85,23 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(name, accum_steps):
     assert abs(wanted['scale']) > 1e-3
 
 
+@pytest.mark.parametrize('name', ['pmap', pytest.param('jit', marks=pytest.mark.long)])
+def test_predictions_compare_all_rows_of_the_batch(name):
+    class Others(contrastive.Task):
+        def predict(self, apply, batch):
+            z = apply(*self.inputs(batch))['z']
+            return {'products': z @ z.T}
+
+    layout = sharding.make_layout(**LAYOUTS[name], devices=jax.devices())
+    step = step_lib.make_predict_step(MODEL, Others(), axis_name=layout.axis_name)
+    variables = layout.create(lambda: {'params': init().params})
+    batch = contrastive.make_batch()
+    found, rest = layout.compile_eval(step)(variables, layout.put_batch(batch))
+    np.testing.assert_array_equal(rest['index'], batch['index'])
+    z = MODEL.apply({'params': jax.jit(init)().params}, jnp.asarray(batch['x'][:, 0]))['z']
+    np.testing.assert_allclose(found['products'], z @ z.T, atol=1e-6)
+
+
 def test_each_call_of_the_model_draws_for_itself():
     state = jax.jit(init)()
     apply = apply_lib.Training(MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None)

@@ -243,7 +243,8 @@ def make_predict_step(
     """A function (variables, batch) -> (predictions, the batch's arrays of at most two dimensions).
 
     Both have all rows of the global batch, so that every process sees all predictions. Larger
-    arrays, such as images, stay on the devices: the source has them, by `index`.
+    arrays, such as images, stay on the devices: the source has them, by `index`. Where a task
+    couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
       seed: of the model's randomness, see `bind`.
@@ -251,10 +252,13 @@ def make_predict_step(
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
-        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        axis = None if task.couples_rows else axis_name
+        if task.couples_rows:
+            batch = gradients.gather(batch, axis_name)
+        apply = bind(model, task, variables, batch, seed=seed, axis_name=axis)
         small = {name: x for name, x in batch.items() if jnp.ndim(x) <= 2}
         rows = task.predict(apply, batch), small
-        return rows if axis_name is None else jax.lax.all_gather(rows, axis_name, tiled=True)
+        return rows if axis is None else jax.lax.all_gather(rows, axis, tiled=True)
 
     return predict_step
 
