@@ -14,6 +14,9 @@ from vit_jax.viz.photo import Context, Photo
 class Letters:
     """A vocabulary of letters: 1 is `a`."""
 
+    def encode(self, text):
+        return np.array([ord(letter) - ord('a') + 1 for letter in text], np.int32)
+
     def decode(self, ids):
         return ''.join(chr(ord('a') + int(i) - 1) for i in ids)
 

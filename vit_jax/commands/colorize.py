@@ -25,12 +25,13 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import sharding
     from vit_jax.viz import coltran, figures
+    from vit_jax.viz.photo import Context
 
     folder = args.out is not None and is_folder(args.out)
     if args.out is not None and not folder:
         figures.check_format(args.out, '--out')
     core = open_run(args.workdir, **run_options(args))
-    core = core.adapted(task=coltran.Viz().adapt_task(core.task, args))
+    core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))
     names = image_names(args.image, core.task.samples)
     if folder:
         check_names(names, args.image, args.out, '--out')

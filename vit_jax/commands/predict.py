@@ -47,12 +47,12 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
-    model, task = viz.adapt_model(run.model, args), viz.adapt_task(run.task, args)
+    context = Context(run.class_names, args, run.vocab, run.config.model.name)
+    model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
     run = run.adapted(model=model, task=task)
     photos = read_photos(run, args.image, image_size(args))
     sharding.use_compilation_cache()
     predictions = predict_photos(run, photos, args.seed)
-    context = Context(run.class_names, args)
     results = [
         {
             'image': str(photo.path),

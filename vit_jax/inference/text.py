@@ -104,14 +104,14 @@ def sentence_reader(run: TrainedModel) -> SentenceReader:
     Raises:
       UserError: if the run does not translate text.
     """
-    section, data = run.data_config, run.config.data
-    path, bounds = (section.get(k) or data.get(k) for k in ('vocab', 'buckets'))
+    section = run.data_config
+    bounds = section.get('buckets') or run.config.data.get('buckets')
     if not run.model.translates:
         raise UserError(f'{run.path}: model {run.config.model.name!r} does not translate')
-    vocab = vocabulary.load(path) if path else sources.own_vocab(section.source)
+    vocab = run.vocab or sources.own_vocab(section.source)
     if vocab is None or not bounds:
         raise UserError(f'{run.path}: the model of this run was not trained on text')
-    steps = [section.get('transforms', ''), '' if path else 'tokenize']
+    steps = [section.get('transforms', ''), '' if run.vocab else 'tokenize']
     return SentenceReader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
 
 

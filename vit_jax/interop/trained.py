@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects
+from vit_jax.data import vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
 from vit_jax.tree_paths import param_paths
@@ -115,6 +116,16 @@ class TrainedModel:
     def transforms(self) -> str:
         """From an image to the model's input, as in `data_config`."""
         return self.data_config.get('transforms', '')
+
+    @functools.cached_property
+    def vocab(self) -> vocabulary.Vocabulary | None:
+        """The vocabulary that makes ids of text; None where there is none.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        path = self.data_config.get('vocab') or self.config.data.get('vocab')
+        return vocabulary.load(path) if path else None
 
     @functools.cached_property
     def model(self) -> Any:

@@ -45,14 +45,14 @@ class Viz:
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add flags to `predict`, whose values are in `context.flags`; none by default."""
 
-    def adapt_model(self, model: Any, flags: argparse.Namespace) -> Any:
+    def adapt_model(self, model: Any, context: Context) -> Any:
         """The model to predict with, as changed by flags."""
-        del flags
+        del context
         return model
 
-    def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
-        """The task to predict with, as changed by flags."""
-        del flags
+    def adapt_task(self, task: Any, context: Context) -> Any:
+        """The task to predict with, as changed by flags, whose texts `context.vocab` encodes."""
+        del context
         return task
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:

@@ -35,9 +35,9 @@ class Viz(base.Viz):
         add('--temperature', type=float, help='below 1 for likelier colors (default: of the task)')
         add('--top-k', type=int, metavar='K', help='draw from the K likeliest colors of a pixel')
 
-    def adapt_task(self, task: Any, flags: argparse.Namespace) -> Any:
+    def adapt_task(self, task: Any, context: Context) -> Any:
         """The task with the options of the flags."""
-        asked = {name: getattr(flags, name) for name in ('samples', 'temperature', 'top_k')}
+        asked = {name: getattr(context.flags, name) for name in ('samples', 'temperature', 'top_k')}
         return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:

@@ -21,7 +21,9 @@ Fields = Mapping[str, np.ndarray]  # the arrays of one example, or of the predic
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """The part of a tokenizer that pictures need."""
+    """The part of a tokenizer that pictures, and the flags of `predict`, need."""
+
+    def encode(self, text: str, /) -> np.ndarray: ...
 
     def decode(self, ids: Any, /) -> str: ...
 

@@ -32,9 +32,9 @@ class Viz(base.Viz):
             help='of the patches that are hidden; by default as in training',
         )
 
-    def adapt_model(self, model: Any, flags: argparse.Namespace) -> Any:
+    def adapt_model(self, model: Any, context: Context) -> Any:
         """The model with the share of hidden patches given by the flags."""
-        ratio = flags.mask_ratio
+        ratio = context.flags.mask_ratio
         return model if ratio is None else model.clone(mask_ratio=ratio)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
