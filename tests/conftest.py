@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     'storage/test_object_storage.py',
     'test_outside_system.py',
     'test_self_distillation.py',
+    'test_two_towers.py',
     'trainer/test_text_runs.py',
     'test_lowering.py',
     'trainer/test_devices.py',
