@@ -16,6 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 JOURNAL = 'journal:'
+_KINDS = {'run': int, 'folder': str, 'attempt': dict | None, 'error': str, 'diverged': str}
 
 
 def absolute(storage: str) -> str:
@@ -67,14 +68,26 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
 
 
 @contextlib.contextmanager
-def intact(storage: str) -> Iterator[None]:
-    """Raise UserError if the storage cannot be read inside, or its contents are damaged."""
+def intact(what: str) -> Iterator[None]:
+    """Raise UserError if the file or study cannot be read inside, or its contents are damaged."""
     damage = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
     try:
         yield
     except (*damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:
         reason = ' '.join(str(e).split())
         raise UserError(
-            f'--storage {storage.split("@")[-1]} cannot be read ({type(e).__name__}: '
-            f'{reason[:200]}): if it is damaged, bring it back from a copy or create the study anew'
+            f'{what} cannot be read ({type(e).__name__}: {reason[:200]}): if it is damaged, bring '
+            'it back from a copy or create the study anew'
         ) from e
+
+
+def require_sound(trial: optuna.trial.FrozenTrial) -> None:
+    """Raise ValueError for a trial that no worker can have stored."""
+    known = {name: value for name, value in trial.user_attrs.items() if name in _KINDS}
+    wrong = [name for name, value in known.items() if not isinstance(value, _KINDS[name])]
+    if not all(isinstance(step, int) for step in trial.intermediate_values):
+        wrong.append('step')
+    if trial.state == optuna.trial.TrialState.COMPLETE and len(trial.values or ()) != 1:
+        wrong.append('value')
+    if wrong:
+        raise ValueError(f'trial {trial.number} has an impossible {wrong[0]}')

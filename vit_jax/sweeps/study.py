@@ -145,12 +145,20 @@ def create(
     base = load_base(sweep)
     paths.require_writable(folder)
     url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
+    marker = {'study': name, 'storage': storages.without_password(url), 'token': uuid.uuid4().hex}
+    _require_free(folder, marker)
     study = Study(name, storages.open_storage(url, new=True), folder, sweep, base)
-    token = uuid.uuid4().hex
-    _fill(study, token)
-    marker = {'study': name, 'storage': storages.without_password(url), 'token': token}
-    paths.write_text_atomic(folder / MARKER, json.dumps(marker, indent=2) + '\n')
+    _fill(study, marker)
     return study
+
+
+def _require_free(folder: paths.Path, marker: dict[str, str]) -> None:
+    other = _read_marker(folder) or marker
+    if any(other.get(key) != marker[key] for key in ('study', 'storage')):
+        raise UserError(
+            f'{folder} holds the runs of the study {other.get("study")!r} in '
+            f'{other.get("storage")}: choose another --workdir'
+        )
 
 
 def load_base(sweep: space.Sweep) -> ConfigDict:
@@ -173,8 +181,11 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
         vary(base, point)
 
 
-def _fill(study: Study, token: str) -> None:
-    """Create Optuna's study; the token that marks it as complete is written last."""
+def _fill(study: Study, marker: dict[str, str]) -> None:
+    """Create Optuna's study and the folder of its runs.
+
+    The token says that both are whole: the folder gets it first, the storage last.
+    """
     name, storage = study.name, study.storage
     if name in optuna.get_all_study_names(storage):
         if 'token' in optuna.load_study(study_name=name, storage=storage).user_attrs:
@@ -188,7 +199,8 @@ def _fill(study: Study, token: str) -> None:
     made.set_user_attr('base', study.base.to_dict())
     made.set_user_attr('folder', str(study.folder))
     paths.make_folder(study.folder)
-    made.set_user_attr('token', token)
+    paths.write_text_atomic(study.folder / MARKER, json.dumps(marker, indent=2) + '\n')
+    made.set_user_attr('token', marker['token'])
 
 
 def open_study(
@@ -213,7 +225,7 @@ def open_study(
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
         raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
-    with storages.intact(url):
+    with storages.intact(f'--storage {url.split("@")[-1]}'):
         opened = storages.open_storage(storages.absolute(url))
         known = optuna.get_all_study_names(opened)
         if name not in known:
@@ -224,7 +236,10 @@ def open_study(
         base = config_lib.from_json(json.dumps(attributes['base']))
         found = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
-    return Study(name, opened, found, sweep, base, tuple(allowed))
+        study = Study(name, opened, found, sweep, base, tuple(allowed))
+        for trial in study.trials():
+            storages.require_sound(trial)
+    return study
 
 
 def retry(study: Study) -> int:
@@ -261,4 +276,6 @@ def require_shared_folder(study: Study) -> None:
 
 
 def _read_marker(folder: pathlib.Path) -> dict[str, str]:
-    return json.loads(paths.read_text(folder / MARKER) or '{}')
+    text = paths.read_text(folder / MARKER, errors='replace')
+    with storages.intact(str(folder / MARKER)):
+        return {name: str(value) for name, value in json.loads(text or '{}').items()}

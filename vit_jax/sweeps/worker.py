@@ -24,6 +24,7 @@ from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage.lock import InUse
 from vit_jax.sweeps import space
 from vit_jax.sweeps.claims import claimed, end, fail, note
+from vit_jax.sweeps.storages import intact
 from vit_jax.sweeps.study import Study, run_number
 from vit_jax.trainer import metrics, train
 from vit_jax.trainer.meter import Diverged
@@ -74,7 +75,8 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     with Preemption() as preemption:
         while limit is None or done.finished < limit:
             with contextlib.ExitStack() as held:
-                with Watchdog(step_timeout):  # the other processes of the worker wait for the claim
+                # The other processes of the worker wait for the claim.
+                with Watchdog(step_timeout), intact(f'the study {study.name!r}'):
                     claim = held.enter_context(next_trial(study))
                 if claim is None:
                     break
@@ -185,7 +187,8 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     def report(step: int, results: dict[str, float]) -> bool:
         if (value := metrics.of_entry(results, metric, 'sweep')) is None:
             return False  # this one has an `every` of its own
-        return bool(processes.on_process_0(lambda: int(report_value(step, value))))
+        with intact(f'the study {study.name!r}'):
+            return bool(processes.on_process_0(lambda: int(report_value(step, value))))
 
     return report
 

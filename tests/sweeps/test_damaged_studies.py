@@ -1,0 +1,135 @@
+"""A study that is cut off while it is made, or holds what nobody wrote: made again, or one line."""
+
+import json
+
+import optuna
+import pytest
+from helpers.studies import make
+from optuna.trial import TrialState
+
+from vit_jax.__main__ import main
+from vit_jax.sweeps.space import grid
+
+POINTS = grid({'seed': [1, 2]})
+FILE = (
+    'from vit_jax.sweeps.space import Sweep\n'
+    'def get_sweep(arg=None):\n'
+    "    points = [{'seed': 1}]\n"
+    "    return Sweep('experiments/vit/digits.py:smoke', 'test/accuracy', points=points)\n"
+)
+
+
+def sweep(action, folder, *flags, study='name'):
+    words = [str(folder.parent / 'sweep.py'), '--study', study] if action == 'create' else [study]
+    return main(['sweep', action, *words, '--workdir', str(folder), *flags])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / 'sweep.py').write_text(FILE)
+    return tmp_path / 'runs'
+
+
+def the_line(capsys):
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.fault(77)
+@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+@pytest.mark.parametrize('last', ['folder', 'token'])
+def test_a_creation_that_is_killed_is_made_again(folder, monkeypatch, capsys, storage, last):
+    flags = ['--storage', f'sqlite:///{folder}/sweep.db'] if storage == 'sqlite' else []
+    store = optuna.study.Study.set_user_attr
+
+    def killed(study, name, value):
+        if name == last:
+            raise SystemExit(9)
+        store(study, name, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.study.Study, 'set_user_attr', killed)
+        with pytest.raises(SystemExit):
+            sweep('create', folder, *flags)
+    assert sweep('work', folder) == 2
+    why = {'folder': "unknown study 'name'", 'token': 'not created to its end: create it again'}
+    assert why[last] in the_line(capsys)
+    assert sweep('create', folder, *flags) == 0
+    assert sweep('status', folder) == 0
+    assert 'waiting 1' in capsys.readouterr().out
+
+
+@pytest.mark.fault(77)
+def test_a_folder_holds_the_runs_of_one_study(folder, capsys):
+    assert sweep('create', folder) == 0
+    marker = (folder / 'sweep.json').read_text()
+    assert sweep('create', folder, study='other') == 2
+    assert "holds the runs of the study 'name'" in the_line(capsys)
+    assert sweep('create', folder, '--storage', f'sqlite:///{folder}/sweep.db') == 2
+    assert 'choose another --workdir' in the_line(capsys)
+    assert (folder / 'sweep.json').read_text() == marker
+    assert not (folder / 'sweep.db').exists()
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize('marker', ['{', '[]', '{"study": 5, "storage": [1]}'])
+def test_a_damaged_marker_is_one_line(tmp_path, capsys, marker):
+    make(tmp_path, points=POINTS)
+    (tmp_path / 'sweep.json').write_text(marker)
+    assert sweep('status', tmp_path) == 2
+    assert 'sweep.json' in (line := the_line(capsys)) or 'cannot be opened' in line
+
+
+def trial_id(made, number):
+    return made.trials()[number]._trial_id
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize(('name', 'value'), [('run', '../0'), ('folder', 5), ('attempt', [0])])
+@pytest.mark.parametrize('action', ['work', 'status', 'retry', 'best', 'plot'])
+def test_attributes_that_no_worker_wrote_are_one_line(tmp_path, capsys, action, name, value):
+    made = make(tmp_path, points=POINTS)
+    made.storage.set_trial_user_attr(trial_id(made, 1), name, value)
+    assert sweep(action, tmp_path) == 2
+    assert f'trial 1 has an impossible {name}' in the_line(capsys)
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize('change', [{'step': None}, {'step': 'x'}])
+def test_a_journal_of_impossible_steps_is_one_line(tmp_path, fake_training, capsys, change):
+    make(tmp_path, points=POINTS)
+    fake_training(lambda config, step: 1.0)
+    assert sweep('work', tmp_path) == 0
+    file = tmp_path / 'journal.log'
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    (first, *_) = [line for line in lines if 'intermediate_value' in line]
+    first.update(change)
+    file.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    capsys.readouterr()
+    assert sweep('status', tmp_path) == 2
+    assert 'trial 0 has an impossible step' in the_line(capsys)
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize(('name', 'value'), [('run', '../0'), ('attempt', [0])])
+def test_what_is_tampered_with_after_a_worker_has_begun_is_one_line(
+    tmp_path, fake_training, capsys, name, value
+):
+    made = make(tmp_path, points=POINTS)
+
+    def tamper(config, step):
+        made.storage.set_trial_user_attr(trial_id(made, 1), name, value)
+        return 1.0
+
+    fake_training(tamper)
+    assert sweep('work', tmp_path) == 2
+    assert "error: the study 'name' cannot be read" in the_line(capsys)
+    states = [trial.state for trial in make_again(tmp_path).get_trials()]
+    assert states == [TrialState.COMPLETE, TrialState.RUNNING]
+
+
+def make_again(folder):
+    """The study as Optuna alone reads it."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / 'journal.log'))
+    storage = optuna.storages.JournalStorage(backend)
+    return optuna.load_study(study_name='name', storage=storage)
