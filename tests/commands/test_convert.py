@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 
 import jax
 import numpy as np
@@ -143,3 +144,30 @@ def test_odd_configs_are_one_line(folder, tmp_path, capsys, odd):
     capsys.readouterr()
     assert convert(tmp_path / 'hf', tmp_path / 'out.npz') == 2
     assert capsys.readouterr().err.count('\n') == 1
+
+
+@pytest.mark.fault(79)
+@pytest.mark.parametrize('kept', [0, 1, 2])
+def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
+    folder, tmp_path, monkeypatch, capsys, kept
+):
+    """Its next try says which file to remove; what has its name is whole."""
+    replace, written = os.replace, []
+
+    def killed(source, target):
+        if len(written) == kept:
+            raise SystemExit(9)
+        replace(source, target)
+        written.append(target.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'replace', killed)
+        with pytest.raises(SystemExit):
+            convert(folder / 'vit.npz', tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(written)
+    assert cli.main(['inspect', '--checkpoint', str(tmp_path)]) == 2
+    again = convert(folder / 'vit.npz', tmp_path)
+    assert again == (2 if written else 0)
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == (2 if written else 1)
+    assert not written or 'is already there: choose another name or remove it' in errors[1]

@@ -106,12 +106,13 @@ def write_safetensors(
         file = file / _SAFETENSORS
     # The format stores memory as it lies, so a transposed view would come back untransposed.
     arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
-    with _replacing(file) as temporary:
-        _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
     for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
         if content is not None:
             with _replacing(file.with_name(name)) as temporary:
                 temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
+    # Last, so that whoever finds arrays also finds what they are.
+    with _replacing(file) as temporary:
+        _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
 
 
 def _split_subtree(path: str) -> tuple[str, str]:
