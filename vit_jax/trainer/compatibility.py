@@ -111,6 +111,22 @@ def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
             )
 
 
+def require_same_count(saved: int | None, data: Dataset) -> None:
+    """Check that a run's data have as many examples as when it was saved, if that is known.
+
+    The order of all epochs depends on their number.
+
+    Raises:
+      UserError: if they are more or fewer.
+    """
+    if saved is not None and saved != data.num_examples:
+        raise UserError(
+            f'config.data: {data.source.title} has {data.num_examples:,} examples, and had '
+            f'{saved:,} when the run was saved; bring the data back as they were, or train on them '
+            'in another --workdir'
+        )
+
+
 def abstract_variables(run_once: Callable, task: Any, spec: Spec) -> dict[str, PyTree]:
     """Shapes of the model's variables, where the task finds all that it reads.
 

@@ -56,6 +56,7 @@ def restore(
     if found is not None:
         step, saved, meta = found
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
+        compatibility.require_same_count(meta.get('num_examples'), training.data)
         return Beginning(
             program.layout.from_global(saved),
             step,
