@@ -1,13 +1,13 @@
 """Attention as pure functions.
 
-A query looks at M keys and gets the average of their values:
+A query attends to M keys and gets the weighted mean of their values. The scores
 
     additive            v^T tanh(W s + U h)  Bahdanau et al., 2015, arXiv:1409.0473, appendix A.1.2
     dot_product         s^T h                Luong et al., 2015, arXiv:1508.04025, equation 7
     scaled_dot_product  q^T k / sqrt(K)      Vaswani et al., 2017, arXiv:1706.03762, equation 1
 
-are the scores whose softmax over the keys are the weights. Each function returns (context,
-weights), and takes a mask that is true where a query may look at a key.
+give the weights by a softmax over the keys. Each function returns (context, weights), and takes a
+mask that is true where a query may attend to a key.
 """
 
 import math
@@ -24,8 +24,9 @@ def attention_weights(
     mask: Bool[Array, '*#B #N #M'] | None = None,
     bias: Float[Array, '*#B #N #M'] | None = None,
 ) -> Float[Array, '*B N M']:
-    """softmax(Q K^T / sqrt(K) + bias) over the keys (equation 1), in float32 whatever the inputs'
-    dtype. `mask` is true where a query may look at a key.
+    """softmax(Q K^T / sqrt(K) + bias) over the keys (equation 1), in float32 for any input dtype.
+
+    `mask` is true where a query may attend to a key.
     """
     scores = _products(query, key) / math.sqrt(query.shape[-1])
     return masked_softmax(scores if bias is None else scores + bias, mask)
@@ -38,9 +39,7 @@ def _products(query: Array, key: Array) -> Array:
 def masked_softmax(
     scores: Float[Array, '*B N M'], mask: Bool[Array, '*#B #N #M'] | None = None
 ) -> Float[Array, '*B N M']:
-    """Softmax over the keys where `mask` is true; a query that may look nowhere looks everywhere
-    alike, so that nothing becomes NaN.
-    """
+    """Softmax over the keys where `mask` is true; uniform if all keys are masked, to avoid NaN."""
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     return softmax(scores)
@@ -48,10 +47,10 @@ def masked_softmax(
 
 @jax.custom_jvp
 def softmax(x: Float[Array, '*B N']) -> Float[Array, '*B N']:
-    """Softmax over the last axis, whose derivative needs nothing but the result.
+    """Softmax over the last axis, with a derivative that needs only the result.
 
-    Plain differentiation keeps the exponentials and their sums as well, and passes over these
-    arrays, the largest of a Transformer, several times more.
+    Automatic differentiation also keeps the exponentials and their sums, and makes more passes over
+    these arrays, the largest of a Transformer.
     """
     exps = jnp.exp(x - x.max(axis=-1, keepdims=True))
     return exps / exps.sum(axis=-1, keepdims=True)
@@ -66,7 +65,7 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 def attend(
     weights: Float[Array, '*B N M'], value: Float[Array, '*B M K']
 ) -> Float[Array, '*B N K']:
-    """The values averaged by the weights, in the dtype of the values."""
+    """The mean of the values by the weights, in the dtype of the values."""
     return jnp.einsum('...nm,...mk->...nk', weights.astype(value.dtype), value)
 
 
@@ -102,7 +101,7 @@ def additive(
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
     """softmax(v^T tanh(q + k)) V of Bahdanau et al., for queries W s and keys U h.
 
-    The keys are the same at every step of a decoder, so they come in projected.
+    The keys are passed projected, since they are the same at every step of a decoder.
     """
     hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
     scores = jnp.einsum('...k,k->...', hidden, v, preferred_element_type=jnp.float32)
@@ -111,21 +110,21 @@ def additive(
 
 
 class Segments(NamedTuple):
-    """The sequence of each token, where a row holds several: queries see the keys of their own.
+    """The sequence of each token in rows that hold several: queries attend within their own.
 
-    Numbers count from 1, and 0 is padding, which sees nothing but padding. A row of one padded
-    sequence is the mask of its tokens, as integers.
+    Sequences are numbered from 1; 0 is padding, which attends to padding only. For a row of a
+    single sequence the numbers are the mask of its tokens.
 
     Attributes:
-      query: of the tokens that look.
-      key: of those that are looked at.
+      query: sequence of each query.
+      key: sequence of each key.
     """
 
     query: Int[Array, '*B N']
     key: Int[Array, '*B M']
 
     def mask(self) -> Bool[Array, '*B 1 N M']:
-        """True where a query may look at a key, for all heads."""
+        """True where a query may attend to a key, for all heads."""
         return (self.query[..., :, None] == self.key[..., None, :])[..., None, :, :]
 
 

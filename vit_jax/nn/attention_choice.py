@@ -1,6 +1,6 @@
-"""Which program computes attention: XLA's, or the kernel of TPUs.
+"""The choice between XLA's attention and the TPU kernel.
 
-The choice is made while a model is traced, from what the program that is being traced will run on.
+It is made at trace time from the devices that the program is compiled for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vit_jax.errors import UserError
 
 ATTENTIONS = ('auto', 'xla', 'pallas')
 MIB = 2**20
-# VMEM of a core by the names that JAX gives devices, as `pallas.tpu.get_tpu_info` has it. Unknown
-# chips are taken for the smallest.
+# VMEM of a core by JAX's names of devices, from `pallas.tpu.get_tpu_info`. Unknown chips count as
+# the smallest.
 VMEM = {
     'TPU v5 lite': 128 * MIB,
     'TPU v5e': 128 * MIB,
@@ -27,21 +27,21 @@ VMEM = {
     'TPU v6e': 128 * MIB,
 }
 SMALLEST = 16 * MIB
-# The compiler keeps other arrays there as well.
+# The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
 
 Rows = Float[Array, 'B ...']
 
 
 class Devices(NamedTuple):
-    """What a program runs on.
+    """The devices that a program is compiled for.
 
     Attributes:
-      kind: of a device, as JAX names it.
-      shards: into how many parts the batch of this program is split.
-      map_rows: makes a function of arrays of rows, and of None, run on every device's own rows;
-        None where the program has one device, and nothing is split.
-      whole: whether a device has the whole of every row, not some heads.
+      kind: JAX's name of the kind of device.
+      shards: number of parts that the program's batch is split into.
+      map_rows: makes a function of arrays of rows (or None) run on every device's own rows; None
+        for a program on one device.
+      whole: whether a device has whole rows, instead of some of the heads.
     """
 
     kind: str
@@ -55,7 +55,7 @@ _devices: ContextVar[Devices | None] = ContextVar('devices', default=None)
 
 @contextlib.contextmanager
 def runs_on(devices: Devices) -> Iterator[None]:
-    """Says what the program that is being traced will run on.
+    """Declare the devices of the program that is being traced.
 
     Enter it inside the traced function. Outside of it attention is XLA's, which runs everywhere.
     """
@@ -75,7 +75,7 @@ def takes_kernel(
     drops: bool = False,
     obstacle: str = '',
 ) -> bool:
-    """Whether `fused_attention` computes it.
+    """Whether `fused_attention` computes the attention of a layer.
 
     Args:
       attention: of ATTENTIONS.
@@ -84,10 +84,10 @@ def takes_kernel(
       num_heads: H.
       itemsize: bytes of an element.
       drops: whether weights are dropped.
-      obstacle: what the layer wants that the kernel cannot do.
+      obstacle: a requirement of the layer that the kernel does not support; empty if there is none.
 
     Raises:
-      UserError: if the kernel is asked for by name, and cannot.
+      UserError: if the kernel is requested by name, but not possible.
     """
     devices = _devices.get()
     if attention == 'xla' or devices is None:
@@ -99,7 +99,7 @@ def takes_kernel(
 
 
 def on_every_device(function: Callable[..., Rows]) -> Callable[..., Rows]:
-    """The function of arrays of rows, applied to the rows that each device has."""
+    """Apply a function of arrays of rows to the rows of each device."""
     devices = _devices.get()
     return devices.map_rows(function) if devices and devices.map_rows else function
 
@@ -112,7 +112,7 @@ def _obstacle(
     itemsize: int,
     drops: bool,
 ) -> str:
-    """Why these devices cannot run the kernel on these tokens; empty if they can."""
+    """The reason why these devices cannot run the kernel on these tokens; empty if they can."""
     if not devices.kind.startswith('TPU'):
         return f'needs a TPU, and this is {devices.kind}'
     if not devices.whole:

@@ -1,14 +1,13 @@
-"""Attention of short sequences as one kernel of TPUs: the scores never leave VMEM.
+"""Attention of short sequences as one TPU kernel: the scores never leave VMEM.
 
 Each program of the grid takes the queries, keys and values of one example, [N D] and [M D], and
-computes softmax(Q K^T / sqrt(K)) V of all its heads. The derivative computes the probabilities
-again instead of reading them from HBM (Dao et al., 2022, arXiv:2205.14135, section 3.1). The
-kernels of `jax.experimental.pallas.ops.tpu` are for sequences that do not fit VMEM, in blocks of
-128.
+computes softmax(Q K^T / sqrt(K)) V of all its heads. The backward pass recomputes the probabilities
+instead of reading them from HBM (Dao et al., 2022, arXiv:2205.14135, section 3.1). The kernels of
+`jax.experimental.pallas.ops.tpu` are for sequences that do not fit into VMEM, in blocks of 128.
 
 Heads stay side by side along D, as their projection writes them. The products of a head run over
-the whole registers of 128 lanes in which it lies, with its neighbours' lanes set to zero: a matrix
-unit is that wide anyway, and nothing has to be moved to the first lane.
+whole registers of 128 lanes, with the lanes of neighboring heads set to zero: matrix units are that
+wide anyway, and nothing has to be moved to the first lane.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from jaxtyping import Array, Bool, Float
 from vit_jax.nn.attention import Segments
 
 LANES, SUBLANES = 128, 16
-# Matrices [N M] in float32 that the backward pass of a head takes, of which some are spilt.
+# Float32 matrices [N M] that the backward pass of a head needs, some of which are spilled.
 SCORES = 6
-# Bytes of such matrices of the heads that the forward pass unrolls, so that they overlap.
+# Bytes of such matrices for the heads that the forward pass unrolls, so that they overlap.
 UNROLLED = 2**21
-# Scores of keys that a query may not look at, as in `attention.masked_softmax`.
+# The score of masked keys, as in `attention.masked_softmax`.
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
 Projected = tuple[Float[Array, 'B _ _'], ...]
-# What queries may look at: keys that are not zero, and those of their segment. Rows [1 N] or [1 M].
+# Masks of queries: keys that are not zero, and keys of their segment. Rows [1 N] or [1 M].
 Seen = tuple[Any, Segments | None]
 
 
 def vmem_bytes(
     queries: int, keys: int, width: int, num_heads: int, itemsize: int, drops: bool = False
 ) -> int:
-    """What the backward pass takes of VMEM, generously.
+    """VMEM in bytes that the backward pass needs, an upper estimate.
 
     Args:
       queries: N.
@@ -52,8 +51,8 @@ def vmem_bytes(
       itemsize: bytes of an element of queries, keys and values.
       drops: whether weights are dropped.
     """
-    # Queries, their gradient and that of the result; keys, values and their gradients. Each twice,
-    # for the example before or after.
+    # Queries, their gradient and that of the result; keys, values and their gradients. All twice,
+    # since the previous or next example is copied meanwhile.
     rows = 2 * (3 * _round_up(queries, SUBLANES) + 4 * _round_up(keys, SUBLANES))
     heads = _group(width, num_heads) * num_heads // width
     scores = SCORES * heads * _score_bytes(queries, keys)
@@ -62,7 +61,7 @@ def vmem_bytes(
 
 
 class _Options(NamedTuple):
-    """What a program is made for; see `fused_attention`."""
+    """Static options of a program; see `fused_attention`."""
 
     num_heads: int
     causal: bool
@@ -82,22 +81,22 @@ def fused_attention(
 ) -> Float[Array, 'B N D']:
     """softmax(Q K^T / sqrt(K)) V of every head, with the softmax in float32.
 
-    A query that may look nowhere looks everywhere alike, as in `attention.masked_softmax`.
+    If all keys of a query are masked its weights are uniform, as in `attention.masked_softmax`.
 
     Args:
       projected: arrays whose columns, one array after the other, are queries, keys and values, D
-        columns each, and of each the heads, K columns each: ([B N 3D],), ([B N D], [B M 2D]),
-        ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
+        columns each, and within these the heads, K columns each: ([B N 3D],),
+        ([B N D], [B M 2D]), ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
       num_heads: H; divides D.
-      mask: true where a key may be looked at.
-      segments: sequences that share a row; a query sees the keys of its own.
-      kept: the weights that dropout does not set to zero; None where nothing is dropped.
-      causal: whether a query looks at no keys after its own place.
-      rate: the share that it does.
+      mask: true for keys that may be attended to.
+      segments: sequences that share a row; a query attends to the keys of its own.
+      kept: true for weights that dropout keeps; None without dropout.
+      causal: whether a query attends to no keys after its own position.
+      rate: the share of weights that dropout sets to zero.
       interpret: run it as plain JAX, on any device.
     """
     rows = jax.tree.map(lambda x: x[:, None].astype(jnp.float32), (mask, segments))
-    # The compiler of TPUs takes no matrices of bits.
+    # The TPU compiler does not support matrices of bits.
     units = None if kept is None else kept.astype(jnp.int8)
     return _attend(projected, rows, units, _Options(num_heads, causal, rate, interpret))
 
@@ -134,7 +133,7 @@ def _call(
     kept: Array | None,
     *inputs: Array,
 ) -> Any:
-    """Runs a kernel on each example; `products` is of each head, with its scores or their like."""
+    """Run a kernel on each example; `products` is the number of matrix products of each head."""
     (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
     width, itemsize = _width(projected), projected[0].dtype.itemsize
     arguments = (projected, seen, kept, *inputs)
@@ -171,7 +170,7 @@ def _width(projected: tuple[Any, ...]) -> int:
 
 
 def _places(refs: tuple[Any, ...]) -> list[tuple[Any, int]]:
-    """Of queries, keys and values: which array has them, and from which column on."""
+    """The array that holds queries, keys and values, and the first column of each."""
     width = _width(refs)
     return [(ref, first) for ref in refs for first in range(0, ref.shape[-1], width)]
 
@@ -185,15 +184,15 @@ class _Head(NamedTuple):
     high: int
 
     def own(self) -> Array:
-        """[1 R], true in the head's own columns of its registers."""
+        """Mask [1 R], true for the head's own columns of its registers."""
         column = self.low + jax.lax.broadcasted_iota(jnp.int32, (1, self.high - self.low), 1)
         return (column >= self.first) & (column < self.last)
 
 
 def _group(width: int, num_heads: int, most: int = 0) -> int:
-    """Columns of a group: of as many heads as fill whole registers, and of up to `most` heads.
+    """Number of columns of a group, of as many heads as fill whole registers, up to `most` heads.
 
-    All of D where no such groups make it.
+    All of D if it cannot be cut into such groups.
     """
     size = width // num_heads
     least = math.lcm(size, LANES)
@@ -206,9 +205,9 @@ def _group(width: int, num_heads: int, most: int = 0) -> int:
 def _for_each_head(
     width: int, num_heads: int, group: int, body: Callable[[Any, _Head], None]
 ) -> None:
-    """Calls `body` with the first column of a group and a head of it.
+    """Call `body` with the first column of a group and a head of it.
 
-    Groups are a loop: unrolled, their scores would lie in VMEM all at once.
+    Groups are a loop, since unrolled their scores would be in VMEM all at once.
     """
     size = width // num_heads
 
@@ -259,7 +258,7 @@ def _backward_kernel(
         own = head.own()
         q = jnp.where(own, q, 0)
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
-        # [keys queries]: so two of the last three products need no transposed matrix.
+        # [keys queries], so that two of the last three products need no transposed matrix.
         scores = _dot(k, q, (1, 1)) * scale
         scores = _where_seen(scores, masks, options.causal, 0, LOWEST)
         exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
@@ -272,7 +271,7 @@ def _backward_kernel(
         mean = (weights * of_weights).sum(axis=0, keepdims=True)
         of_scores = weights * (of_weights - mean) * scale
         if masks:
-            # Of a query that may look nowhere the weights are not zero, and no score matters.
+            # If all keys of a query are masked, weights are not zero, but no score has a gradient.
             of_scores = _where_seen(of_scores, masks, options.causal, 0, 0.0)
         of_scores = of_scores.astype(k.dtype)
         of_values = _dot(left.astype(v.dtype), grad, (1, 0))
@@ -284,13 +283,13 @@ def _backward_kernel(
 
 
 def _factors(kept_ref: Any, start: Any, head: _Head, options: _Options) -> Array:
-    """[N M], by which dropout multiplies the weights of a head of the group that begins there."""
+    """Factors [N M] of dropout for the weights of a head of the group that begins at `start`."""
     kept = kept_ref[jax.lax.div(start + head.first, head.last - head.first)]
     return kept.astype(jnp.float32) * (1 / (1 - options.rate))
 
 
 def _masks(seen: Seen, keys: int) -> list[Array]:
-    """Where scores count, as far as that is no matter of order; `keys` is the axis of the keys."""
+    """Masks of the scores other than the causal one; `keys` is the axis of the keys."""
 
     def along(axis: int, ref: Any) -> Array:
         return ref[...] if axis == 1 else _column(ref[...])
@@ -303,7 +302,7 @@ def _masks(seen: Seen, keys: int) -> list[Array]:
 
 
 def _where_seen(x: Array, masks: list[Array], causal: bool, keys: int, other: float) -> Array:
-    """x where the query may look at the key, else `other`; `keys` is the axis of the keys."""
+    """x where the query may attend to the key, else `other`; `keys` is the axis of the keys."""
     for mask in masks:
         x = jnp.where(mask, x, other)
     if causal:
@@ -313,7 +312,7 @@ def _where_seen(x: Array, masks: list[Array], causal: bool, keys: int, other: fl
 
 
 def _column(row: Array) -> Array:
-    """[M 1] of [1 M]."""
+    """Transpose [1 M] to [M 1]."""
     return jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
 
 
@@ -326,7 +325,7 @@ def _read(ref: Any, offset: Any, head: _Head) -> Array:
 
 
 def _write(ref: Any, offset: Any, head: _Head, own: Array, value: Array) -> None:
-    """Sets the head's columns, and leaves alone those that heads before it have set."""
+    """Write the head's columns, keeping those that earlier heads have written."""
     value = value.astype(ref.dtype)
     if head.first > head.low:
         value = jnp.where(own, value, ref[:, _columns(offset, head)])
@@ -339,7 +338,7 @@ def _dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:
 
 
 def _score_bytes(queries: int, keys: int) -> int:
-    """Of a matrix of scores, whichever of the two lies along the lanes."""
+    """Bytes of a matrix of scores, with queries or keys along the lanes."""
     return 4 * max(
         _round_up(rows, SUBLANES) * _round_up(columns, LANES)
         for rows, columns in ((queries, keys), (keys, queries))

@@ -1,4 +1,4 @@
-"""What a model has looked at: the attention weights of its layers, in one form for every model."""
+"""Attention weights of a model's layers, in one form for every model."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 class LaidOutLater(Protocol):
-    """Weights that numpy gets when it asks for them: those that are too many to have at once."""
+    """Weights that are laid out when numpy asks for them, being too many to hold at once."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
@@ -18,12 +18,12 @@ class AttentionMap(NamedTuple):
     """The weights of one attention layer.
 
     Tokens of an image are the cells of a grid, row by row; those of a text are a grid of one axis.
-    Where there are more queries or keys than their grid has cells, the first ones have no place in
-    it: class tokens and the like.
+    If there are more queries or keys than their grid has cells, the first ones are outside of it,
+    such as class tokens.
 
     Attributes:
-      name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for what looks
-        at the output of another stack.
+      name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
+        to the output of another stack.
       weights: of every query over the keys; they sum to one.
       query_grid: (rows, columns) of patches, or (tokens,).
       key_grid: likewise.
@@ -36,12 +36,12 @@ class AttentionMap(NamedTuple):
 
     @property
     def to_itself(self) -> bool:
-        """Whether the tokens that look are those that are looked at, as the name tells."""
+        """Whether it is self-attention, by its name."""
         return not self.name.endswith('/cross')
 
 
 def keep(module: nn.Module, weights: Float[Array, '*B H Q K']) -> None:
-    """Keeps the weights of a module if `intermediates` is mutable; else costs nothing."""
+    """Keep the weights of a module if `intermediates` is mutable; free otherwise."""
     if module.is_mutable_collection('intermediates'):
         module.sow('intermediates', 'attention', weights)
 

@@ -1,9 +1,9 @@
-"""Axial attention: the places of a grid look along their row, or along their column.
+"""Axial attention: the places of a grid attend along their row, or along their column.
 
 Ho et al., 2019, arXiv:1912.12180. Two layers, one along either axis, connect all places of an
-H x W grid at the cost of (H + W) instead of H W keys a query. What is computed can depend on a
-context of every place (Kumar et al., 2021, arXiv:2102.04432, table 1): queries, keys and values,
-the output of the MLP, and layer norms are scaled and shifted by it.
+H x W grid at the cost of (H + W) instead of H W keys a query. Layers can be conditioned on a
+context of every place (Kumar et al., 2021, arXiv:2102.04432, table 1), which scales and shifts
+queries, keys and values, the output of the MLP, and layer norms.
 
 Grids are [B H W D]; inside of a layer its axis comes last, [B L N D]: L lines of N tokens.
 """
@@ -27,8 +27,8 @@ from vit_jax.nn.multi_head import Heads, KeyValue, MergeHeads
 class ScaleShift(nn.Module):
     """x * scale(c) + shift(c), both linear in a context c.
 
-    It starts as the identity plus what the context adds: scales begin around one, not around
-    zero as those of the authors.
+    It starts near the identity: initial scales are around one, not around zero as in the authors'
+    code.
     """
 
     dtype: Any = jnp.float32
@@ -47,7 +47,7 @@ def _ones_then_zeros(key: Array, shape: tuple[int], dtype: Any) -> Float[Array, 
 
 
 class Summary(nn.Module):
-    """The context of all places as one vector: their mean, each weighted by a learned number."""
+    """The context of all places as one vector, their mean with learned weights."""
 
     dtype: Any = jnp.float32
 
@@ -59,7 +59,7 @@ class Summary(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer norm, whose scale and shift come from a summary of the context if there is one."""
+    """Layer norm, with scale and shift from a summary of the context if there is one."""
 
     eps: float
     dtype: Any = jnp.float32
@@ -81,7 +81,7 @@ class GridPositions(nn.Module):
     Parameters `rows` [H 1 D] and `columns` [W D].
 
     Raises:
-      UserError: if they were made for another grid.
+      UserError: if the parameters were made for another grid.
     """
 
     @nn.compact
@@ -112,7 +112,7 @@ class AxialAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       axis: 'row' for attention within rows, 'column' for attention within columns.
-      causal: whether no place looks at those after it on its line.
+      causal: whether no place attends to those after it on its line.
       dtype: of the computation; the softmax stays float32.
     """
 
@@ -129,11 +129,11 @@ class AxialAttention(nn.Module):
     def __call__(
         self, x: Float[Array, 'B H W D'], context: Float[Array, 'B H W C'] | None = None
     ) -> Float[Array, 'B H W D']:
-        """What every place finds on its line.
+        """Attend from every place to its line.
 
         Args:
           x: the places.
-          context: by which queries, keys and values are scaled and shifted; None for nothing.
+          context: scales and shifts queries, keys and values; None for no conditioning.
         """
         tokens = self._lines(x).shape[2]
         query, *memory = self._project(x, context)
@@ -147,7 +147,7 @@ class AxialAttention(nn.Module):
         position: int | Int[Array, ''],
         context: Float[Array, 'B h w C'] | None = None,
     ) -> tuple[Float[Array, 'B h w D'], KeyValue]:
-        """The places at `position` of all lines, which look at themselves and those before them.
+        """Attend from the places at `position` of all lines to themselves and those before them.
 
         Args:
           x: one place of each line: a grid of one row for attention within columns, a single place
@@ -157,7 +157,7 @@ class AxialAttention(nn.Module):
           context: of these places.
 
         Returns:
-          What `__call__` gives for these places if it is causal, and `past` with them.
+          The causal result of `__call__` for these places, and `past` with them.
         """
         query, *new = self._project(x, context)
         memory = past.write(KeyValue(*new), position)
@@ -167,7 +167,7 @@ class AxialAttention(nn.Module):
         return self._look(query, memory, mask, bias), memory
 
     def _lines(self, x: Array) -> Array:
-        """[B H W D] as [B L N D], and back."""
+        """Convert [B H W D] to [B L N D], and back."""
         return x if self.axis == 'row' else x.swapaxes(1, 2)
 
     def _project(self, x: Array, context: Array | None) -> list[Array]:
@@ -185,7 +185,7 @@ class AxialAttention(nn.Module):
 
     @nn.compact
     def _bias(self, tokens: int) -> Float[Array, 'H N N']:
-        """For each head, query and key the number of their distance."""
+        """The bias of each head by the distance of query and key."""
         shape = (self.num_heads, 2 * tokens - 1)
         table = self.param('relative_bias', nn.initializers.zeros, shape)
         places = jnp.arange(tokens)
@@ -198,10 +198,10 @@ class AxialAttention(nn.Module):
 
 
 class Context(NamedTuple):
-    """What a layer is conditioned on.
+    """The conditioning of a layer.
 
     Attributes:
-      places: of each place, for attention and MLP.
+      places: context of each place, for attention and MLP.
       summaries: of the whole grid, one for each of the two norms; see `AxialLayer.summaries`.
     """
 
@@ -256,16 +256,16 @@ class AxialLayer(nn.Module):
         return self._finish(x, found, context), past
 
     def empty(self, batch: int, lines: int, tokens: int, width: int) -> KeyValue:
-        """Room for the keys and values of `step`, for so many lines of so many tokens."""
+        """Empty arrays for the keys and values of `step`."""
         shape = (batch, lines, self.num_heads, tokens, width // self.num_heads)
         return KeyValue(*(jnp.zeros(shape, self.dtype) for _ in range(2)))
 
     def summaries(self, context: Float[Array, 'B H W E']) -> tuple[Float[Array, 'B 1 1 E'], ...]:
-        """What the norms are conditioned on, of a context of the whole grid."""
+        """Summaries of the context of a whole grid, which condition the norms."""
         return tuple(summary(context) for summary in self.sums)
 
     def _finish(self, x: Array, found: Array, context: Context) -> Array:
-        """Everything but the attention, whose output is `found`."""
+        """Apply the layer after the attention, whose output is `found`."""
         x = self.norms[0](x + found, context.summaries[0])
         y = self.mlp(x)
         y = y if context.places is None else self.mlp_affine(y, context.places)

@@ -1,4 +1,4 @@
-"""Axial attention laid back onto the image: what each place looked at on its row or column."""
+"""Attention maps of axial attention: weights of rows and columns as maps over the image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from vit_jax.nn.attention_maps import AttentionMap
 class AxialMap:
     """Weights [B H Q K] of all places of a grid, laid out only when numpy asks for them.
 
-    They are zero but on a line, and so many for a large grid that nobody wants all layers of them.
+    They are zero except on a line, and too many for a large grid to hold those of all layers.
     """
 
     def __init__(self, weights: Float[Array, 'B L H N N'], axis: str) -> None:
@@ -32,13 +32,13 @@ class AxialMap:
 def axial_maps(
     intermediates: Mapping[str, Any], stacks: Sequence[str], grid: tuple[int, int], every: int = 1
 ) -> list[AttentionMap]:
-    """The maps that the layers of stacks have kept, named `encoder/row_0`, `encoder/column_0`, ...
+    """The maps kept by the layers of stacks, named `encoder/row_0`, `encoder/column_0`, ...
 
     Args:
       intermediates: the collection that `model.apply(..., mutable='intermediates')` returns.
       stacks: names of modules with the layers `rows_0`, `columns_0`, `rows_1`, ...
       grid: rows and columns of places.
-      every: how many grids there are of an example, of which the first is taken.
+      every: number of grids of an example, of which the first is taken.
 
     Raises:
       ValueError: if nothing was kept.
@@ -55,12 +55,12 @@ def axial_maps(
 
 
 def _order(item: tuple[str, Any]) -> tuple[int, bool]:
-    """By number, rows before columns."""
+    """Sorting key: by number, rows before columns."""
     axis, number = _axis_and_number(item[0])
     return number, axis == 'column'
 
 
 def _axis_and_number(name: str) -> tuple[str, int]:
-    """`rows_1` as ('row', 1)."""
+    """Parse `rows_1` to ('row', 1)."""
     axis, _, number = name.rpartition('_')
     return axis.removesuffix('s'), int(number)

@@ -18,7 +18,7 @@ from vit_jax.nn.stochastic import Dropout, DropPath
 
 
 def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
-    """x Phi(x), in float32: 1 + erf loses the digits of a small Phi in less."""
+    """x Phi(x), in float32, since 1 + erf loses the digits of a small Phi in lower precision."""
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
@@ -26,7 +26,7 @@ def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 Initializer = Callable[..., Any]
 XAVIER = nn.initializers.xavier_uniform()
 
-# jax.nn.gelu computes the exact one by erfc, which takes three passes where erf takes one.
+# jax.nn.gelu computes the exact one by erfc, which takes three passes, where erf takes one.
 GELUS = {'tanh': jax.nn.gelu, 'erf': erf_gelu}
 
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         drop_path: float | Float[Array, ''] = 0.0,
         segments: Int[Array, 'B N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after the block; `segments` says which see each other, see `Segments`."""
+        """The tokens after the block; `segments` limits attention, see `Segments`."""
 
         def add(branch: Array) -> Array:
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
@@ -130,7 +130,7 @@ class Encoder(nn.Module):
         train: bool = False,
         segments: Int[Array, 'B N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after all blocks; `segments` says which see each other, see `Segments`."""
+        """The tokens after all blocks; `segments` limits attention, see `Segments`."""
 
         def apply(block: nn.Module, x: Array, rate: float | Array, segments: Array | None) -> Array:
             return block(x, train, rate, segments)
@@ -161,7 +161,7 @@ class Encoder(nn.Module):
 
 
 def dense(features: int, kernel_init: Initializer = XAVIER, **kwargs: Any) -> nn.Dense:
-    """A dense layer that starts Xavier-uniform, or as told, with biases close to zero."""
+    """A dense layer, by default Xavier-uniform, with biases initialized close to zero."""
     return nn.Dense(
         features, kernel_init=kernel_init, bias_init=nn.initializers.normal(1e-6), **kwargs
     )

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, and the scores of tokens at the other end."""
+"""Embeddings of tokens, and the scores of tokens at the output."""
 
 from typing import Any
 
@@ -29,11 +29,11 @@ class Embeddings(nn.Module):
         self.tables = tables * 3 if self.tied else tables
 
     def source(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
-        """The vectors of tokens that are read."""
+        """The vectors of tokens of the source."""
         return jnp.take(self.tables[0], tokens, axis=0).astype(self.dtype)
 
     def target(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
-        """The vectors of tokens that have been written."""
+        """The vectors of tokens of the target."""
         return jnp.take(self.tables[1], tokens, axis=0).astype(self.dtype)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:

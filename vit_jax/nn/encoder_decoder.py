@@ -1,4 +1,4 @@
-"""Blocks of the encoder-decoder Transformer, which read a sequence at once or token by token.
+"""Blocks of the encoder-decoder Transformer, for whole sequences or token by token.
 
 Vaswani et al., 2017, arXiv:1706.03762, section 3.1; pre-norm blocks are those of Xiong et al.,
 2020, arXiv:2002.04745.
@@ -25,12 +25,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Memory(NamedTuple):
-    """What the decoder looks at.
+    """The encoded source that the decoder attends to.
 
     Attributes:
       tokens: outputs of the encoder.
       mask: true where the source is not padding.
-      positions: added to the tokens where they are keys; None for nothing.
+      positions: added to the tokens as keys, not as values; None for none.
     """
 
     tokens: Float[Array, 'B S D']
@@ -39,14 +39,14 @@ class Memory(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a block of the decoder keeps between steps: the target so far, and the source."""
+    """Keys and values of the target so far and of the source, for one block of the decoder."""
 
     target: KeyValue
     source: KeyValue
 
 
 class Cache(NamedTuple):
-    """What the decoder keeps between steps. Axis 0 of every array is the sentence.
+    """The decoder's state between steps. Axis 0 of every array is the sentence.
 
     Attributes:
       blocks: one `Past` a block.
@@ -58,7 +58,7 @@ class Cache(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Number of tokens of the target that there is room for."""
+        """The most tokens of the target, the capacity of the cache."""
         return self.blocks[0].target.key.shape[2]
 
 
@@ -81,7 +81,7 @@ class FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """Parts of a block, each of which is a function f in a residual connection.
+    """Parts of a block, each a function f in a residual connection.
 
         post-norm: LN(x + f(x))
         pre-norm:  x + f(LN(x))
@@ -127,11 +127,11 @@ class _Block(nn.Module):
         return self._leave(x, y, self.mlp_norm, train)
 
     def _enter(self, x: Array, norm: nn.LayerNorm) -> Array:
-        """What f gets."""
+        """The input of f."""
         return norm(x) if self.norm == 'pre' else x
 
     def _leave(self, x: Array, y: Array, norm: nn.LayerNorm, train: bool) -> Array:
-        """What the residual connection makes of x and y = f(...)."""
+        """The output of the residual connection, given x and y = f(...)."""
         x = x + self.drop(y, train)
         return x if self.norm == 'pre' else norm(x)
 
@@ -157,7 +157,7 @@ class EncoderBlock(_Block):
 class DecoderBlock(_Block):
     """Self-attention, attention to the source, and a feed-forward layer.
 
-    `causal` says whether a token looks at itself and those before it alone.
+    With `causal`, a token attends only to itself and those before it.
     """
 
     causal: bool = False
@@ -181,7 +181,7 @@ class DecoderBlock(_Block):
         return self._finish(x, y, train)
 
     def start(self, memory: Float[Array, 'B S D'], max_len: int) -> Past:
-        """The source's keys and values, and room for those of `max_len` tokens of the target."""
+        """The source's keys and values, and empty ones for `max_len` tokens of the target."""
         source = self.cross.project(memory)
         batch, heads, _, size = source.key.shape
         empty = jnp.zeros((batch, heads, max_len, size), source.key.dtype)
@@ -194,9 +194,7 @@ class DecoderBlock(_Block):
         mask: Bool[Array, 'B 1 1 S'],
         position: int | Int[Array, ''],
     ) -> tuple[Float[Array, 'B 1 D'], Past]:
-        """What `__call__`, if it is causal, gives for the token at `position`, after those before
-        it.
-        """
+        """The causal result of `__call__` for the token at `position`, given those before it."""
         y = self._enter(x, self.attention_norm)
         y, target = self.attention.step(y, past.target, position)
         x = self._leave(x, y, self.attention_norm, train=False)
@@ -204,12 +202,12 @@ class DecoderBlock(_Block):
         return self._finish(x, y, train=False), Past(target, past.source)
 
     def _finish(self, x: Array, y: Array, train: bool) -> Array:
-        """What follows the attention to the source, which has found y."""
+        """Apply the block after the attention to the source, whose output is y."""
         return self._feed_forward(self._leave(x, y, self.cross_norm, train), train)
 
 
 class Stack(nn.Module):
-    """Blocks `block_0`, `block_1`, ..., and a layer norm `norm` after those that are pre-norm."""
+    """Blocks `block_0`, `block_1`, ..., followed by a layer norm `norm` if they are pre-norm."""
 
     make_block: Callable[[], Any]
     depth: int

@@ -14,19 +14,19 @@ from vit_jax.nn.blocks import dense
 
 
 class State(NamedTuple):
-    """What a layer carries from token to token."""
+    """The state of a layer, carried from token to token."""
 
     hidden: Float[Array, 'B D']
     cell: Float[Array, 'B D']
 
 
 def update(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array, 'D G']) -> State:
-    """The next state, of gates (input, forget, candidate, output) before their nonlinearities.
+    """The next state, given gates (input, forget, candidate, output) before their nonlinearities.
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
-    `gates` is the part of the input; that of the hidden state, h R, is added here.
+    `gates` is the contribution of the input; that of the hidden state, h R, is added here.
     """
     i, f, g, o = jnp.split(gates + state.hidden @ recurrent, 4, axis=-1)
     cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -47,13 +47,13 @@ class LSTM(nn.Module):
     def __call__(
         self, x: Float[Array, 'B N E'], mask: Bool[Array, 'B N'], reverse: bool = False
     ) -> Float[Array, 'B N D']:
-        """The hidden states, from a zero state on, in the order of the tokens.
+        """The hidden states in the order of the tokens, from an initial state of zeros.
 
         Args:
           x: inputs.
-          mask: true where a token is not padding; padding leaves the state as it is, so that the
-            way back begins with zeros at the last token.
-          reverse: from the last token to the first.
+          mask: true where a token is not padding; padding does not change the state, so that the
+            reverse direction has a zero state at the last token.
+          reverse: run from the last token to the first.
         """
         recurrent = self.recurrent.astype(self.dtype)
 
@@ -65,7 +65,7 @@ class LSTM(nn.Module):
             )
             return kept, kept.hidden
 
-        # The inputs' part of the gates is one product for all tokens.
+        # The inputs' contribution to the gates is one product for all tokens.
         inputs = self.input(x).swapaxes(0, 1), mask.T
         _, hidden = jax.lax.scan(step, self.zero(x.shape[0]), inputs, reverse=reverse)
         return hidden.swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""From objects that a detector has found to their masks: where each looks, made fine step by step.
+"""The mask head of a detector: attention maps of the objects, refined to masks.
 
 Carion et al., 2020, arXiv:2005.12872, section 4.4 and figure 8.
 """
@@ -17,14 +17,14 @@ from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.encoder_decoder import Memory
 from vit_jax.nn.multi_head import Heads
 
-# Kaiming uniform with gain 1, as the authors' head starts.
+# Kaiming uniform with gain 1, the initialization of the authors' head.
 KERNEL = nn.initializers.lecun_uniform()
 
 
 class ObjectMaps(nn.Module):
-    """Where each object looks in the image: attention without values. Parameter `qk`.
+    """Attention maps of each object over the image, without values. Parameter `qk`.
 
-    The softmax goes over all heads and cells together, so that the heads share one sum.
+    The softmax is taken over all heads and cells together.
     """
 
     num_heads: int
@@ -46,9 +46,9 @@ class ObjectMaps(nn.Module):
 class MaskHead(nn.Module):
     """Convolutions that enlarge the maps of objects to those of finer stages of a ResNet.
 
-    Two of 3 x 3 pixels with group norms, `conv_0` and `conv_1`, then another one for each finer
-    stage, of which the paper has three: before it the maps get the size of that stage and its
-    features, by `adapter_0`, `adapter_1`, ... Then `out`. What all objects of an image share is
+    Two 3 x 3 convolutions with group norms, `conv_0` and `conv_1`, then one for each finer stage,
+    three in the paper: before it the maps are resized to that stage, and its features are added by
+    `adapter_0`, `adapter_1`, ... Then `out`. The features shared by all objects of an image are
     computed once.
 
     Attributes:
@@ -70,8 +70,8 @@ class MaskHead(nn.Module):
 
         Args:
           features: of the image, in the grid of the maps.
-          maps: N of each object.
-          stages: finer and finer feature maps of the image; the last one has the size of the masks.
+          maps: N maps of each object.
+          stages: feature maps of the image from coarse to fine; the last has the size of the masks.
         """
         queries = maps.shape[1]
         make = functools.partial(nn.Conv, dtype=self.dtype, kernel_init=KERNEL)
@@ -93,7 +93,7 @@ class MaskHead(nn.Module):
 class ObjectConv(nn.Module):
     """A convolution of 3 x 3 pixels of an image's features and an object's maps, concatenated.
 
-    A convolution is a sum over channels: the part of the features is the same for all objects.
+    Being linear, it convolves the image's features once for all objects.
     """
 
     channels: int
@@ -119,14 +119,14 @@ class ObjectConv(nn.Module):
 
 
 def group_norm(channels: int, **kwargs: Any) -> nn.GroupNorm:
-    """Group norm with 8 groups, or with fewer where the channels have no 8 equal parts."""
+    """Group norm with 8 groups, or fewer if the channels are not a multiple of 8."""
     return nn.GroupNorm(math.gcd(8, channels), epsilon=1e-5, **kwargs)
 
 
 def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Sequence[int]) -> Shaped[Array, 'B h w *C']:
     """Resize so that each new pixel has the value of the old one below its upper left corner.
 
-    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its centre.
+    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its center.
     """
     rows, columns = (
         jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)

@@ -1,8 +1,8 @@
 """The multi-head attention layer: heads of queries, keys and values around scaled dot products.
 
 Arrays in heads are [B H N K]: batch, heads, tokens, width of a head. With heads before tokens both
-products are plain batched matrix products. There may be axes between batch and tokens, of windows
-for example: [B W N D] becomes [B W H N K].
+products are plain batched matrix products. There may be axes between batch and tokens, such as
+windows: [B W N D] becomes [B W H N K].
 """
 
 import itertools
@@ -23,13 +23,13 @@ from vit_jax.nn.stochastic import Dropout
 
 
 class KeyValue(NamedTuple):
-    """What queries look at, in heads."""
+    """Keys and values in heads."""
 
     key: Float[Array, '*B H M K']
     value: Float[Array, '*B H M K']
 
     def write(self, new: 'KeyValue', position: int | Int[Array, '']) -> 'KeyValue':
-        """With `new` in the places of the tokens from `position` on."""
+        """Replace the tokens from `position` on by `new`."""
         update = jax.lax.dynamic_update_slice_in_dim
         return KeyValue(*(update(a, b, position, axis=-2) for a, b in zip(self, new, strict=True)))
 
@@ -37,8 +37,8 @@ class KeyValue(NamedTuple):
 class Heads(nn.Module):
     """C projections of tokens to heads, with one kernel [D C H K] and one bias [C H K].
 
-    Each projection starts as a Xavier-uniform matrix of its own, so that a fused kernel begins like
-    separate ones.
+    Each projection is initialized as a Xavier-uniform matrix of its own, so that a fused kernel
+    starts like separate ones.
     """
 
     num_heads: int
@@ -48,10 +48,10 @@ class Heads(nn.Module):
     def __call__(
         self, *inputs: Float[Array, '*B _ D'] | None, side_by_side: bool = False
     ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | tuple[Float[Array, '*B _ _'], ...]:
-        """One projection of each input, in heads; None where an input is None.
+        """One projection of each input, in heads; None for inputs that are None.
 
-        Neighbours that are one and the same array share a matrix product. With `side_by_side` the
-        products come as they are, [* N cHK] for c such neighbours.
+        Consecutive inputs that are the same array share a matrix product. With `side_by_side` these
+        products are not split, [* N cHK] for c such inputs.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -80,7 +80,7 @@ class Heads(nn.Module):
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
-    """The arrays among the inputs and their places; neighbours that are the same come as one."""
+    """The arrays among the inputs and their indices; equal neighbors are joined."""
     first = 0
     for _, group in itertools.groupby(inputs, key=id):
         x, *others = group
@@ -109,7 +109,7 @@ class MergeHeads(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention, section 3.2.2 of Vaswani et al., of tokens to themselves or to others.
+    """Multi-head self- or cross-attention, section 3.2.2 of Vaswani et al.
 
     When the collection `intermediates` is mutable it receives the weights [B H N M], named
     `attention`.
@@ -117,16 +117,15 @@ class MultiHeadAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
-        product, for tokens that look at themselves; ('q', 'kv') for those that look at others.
-        Besides these there is `out`.
+        product, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
       dropout: on the weights.
       dtype: of the computation; the softmax stays float32.
-      attention: what computes it. 'xla', or 'pallas': a kernel of TPUs, which knows masks of keys,
-        causal ones and segments, but no bias; or 'auto': the kernel where it can be used. Both
-        drop the same weights.
+      attention: its implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
+        causal masks and segments, but no bias; or 'auto', the kernel if it can be used. Both drop
+        the same weights.
 
     Raises:
-      UserError: if 'pallas' is asked for what the kernel cannot do.
+      UserError: if 'pallas' is requested for something that the kernel does not support.
     """
 
     num_heads: int
@@ -152,17 +151,17 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
-        """What each query finds.
+        """Attend from each query to the keys.
 
         Args:
-          query: the tokens that look.
-          key: those that are looked at; by default the queries.
-          value: what is found there; by default the keys. Positions that shall decide where to look
-            but not be part of what is found belong to `query` and `key` alone.
-          mask: true where a query may look at a key.
+          query: tokens of the queries.
+          key: tokens of the keys; by default the queries.
+          value: tokens of the values; by default the keys. Positions that should affect the weights
+            but not the result are added to `query` and `key` only.
+          mask: true where a query may attend to a key.
           bias: added to the scores before the softmax.
-          segments: sequences that share a row; a query sees the keys of its own.
-          causal: whether queries look at no keys after their own place, M being N.
+          segments: sequences that share a row; a query attends to the keys of its own.
+          causal: whether queries attend to no keys after their own position; M is N then.
           train: whether dropout acts.
         """
         key = query if key is None else key
@@ -179,7 +178,7 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, key: Float[Array, '*B M D'], value: Float[Array, '*B M D'] | None = None
     ) -> KeyValue:
-        """The keys and values of tokens that many queries look at; see `__call__`."""
+        """The keys and values of tokens, for use with many queries; see `__call__`."""
         heads = self._project(None, key, key if value is None else value)
         return KeyValue(heads['k'], heads['v'])
 
@@ -192,16 +191,16 @@ class MultiHeadAttention(nn.Module):
         bias: Float[Array, '*#B #H #N #M'] | None = None,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
-        """`__call__` for keys and values that are projected already."""
+        """`__call__` for projected keys and values."""
         return self._attend(self._project(query, None, None)['q'], memory, mask, bias, train)
 
     def step(
         self, x: Float[Array, 'B 1 D'], past: KeyValue, position: int | Int[Array, '']
     ) -> tuple[Float[Array, 'B 1 D'], KeyValue]:
-        """The token at `position`, which looks at itself and at the tokens before it in `past`.
+        """Attend from the token at `position` to itself and the tokens before it in `past`.
 
         Returns:
-          what `__call__` under a causal mask gives for this token, and `past` with the token.
+          The causal result of `__call__` for this token, and `past` with the token.
         """
         seen = jnp.arange(past.key.shape[-2]) <= position
         heads = self._project(x, x, x)
@@ -213,7 +212,7 @@ class MultiHeadAttention(nn.Module):
     ) -> bool:
         if self.attention == 'xla' or self.is_initializing():
             return False
-        if self.is_mutable_collection('intermediates'):  # the weights are wanted
+        if self.is_mutable_collection('intermediates'):  # the weights are requested
             return False
         obstacle = ''
         if bias is not None:
@@ -258,7 +257,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(heads)
 
     def _project(self, *inputs: Array | None) -> dict[str, Any]:
-        """The heads by letter: of queries `q`, keys `k` and values `v`."""
+        """The heads of queries, keys and values, by the letters `q`, `k` and `v`."""
         tokens = dict(zip('qkv', inputs, strict=True))
         heads: dict[str, Any] = {}
         for name in self.kernels:

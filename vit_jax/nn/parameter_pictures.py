@@ -1,4 +1,4 @@
-"""What a model has learned, as pictures of its parameters, in one form for every model."""
+"""Pictures of a model's parameters, in one form for every model."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import patch_grid
 
-COMPONENTS = 28  # of the filters that are shown, as in figure 7 of arXiv:2010.11929
+COMPONENTS = 28  # principal components of the filters, as in figure 7 of arXiv:2010.11929
 Values = np.ndarray | Array
 
 
@@ -17,14 +17,14 @@ class ParameterPictures(NamedTuple):
     """Small pictures of one parameter.
 
     A model lists them by `parameter_pictures(params, image_size)`, where the size is height and
-    width in pixels, or None if nothing tells it; `attention --parameters` draws them.
+    width in pixels, or None if it is unknown; `attention --parameters` draws them.
 
     Attributes:
       name: path of the parameter, such as `stage_0/block_1/attention/position_bias`.
-      pictures: numbers of either sign [N h w], or colours [N h w 3] of any range.
-      each: what one of them is, a word: 'head', 'patch', 'filter'.
-      caption: what they show, in a few words.
-      columns: in which they stand side by side, where they are a grid themselves; 0 where not.
+      pictures: numbers of either sign [N h w], or colors [N h w 3] of any range.
+      each: a word for one picture: 'head', 'patch', 'filter'.
+      caption: a short description of the pictures.
+      columns: number of columns if the pictures form a grid themselves, else 0.
     """
 
     name: str
@@ -44,9 +44,9 @@ def grid_of(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, i
 def position_similarity(
     name: str, table: Float[Values, 'N D'], grid: tuple[int, int]
 ) -> ParameterPictures:
-    """How alike the position embedding of each patch is to that of every other: their cosines.
+    """Cosine similarities of the position embedding of each patch with those of all patches.
 
-    Figure 7 (centre) of Dosovitskiy et al., 2021, arXiv:2010.11929.
+    Figure 7 (center) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
       name: of the parameter.
@@ -60,7 +60,7 @@ def position_similarity(
 
 
 def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
-    """The first principal components of the filters of `patch_embed`, where these are pictures.
+    """The first principal components of the filters of `patch_embed`.
 
     Figure 7 (left) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
@@ -68,7 +68,7 @@ def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
       params: of the model that has `patch_embed/kernel` [p q C D].
 
     Returns:
-      One parameter; none where patches are single pixels, or not of one or three colours.
+      One parameter; none if patches are single pixels, or do not have one or three colors.
     """
     kernel = np.asarray(params['patch_embed']['kernel'], np.float32)
     height, width, channels, filters = kernel.shape

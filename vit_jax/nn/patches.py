@@ -1,4 +1,4 @@
-"""Images cut into patches."""
+"""Patches of images."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def patchify(images: Float[Array, 'B H W C'], patch_size: int) -> Float[Array, '
 def unpatchify(
     patches: Float[Array, 'B N P'], grid: tuple[int, int], patch_size: int
 ) -> Float[Array, 'B H W C']:
-    """The images whose patches these are, the inverse of `patchify`; `grid` is rows and columns."""
+    """Join patches to images, the inverse of `patchify`; `grid` is rows and columns."""
     rows, columns = grid
     x = patches.reshape(len(patches), rows, columns, patch_size, patch_size, -1)
     return x.swapaxes(2, 3).reshape(len(patches), rows * patch_size, columns * patch_size, -1)

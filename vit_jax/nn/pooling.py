@@ -15,12 +15,13 @@ from vit_jax.nn.multi_head import MultiHeadAttention
 def segment_mean(
     x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
 ) -> Float[Array, 'B S D']:
-    """Mean of the tokens of each segment, added up in float32.
+    """Mean of the tokens of each segment, accumulated in float32.
 
     Args:
       x: tokens.
-      segments: numbers from 1 on; a token of another number, as 0, counts for none.
-      num_segments: S; a segment that no token has gets zeros.
+      segments: numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
+        ignored.
+      num_segments: S; a segment without tokens gets zeros.
     """
     own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
     sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
@@ -47,9 +48,9 @@ class MapHead(nn.Module):
         segments: Int[Array, 'B N'] | None = None,
         num_segments: int = 1,
     ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
-        """One vector for each row; with `segments` one for each of 1 ... S, as `segment_mean`.
+        """One vector for each row; with `segments` one for each of 1 ... S, as in `segment_mean`.
 
-        The vector of a segment that no token has is that of all tokens alike, and finite.
+        The vector of a segment without tokens is that of uniform attention to all tokens.
         """
         batch, _, width = x.shape
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))

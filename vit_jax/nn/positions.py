@@ -65,12 +65,12 @@ def masked_sine2d(
     2 pi. Half of the features are of y, half of x, sines and cosines interleaved.
 
     Args:
-      mask: true where a cell is no padding, which is at the right and below.
+      mask: true for real cells, false for padding, which is at the right and the bottom.
       dim: D, a multiple of 4.
       temperature: frequencies fall from 1 to nearly 1 / temperature.
 
     Raises:
-      UserError: if `dim` is no multiple of 4.
+      UserError: if `dim` is not a multiple of 4.
     """
     if dim % 4:
         raise UserError(
@@ -92,7 +92,7 @@ def learned(
 ) -> Float[Array, '1 N D']:
     """The parameter `name` of `module`: a row for every token, E_pos of arXiv:2010.11929.
 
-    It starts normal with the standard deviation `std`.
+    It is initialized from a normal distribution with standard deviation `std`.
 
     Raises:
       UserError: if the parameter was made for another number of tokens.
@@ -102,10 +102,10 @@ def learned(
 
 
 def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1 N D']:
-    """The parameter `pos_embed` of `module` that is `table` and stays so.
+    """The parameter `pos_embed` of `module`, fixed to `table`.
 
-    No gradient flows into it. It is a parameter for the sake of models that start from this one and
-    learn their positions.
+    It gets no gradient. It is a parameter so that models that learn their positions can start from
+    this one.
 
     Raises:
       UserError: if the parameter was made for another number of tokens.

@@ -1,12 +1,12 @@
 """Recomputation of blocks in the backward pass (Chen et al., 2016, arXiv:1604.06174).
 
-A block always keeps its input. `remat` says what else it keeps:
+A block always keeps its input. `remat` selects the other values that it keeps:
 
-    False      all that the derivative needs
-    'dots'     the results of its products by kernels, but not of those between tokens: nothing but
-               attention and elementwise operations is computed again
-    'names'    the heads' results and the hidden layer of the MLP, before its activation: the
-               projections around attention are computed again, which is a third of the products
+    False      all that the backward pass needs
+    'dots'     the products with kernels, but not those between tokens: only attention and
+               elementwise operations are recomputed
+    'names'    the heads' results and the hidden layer of the MLP before its activation: the
+               projections around attention are recomputed too, a third of the products
     'nothing'  nothing; also written True
 """
 
@@ -22,7 +22,7 @@ from vit_jax.errors import UserError, nearest
 
 ATTENDED, HIDDEN = 'attended', 'hidden'
 _policies = jax.checkpoint_policies
-# From the one that keeps most.
+# The first keeps most.
 POLICIES: dict[str, Callable[..., Any]] = {
     'dots': _policies.dots_with_no_batch_dims_saveable,
     'names': _policies.save_only_these_names(ATTENDED, HIDDEN),
@@ -31,17 +31,17 @@ POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def check_remat(remat: bool | str) -> None:
-    """Raises UserError unless `remat` is a bool or one of POLICIES."""
+    """Raise UserError unless `remat` is a bool or one of POLICIES."""
     if not isinstance(remat, bool) and remat not in POLICIES:
         raise UserError(nearest('remat', str(remat), ['False', 'True', *POLICIES]))
 
 
 def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
-    """A function of a module and arrays, whose derivative computes again what `remat` says.
+    """Wrap a function of a module and arrays to recompute values in the backward pass.
 
     Args:
       apply: the function.
-      remat: whether and what, see above.
+      remat: the values that are kept, see the module's docstring.
       options: of `nn.remat`.
     """
     if remat is False:
@@ -51,5 +51,5 @@ def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
 
 
 def named(name: str, x: Array) -> Array:
-    """The same array, which `remat='names'` keeps; `name` is ATTENDED or HIDDEN."""
+    """Name an array that `remat='names'` keeps; `name` is ATTENDED or HIDDEN."""
     return checkpoint_name(x, name)

@@ -1,4 +1,4 @@
-"""What residual networks share: stages of blocks, their order, and the check of their depths."""
+"""Common parts of residual networks: stages of blocks, their order, and a check of their depths."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,6 +36,6 @@ def block_order(parent: str, layers: Sequence[int]) -> tuple[str, ...]:
 
 
 def check_layers(layers: Sequence[int]) -> None:
-    """Raises UserError unless every stage has a block."""
+    """Raise UserError unless every stage has a block."""
     if any(depth < 1 for depth in layers):
         raise UserError(f'layers {tuple(layers)}: every stage needs at least one block')

@@ -1,7 +1,7 @@
-"""The ResNet below detectors: bottlenecks normalised after each convolution, all stages kept.
+"""The ResNet of detectors: bottlenecks normalized after each convolution, outputs of all stages.
 
-He et al., 2015, arXiv:1512.03385, in version 1.5, whose 3 x 3 convolutions have the stride. It pads
-symmetrically, as PyTorch networks do.
+He et al., 2015, arXiv:1512.03385, in version 1.5, with the stride in the 3 x 3 convolutions.
+Padding is symmetric, as in PyTorch.
 """
 
 import functools
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.nn.resnet import check_layers
 
-# Kaiming normal, of what goes out.
+# Kaiming normal, by the number of outputs.
 KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
@@ -36,14 +36,13 @@ class FrozenNorm(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A root of stride 2, pooled to 4, and stages of 4, 8, 16, ... times `width` channels, each
-    with stride 2 but the first.
+    """A root of stride 2, pooled to 4, and stages of 4, 8, 16, ... times `width` channels, of
+    stride 2 except for the first.
 
     Attributes:
       layers: blocks of each stage.
       width: channels of the root; 64 in the paper.
-      norm: 'frozen' (see `FrozenNorm`), for weights that come trained, or 'group', for such as
-        learn from the start.
+      norm: 'frozen' (see `FrozenNorm`), for trained weights, or 'group', for training from scratch.
       dilate: the last stage keeps its resolution and dilates its convolutions instead (DC5 of
         Carion et al., 2020, arXiv:2005.12872, section 4).
       frozen_stages: the root and the stages up to this number get no gradient: 1 is the root
@@ -99,10 +98,10 @@ class Root(nn.Module):
 
 
 def max_pool(x: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
-    """The largest of each 3 x 3 values, at every second place; nothing lies beyond the border.
+    """Max pooling of 3 x 3 with stride 2; padding is ignored.
 
-    On a CPU, where XLA takes ten times as long for the derivative of `nn.max_pool`, of slices; the
-    results and the gradients are the same.
+    On CPUs it is computed from slices, since XLA takes ten times as long for the derivative of
+    `nn.max_pool`; results and gradients are the same.
     """
     return jax.lax.platform_dependent(x, cpu=_max_of_slices, default=_max_pool)
 
@@ -112,7 +111,7 @@ def _max_pool(x: Array) -> Array:
 
 
 def _max_of_slices(x: Array) -> Array:
-    """First within rows, then within columns; of equal values the first one gets the gradient."""
+    """Pool within rows, then within columns; of equal values the first one gets the gradient."""
     for axis in (2, 1):
         size = x.shape[axis]
         widths = [(1, 1) if i == axis else (0, 0) for i in range(4)]
@@ -126,11 +125,10 @@ class Stage(nn.Module):
     """Blocks `block_0`, `block_1`, ...
 
     Attributes:
-      block: makes one, given stride, dilation and name.
-      depth: how many.
-      stride: of the first.
-      dilate: convolve with holes instead of a stride; the first block still as densely as those
-        before it.
+      block: makes a block, given stride, dilation and name.
+      depth: number of blocks.
+      stride: of the first block.
+      dilate: dilate convolutions instead of striding; the first block is not dilated.
     """
 
     block: Any
@@ -178,7 +176,7 @@ class Bottleneck(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A 1 x 1 convolution as a matrix product, of which XLA makes a faster derivative on a CPU."""
+    """A 1 x 1 convolution as a matrix product, whose derivative is faster on CPUs."""
 
     features: int
     stride: int = 1
@@ -208,7 +206,7 @@ def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs:
 
 
 def group_norm(features: int, **kwargs: Any) -> nn.GroupNorm:
-    """Group norm with 32 groups, or with fewer where the channels have no 32 equal parts."""
+    """Group norm with 32 groups, or fewer if the channels are not a multiple of 32."""
     return nn.GroupNorm(math.gcd(32, features), epsilon=1e-5, **kwargs)
 
 

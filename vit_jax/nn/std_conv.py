@@ -1,4 +1,4 @@
-"""Convolutions with standardised kernels: Qiao et al., 2019, arXiv:1903.10520."""
+"""Convolutions with standardized kernels: Qiao et al., 2019, arXiv:1903.10520."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def standardize(
 ) -> Float[Array, 'h w C D']:
     """(K - mean) / (sqrt(var + var_eps) + std_eps) of each output's inputs, in float32.
 
-    The paper's equation 6 has no epsilon; code bases differ in where they add theirs.
+    The paper's equation 6 has no epsilon; implementations differ in where they add it.
     """
     kernel = kernel.astype(jnp.float32)
     mean = kernel.mean(axis=(0, 1, 2))
@@ -22,17 +22,17 @@ def standardize(
 
 
 class StdConv(nn.Module):
-    """A square convolution without bias, by a standardised kernel [k k C D].
+    """A square convolution without bias, by a standardized kernel [k k C D].
 
     Attributes:
       features: D, channels of the output.
       kernel_size: k.
       stride: of rows and of columns.
-      padding: 'same', as TensorFlow pads: an odd row or column of zeros goes to the end.
-        'symmetric': k // 2 zeros on every side, as PyTorch networks pad. These are two different
-        functions of an even image where the stride is 2.
+      padding: 'same', as in TensorFlow: an odd row or column of zeros goes to the end.
+        'symmetric', as in PyTorch: k // 2 zeros on every side. They differ for an even image and
+        stride 2.
       var_eps, std_eps: see `standardize`.
-      dtype: of the convolution; the kernel is stored and standardised in float32.
+      dtype: of the convolution; the kernel is stored and standardized in float32.
     """
 
     features: int

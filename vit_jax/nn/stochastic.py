@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth whose masks belong to the example, not to the device that holds it.
+"""Dropout and stochastic depth with masks that depend on the example, not on its device.
 
 Every example draws from its own key, `fold_in(key, position in the global batch)`. One device,
 eight devices and gradient accumulation therefore drop the same units of the same example.
@@ -20,12 +20,12 @@ _positions: ContextVar[Array | None] = ContextVar('example_positions', default=N
 
 @contextlib.contextmanager
 def example_positions(positions: Int[Array, 'B *n']) -> Iterator[None]:
-    """Say which examples of the global batch the model is about to see.
+    """Declare the positions in the global batch of the examples that the model is called on.
 
-    `positions` is [B], or [B n] where a row holds several examples, whose first then counts. Needed
-    where a program sees only a slice: under `jax.pmap`, `jax.shard_map` and gradient
-    accumulation. It acts while the model is traced, so enter it inside the traced function.
-    Without it the examples are 0, 1, ..., B - 1.
+    `positions` is [B], or [B n] if a row holds several examples, of which the first then counts.
+    It is needed if a program has only a slice of the batch: under `jax.pmap`, `jax.shard_map` and
+    gradient accumulation. It acts at trace time, so enter it inside the traced function. By default
+    the positions are 0, 1, ..., B - 1.
     """
     token = _positions.set(positions[:, 0] if positions.ndim > 1 else positions)
     try:
@@ -35,13 +35,13 @@ def example_positions(positions: Int[Array, 'B *n']) -> Iterator[None]:
 
 
 def example_keys(key: Key[Array, ''], batch: int) -> Key[Array, 'B']:
-    """A key for each of `batch` rows, the same wherever the row's example is computed.
+    """A key for each of `batch` rows, the same on any device that computes the row's example.
 
-    Of more rows than examples, as where B examples of V views are folded into B * V rows, row r is
-    view r % V of example r // V, and each view has a key of its own.
+    If there are more rows than examples, as when B examples of V views are folded into B * V rows,
+    row r is view r % V of example r // V, and each view has a key of its own.
 
     Raises:
-      ValueError: if the rows are no multiple of the examples.
+      ValueError: if the number of rows is not a multiple of that of the examples.
     """
     positions = _positions.get()
     if positions is None:
@@ -57,9 +57,9 @@ def example_keys(key: Key[Array, ''], batch: int) -> Key[Array, 'B']:
 
 
 class Dropout(nn.Module):
-    """Sets each unit to zero with probability `rate` and scales the others by 1 / (1 - rate).
+    """Set each unit to zero with probability `rate` and scale the others by 1 / (1 - rate).
 
-    Srivastava et al., 2014. The random stream is called `dropout`; axis 0 is the example.
+    Srivastava et al., 2014. The random stream is named `dropout`; axis 0 is the example.
 
     Raises:
       UserError: if `rate` is outside [0, 1).
@@ -75,17 +75,17 @@ class Dropout(nn.Module):
         return jnp.where(self.draw(x.shape), x / (1.0 - self.rate), jnp.zeros_like(x))
 
     def draw(self, shape: tuple[int, ...]) -> Bool[Array, 'B ...']:
-        """Which units of an array of this shape stay; for those who set the others to zero."""
+        """The mask of the units to keep in an array of this shape, for callers that apply it."""
         keys = example_keys(self.make_rng('dropout'), shape[0])
         return jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape[1:]))(keys)
 
 
 class DropPath(nn.Module):
-    """Drops the whole residual branch of an example: stochastic depth.
+    """Drop the whole residual branch of an example: stochastic depth.
 
     Huang et al., 2016, arXiv:1603.09382. The branch is kept with probability 1 - rate and then
     scaled by 1 / (1 - rate), so that its expectation is the branch itself. The rate is an argument
-    of the call because a scan over layers hands every layer its own.
+    of the call because a scan over layers passes every layer its own.
     """
 
     @nn.compact
@@ -102,6 +102,6 @@ class DropPath(nn.Module):
 
 
 def check_rate(what: str, rate: float) -> None:
-    """Raises UserError unless 0 <= rate < 1."""
+    """Raise UserError unless 0 <= rate < 1."""
     if not 0.0 <= rate < 1.0:
         raise UserError(f'{what} must be at least 0 and below 1, not {rate}')

@@ -15,17 +15,17 @@ from vit_jax.nn.recompute import recomputed
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import WindowAttention
 
-# Of all kernels, as the authors' code has it.
+# The initialization of all kernels, as in the authors' code.
 INIT = nn.initializers.normal(0.02)
 
 
 class Stage(nn.Module):
-    """Blocks with plain and shifted windows in turn; then, but in the last stage, `merge`.
+    """Blocks with plain and shifted windows in turn, followed by `merge` except in the last stage.
 
     Attributes:
       block: makes a block, given whether it is shifted, and its name.
-      drop_paths: of each block.
-      merges: whether four neighbours become one token in the end.
+      drop_paths: rate of each block.
+      merges: whether the stage ends with merging four neighbors into one token.
       remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       norm_eps: added to the variance in the norm of the merging.
       dtype: of the computation.
@@ -52,7 +52,7 @@ class Stage(nn.Module):
 class Block(nn.Module):
     """A pre-norm block whose attention stays in windows, equation 3 of arXiv:2103.14030.
 
-        z' = W-MSA(LN(z)) + z, or SW-MSA where windows are shifted
+        z' = W-MSA(LN(z)) + z, or SW-MSA if windows are shifted
         z  = MLP(LN(z')) + z'
 
     Each sum is preceded by dropout and, with probability `drop_path`, by dropping the whole branch.
@@ -92,10 +92,10 @@ class Block(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Halves the map: [H W D] to [H/2 W/2 2D], a norm and a linear layer on 2 x 2 neighbours.
+    """Halve the map, [H W D] to [H/2 W/2 2D], by a norm and a linear layer on 2 x 2 neighbors.
 
-    The neighbours are joined in the order upper left, lower left, upper right, lower right. Zeros
-    fill up an odd row or column.
+    The neighbors are joined in the order upper left, lower left, upper right, lower right. An odd
+    number of rows or columns is padded with zeros.
     """
 
     norm_eps: float = 1e-5
@@ -115,11 +115,11 @@ class PatchMerging(nn.Module):
 
 
 def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, 'B h w C']:
-    """With rows and columns of zeros at the bottom and at the right where need be."""
+    """Pad with rows of zeros at the bottom and columns at the right to multiples."""
     below, right = (-side % multiple for side in x.shape[1:3])
     return jnp.pad(x, ((0, 0), (0, below), (0, right), (0, 0))) if below or right else x
 
 
 def is_shifted(block: int) -> bool:
-    """Whether the windows of a stage's block are: those of every second one."""
+    """Whether the windows of a stage's block are shifted; those of every second block are."""
     return block % 2 == 1

@@ -1,8 +1,8 @@
 """Self-attention inside the windows of a feature map, plain or shifted.
 
 Liu et al., 2021, arXiv:2103.14030, section 3.2. Feature maps are [B H W D]. A map that the windows
-do not divide is padded with zeros at the bottom and at the right, which are looked at like any
-other token: what transformers does, and the paper leaves open.
+do not divide is padded with zeros at the bottom and at the right, which are attended to like any
+other token, as in transformers; the paper leaves this open.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.stochastic import Dropout
 
-# Added to the score of two tokens that a shift has made neighbours.
+# Added to the score of two tokens that are in one window only because of the shift.
 APART = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """How windows lie on a feature map of a known size.
+    """The layout of windows on a feature map of a known size.
 
     Attributes:
       height, width: of the map, in tokens.
@@ -43,8 +43,8 @@ class Windows:
     def over(cls, height: int, width: int, window: int, shifted: bool) -> 'Windows':
         """Windows of `window` x `window` tokens, shifted by half of it.
 
-        Where the map is not larger than a window in one direction, the window is as large as the
-        map there, and is not shifted: there is nothing beyond it.
+        If the map is not larger than a window along an axis, the window has the size of the map
+        there, and is not shifted.
         """
         side = min(window, height, width)
         shift = window // 2 if shifted and window < min(height, width) else 0
@@ -56,7 +56,7 @@ class Windows:
         return -(-self.height // self.side), -(-self.width // self.side)
 
     def place(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w D']:
-        """Pads the map to whole windows, and shifts it."""
+        """Pad the map to whole windows, and shift it."""
         rows, columns = (n * self.side for n in self.grid)
         if (rows, columns) != (self.height, self.width):
             below, right = rows - self.height, columns - self.width
@@ -70,7 +70,7 @@ class Windows:
         return x[:, : self.height, : self.width]
 
     def cut(self, x: Float[Array, 'B h w H K']) -> Float[Array, 'B W H N K']:
-        """The heads of each window, from those of the map as `place` leaves it."""
+        """The heads of each window, from those of the map after `place`."""
         batch, _, _, heads, size = x.shape
         (rows, columns), side = self.grid, self.side
         x = x.reshape(batch, rows, side, columns, side, heads, size)
@@ -88,7 +88,7 @@ class Windows:
         )
 
     def tokens(self) -> Int[np.ndarray, 'W N']:
-        """Which token of the map, row by row, is where in each window; -1 for padding."""
+        """The index in the map, row by row, of each token of the windows; -1 for padding."""
         rows, columns = (n * self.side for n in self.grid)
         numbers = np.full((rows, columns), -1)
         numbers[: self.height, : self.width] = np.arange(self.height * self.width).reshape(
@@ -97,10 +97,10 @@ class Windows:
         return self._cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
 
     def regions(self) -> Int[np.ndarray, 'W N']:
-        """A number for each part of a window whose tokens are neighbours in the map itself.
+        """A number for each part of a window whose tokens are neighbors in the map itself.
 
-        Shifted maps wrap around. Rows then fall into those before the last window, those of it that
-        are still in order, and those that have come from the top; columns likewise.
+        Shifted maps wrap around. Rows are then those before the last window, those of it that are
+        still in order, and those wrapped around from the top; columns likewise.
         """
 
         def parts(count: int) -> np.ndarray:
@@ -111,7 +111,7 @@ class Windows:
         return self._cut_plain(3 * rows[:, None] + columns)
 
     def _cut_plain(self, x: np.ndarray) -> np.ndarray:
-        """[h w] as [W N]."""
+        """Cut [h w] into windows, [W N]."""
         (rows, columns), side = self.grid, self.side
         x = x.reshape(rows, side, columns, side).swapaxes(1, 2)
         return x.reshape(rows * columns, side * side)
@@ -122,7 +122,7 @@ class WindowAttention(nn.Module):
 
     SoftMax(Q K^T / sqrt(K) + B) V, equation 4. `position_bias` [2M-1 2M-1 H] holds B by the rows
     and columns from a key to its query; a window smaller than M uses the middle of it. In shifted
-    windows tokens that are no neighbours in the map get -100 on top. Kernel `qkv` [D 3 H K] and
+    windows -100 is added for tokens that are not neighbors in the map. Kernel `qkv` [D 3 H K] and
     `out` [H K D].
 
     When the collection `intermediates` is mutable it receives the weights [B W H N N], named
@@ -160,7 +160,7 @@ class WindowAttention(nn.Module):
         return dense(features, axis=(-2, -1), name='out')(named(ATTENDED, found))
 
     def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
-        """What is added to the scores, for all windows alike or for each."""
+        """The bias of the scores, the same for all windows or one for each."""
         sides = 2 * self.window - 1
         table = self.param(
             'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
@@ -176,9 +176,9 @@ class WindowAttention(nn.Module):
 
 
 def relative_positions(side: int) -> Int[np.ndarray, 'N N']:
-    """For each query and key of a window the row of a flat table [(2M-1)^2] of relative positions.
+    """The row, in a flat table [(2M-1)^2] of relative positions, of each query and key of a window.
 
-    That of a key d rows above and e columns to the left of its query is (d+M-1) (2M-1) + e+M-1.
+    For a key d rows above and e columns to the left of its query it is (d+M-1) (2M-1) + e+M-1.
     """
     row, column = (axis.ravel() for axis in np.mgrid[:side, :side])
     down, right = (axis[:, None] - axis + side - 1 for axis in (row, column))
@@ -188,8 +188,8 @@ def relative_positions(side: int) -> Int[np.ndarray, 'N N']:
 class WindowMap:
     """Weights [B H Q K] of the tokens of a map, laid out only when numpy asks for them.
 
-    They are zero but in a window, and so many for a large map that nobody wants all layers of them.
-    Where the map has been padded a first key stands for the padding: what is looked at there.
+    They are zero except in a window, and too many for a large map to hold those of all layers. If
+    the map has been padded, a first key has the weight of the padding.
     """
 
     def __init__(self, weights: Float[Array, 'B W H N N'], windows: Windows) -> None:
