@@ -12,7 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, families, files, labels
+from vit_jax.interop import families, files, labels, normalization
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
@@ -38,7 +38,7 @@ def read(
     """
     family, place = families.split(path)
     flat, extra = files.read_arrays(place)
-    extra |= colours.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
+    extra |= normalization.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
         imported = families.reader(flat, family).read(flat, extra)
         _require_finite(imported.params)

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.data.transforms import parse, pillow
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, labels, names
+from vit_jax.interop import labels, names, normalization
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.detr import Model
@@ -240,7 +240,7 @@ def _preprocessor(
     own = {**_COLOURS, **task}
     panoptic = task['name'] == 'segment_panoptic'
     return {
-        **colours.preprocessor(channels, (0, 0)),
+        **normalization.preprocessor(channels, (0, 0)),
         'image_processor_type': 'DetrImageProcessor',
         'format': 'coco_panoptic' if panoptic else 'coco_detection',
         'do_resize': resizing is not None,

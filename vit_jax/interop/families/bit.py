@@ -11,7 +11,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import colours, labels, names
+from vit_jax.interop import labels, names, normalization
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.tree_paths import param_paths, require_fit
@@ -124,7 +124,9 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return colours.folded(imported, extra, colours.UNTOLD if source == _HF_SOURCE else '')
+    return normalization.folded(
+        imported, extra, normalization.UNKNOWN if source == _HF_SOURCE else ''
+    )
 
 
 def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
@@ -255,7 +257,7 @@ def _transformers(imported: TrainedModel) -> Written:
         imported.params, imported.model_config, imported.class_names
     )
     size = imported.image_size or _SIZE
-    preprocessor = colours.preprocessor(config['num_channels'], size)
+    preprocessor = normalization.preprocessor(config['num_channels'], size)
     return Written(arrays, config, preprocessor=preprocessor, notes=_untold(imported))
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, names
+from vit_jax.interop import names, normalization
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 # What `extra` may hold where there is no config.json.
-_NO_CONFIG = (colours.GIVEN, GIVEN_SIZE, colours.PREPROCESSOR)
+_NO_CONFIG = (normalization.GIVEN, GIVEN_SIZE, normalization.PREPROCESSOR)
 _HEADS = 8  # of all released models; the shapes do not tell
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
@@ -68,7 +68,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model['dropout'] = float(extra['dropout'])
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
-    size, transforms = _images(extra.get(colours.PREPROCESSOR) or {})
+    size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
     return TrainedModel.of_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
@@ -209,10 +209,10 @@ def _colours(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The mean and deviation that the user or preprocessor_config.json tells; else those of the
     task, which are the authors'.
     """
-    if colours.GIVEN in extra:
-        given = extra[colours.GIVEN]
+    if normalization.GIVEN in extra:
+        given = extra[normalization.GIVEN]
         return {name: tuple(np.broadcast_to(given[name], 3).tolist()) for name in ('mean', 'std')}
-    told = extra.get(colours.PREPROCESSOR) or {}
+    told = extra.get(normalization.PREPROCESSOR) or {}
     pairs = (('mean', 'image_mean'), ('std', 'image_std'))
     return {ours: tuple(map(float, told[theirs])) for ours, theirs in pairs if theirs in told}
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, names, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import timm_vit, transformers_vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
@@ -98,8 +98,8 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Of the colours and the target their files say nothing."""
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
-    if colours.told(extra) is None:
-        extra = {**extra, **colours.given(**_IMAGENET)}
+    if normalization.of_images(extra) is None:
+        extra = {**extra, **normalization.given(**_IMAGENET)}
     decoder = timm_vit.parted(decoder, source)
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
@@ -182,7 +182,7 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (told := colours.told(extra)) is not None:
+    if (told := normalization.of_images(extra)) is not None:
         mean, std = (tuple(map(float, values)) for values in told)
         task |= {'mean': mean, 'std': std}
     return task
@@ -220,7 +220,7 @@ def _transformers(imported: TrainedModel) -> Written:
         torch_layout.write(flat, TRANSFORMERS),
         config,
         tuple(notes),
-        colours.preprocessor(channels, size),
+        normalization.preprocessor(channels, size),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, names
+from vit_jax.interop import names, normalization
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
@@ -77,7 +77,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
             raise UserError(f'{source}: no such model is known here: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
     imported = _swin.assemble(_parted(used, source), table, source, extra, image_size=_size(extra))
-    return colours.folded(imported, extra, colours.UNTOLD)
+    return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
 def _parted(flat: Flat, source: str) -> Flat:

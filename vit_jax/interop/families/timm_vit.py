@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, names, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
@@ -102,7 +102,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
     )
     imported = _pooled(imported, arguments.get('global_pool', extra.get('global_pool')))
-    return colours.folded(imported, extra, colours.UNTOLD)
+    return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
 def _require_supported(flat: Flat, source: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, labels, names
+from vit_jax.interop import labels, names, normalization
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
@@ -95,7 +95,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
                 f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
                 'config.json is of another model'
             )
-    return colours.folded(imported, extra, colours.UNTOLD)
+    return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
 def write(
@@ -165,7 +165,9 @@ def _native(model: Mapping[str, Any]) -> tuple[int, int]:
 def _transformers(imported: TrainedModel) -> Written:
     size = imported.image_size or _native(imported.model_config)
     arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
-    return Written(arrays, config, preprocessor=colours.preprocessor(config['num_channels'], size))
+    return Written(
+        arrays, config, preprocessor=normalization.preprocessor(config['num_channels'], size)
+    )
 
 
 WRITERS = {('swin', 'transformers'): _transformers}

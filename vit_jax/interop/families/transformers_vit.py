@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import colours, labels, names, torch_layout
+from vit_jax.interop import labels, names, normalization, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -109,7 +109,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
     )
     _require_config(imported, extra)
-    return colours.folded(imported, extra, colours.UNTOLD)
+    return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
 def write(
@@ -256,7 +256,7 @@ def _transformers(imported: TrainedModel) -> Written:
     arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
     pixels = size or square(names.flattened(imported.params), imported.model_config['patch_size'])
     return Written(
-        arrays, config, preprocessor=colours.preprocessor(config['num_channels'], pixels)
+        arrays, config, preprocessor=normalization.preprocessor(config['num_channels'], pixels)
     )
 
 

@@ -19,7 +19,7 @@ from vit_jax.interop.trained import TrainedModel
 
 # In the `extra` of `files.read_arrays`, beside what config.json holds.
 GIVEN, PREPROCESSOR = 'colours given by the user', 'preprocessor_config.json'
-UNTOLD = (
+UNKNOWN = (
     'nothing tells the mean and deviation of its images '
     '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
 )
@@ -49,7 +49,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], untold: str = '') -
     Raises:
       UserError: if the mean or the deviation is none, or the user's cannot be folded.
     """
-    found = told(extra)
+    found = of_images(extra)
     if found is None:
         return imported.with_notes(untold) if untold else imported
     mean, std = found
@@ -98,7 +98,7 @@ def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
     return any(re.search(pattern, 'patch_embed/kernel') for pattern in model.layer_order()[:1])
 
 
-def told(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+def of_images(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and deviation of [0, 1] from whatever tells them; None if nothing does."""
     for source in (extra.get(GIVEN), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
