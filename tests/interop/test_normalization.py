@@ -89,11 +89,11 @@ def test_keywords_say_it_too(saved, pixels):
     for wrong in ({'mean': 'x', 'std': 1}, {'mean': 0.5, 'std': 0}, {'mean': np.nan, 'std': 1}):
         with pytest.raises(UserError, match=r'finite number|positive'):
             vit_jax.load(path, **wrong)
-    with pytest.raises(UserError, match='2 colours, the model takes 3'):
+    with pytest.raises(UserError, match='2 colors, the model takes 3'):
         vit_jax.load(path, mean=[0.1, 0.2], std=1)
 
 
-def test_a_run_has_no_colours(smoke_run):
+def test_a_run_has_no_normalization(smoke_run):
     with pytest.raises(UserError, match='not for a run'):
         vit_jax.load(smoke_run, mean=0, std=1)
 

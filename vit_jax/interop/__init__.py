@@ -28,10 +28,10 @@ def read(
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
         it, see `families`.
-      mean, std: of the images in [0, 1] that it takes, a number or one for each colour; by default
-        what the files tell.
-      image_size: height and width of the images to come, if given: those that the model was made
-        for, where no file tells them and their patches are as many as its positions.
+      mean, std: of the images in [0, 1] that it takes, a number or one for each channel; by
+        default from the files.
+      image_size: height and width of the images to come. If no file has the size that the model
+        was made for, it is this one, provided that the patches are as many as its positions.
 
     Raises:
       UserError: if it cannot be read, or no family knows it.
@@ -46,7 +46,7 @@ def read(
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if family:  # one of the user's own, who wants to see where
+        if family:  # possibly the user's own, who needs the traceback
             raise
         words = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise UserError(
@@ -69,7 +69,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
         front of it, see `families`.
 
     Returns:
-      What the files cannot say of the model, a line each.
+      A line for each property of the model that the files cannot represent.
 
     Raises:
       UserError: if no family writes such a model in this form, or the file cannot be written.

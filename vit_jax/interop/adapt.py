@@ -1,8 +1,7 @@
 """Parameters of one model fitted to another: its head, image size, scanned blocks, or a part of it.
 
-What depends on the architecture the model says itself: which layers form its head (`head_layers`)
-and which parameters change with the image size (`resize_params`). Whatever differs beyond that is
-an error that names the parameters.
+The model itself declares which layers form its head (`head_layers`) and which parameters change
+with the image size (`resize_params`). Any other difference is an error that names the parameters.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def fit(
       model: the Linen module.
       target: shapes of its parameters for images of `image_size`.
       image_size: height and width in pixels; None if the model takes no images.
-      posemb: how position embeddings are resized, 'bilinear' or 'bicubic'.
-      select: the parts of the checkpoint to take, where the models are not the same otherwise;
-        see `interop.select`. If empty, all has to fit.
+      posemb: interpolation of position embeddings, 'bilinear' or 'bicubic'.
+      select: the parts of the checkpoint to take, if the models differ otherwise; see
+        `interop.select`. If empty, all has to fit.
 
     Returns:
       Parameters without those that start anew, and notes for people; see `adapt`.
@@ -76,21 +75,21 @@ def adapt(
     """Make parameters fit a model.
 
     A head for another number of classes is left out, and so is one that was trained on the outputs
-    of a layer, such as `pre_logits`, that the model lacks. What depends on the size of the images
-    is resized. Blocks may be scanned or unrolled on either side.
+    of a layer, such as `pre_logits`, that the model lacks. Parameters that depend on the image size
+    are resized. Blocks may be scanned or unrolled on either side.
 
     Args:
       params: nested numpy arrays.
       target: nested shapes of the model's parameters, or arrays.
-      model: the Linen module; consulted by its `head_layers` and `resize_params`.
-      old_size: of the images that `params` were made for; None where nothing tells.
+      model: the Linen module, for its `head_layers` and `resize_params`.
+      old_size: of the images that `params` were made for; None if unknown.
       new_size: of the images to come; None if the model takes none.
-      posemb: how grids of positions are resized, 'bilinear' or 'bicubic'.
+      posemb: interpolation of position embeddings, 'bilinear' or 'bicubic'.
       select: the parts to take; see `select`. If empty, all has to fit.
 
     Returns:
       Parameters nested like `target`, without those that keep the initial value of the model; and
-      what was changed, as notes for people.
+      the changes, as notes for people.
 
     Raises:
       UserError: if a parameter is missing, unknown or of another shape; it names both shapes.
@@ -120,9 +119,9 @@ def resize(
     new_size: Size | None,
     method: str = 'bilinear',
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Parameters for images of another size, and what was changed; see `vit.Model.resize_params`.
+    """Parameters for images of another size, and the changes; see `vit.Model.resize_params`.
 
-    As they are, if there is no new size.
+    Unchanged if there is no new size.
     """
     if new_size is None:
         return params, []
@@ -130,7 +129,7 @@ def resize(
 
 
 def overlay(initial: Mapping[str, PyTree], given: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """`initial` with the leaves that `given` has instead of its own."""
+    """`initial` with its leaves replaced by those that `given` has."""
     merged = dict(initial)
     for key, value in given.items():
         merged[key] = overlay(initial[key], value) if isinstance(value, Mapping) else value
@@ -156,7 +155,7 @@ def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[
 
 
 def _fit_head(have: dict[str, Any], want: dict[str, Any], layers: Sequence[str]) -> list[str]:
-    """Take the head out of both where it does not fit, so that it keeps its initial value.
+    """Remove the head from both if it does not fit, so that it keeps its initial value.
 
     Args:
       have, want: changed in place.
@@ -175,7 +174,7 @@ def _fit_head(have: dict[str, Any], want: dict[str, Any], layers: Sequence[str])
 
 
 def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str]) -> str:
-    """Why the head starts anew, given the number of classes on both sides; empty if it is kept."""
+    """The reason for a new head, given the number of classes on both sides; empty if kept."""
     if new is None:
         return f'{head}: left out, the model has none' if old is not None else ''
     if old is None:
@@ -191,7 +190,7 @@ def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
 
 
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
-    """Where two models differ in what makes their parameters, for people."""
+    """The differing fields of two models that determine their parameters, for people."""
     ours = fields(model)
     same = {'name', 'num_classes', *model.weightless}  # `adapt` takes care of the classes
     differ = [
@@ -202,7 +201,7 @@ def _differences(theirs: Mapping[str, Any], model: Any) -> str:
 
 
 def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
-    """What changes the outputs although no parameter shows it: another GELU is another model."""
+    """Compare the fields that change the outputs but no parameter: another GELU is an error."""
     ours = fields(model)
     keys = ('gelu', 'norm_eps', 'pool_padding')
     differ = [key for key in keys if key in ours and key in theirs]

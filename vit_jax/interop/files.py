@@ -29,9 +29,9 @@ _INDEX = f'{_SAFETENSORS}.index.json'
 _CONFIG = 'config.json'
 _PREPROCESSOR = 'preprocessor_config.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
-# Where a training state keeps its parameters, the first that is there.
+# Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
-# Of what is unpacked, before a file counts as one that is made to fill the memory.
+# Limits of the unpacked size: larger files could be made to fill the memory.
 _MOST_BYTES, _MOST_TIMES = 64 * 2**20, 100
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -49,15 +49,15 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
         with model.safetensors, whole or in shards. Files may be URLs (gs://, https://, ...), which
-        fsspec opens. Of a training state in an .npz file only the parameters are read.
+        fsspec opens. Only the parameters of a training state in an .npz file are read.
 
     Returns:
       Arrays by '/'-joined names in an .npz file, by '.'-joined names in the others; and the
-      config, empty where there is none.
+      config, empty if there is none.
 
     Raises:
       UserError: if there is no such file or part, if it is damaged or holds pickled objects, or if
-        a package is missing that reads it.
+        a package for reading it is missing.
     """
     path = os.fspath(path)
     file, subtree = _split_subtree(path)
@@ -104,7 +104,7 @@ def write_safetensors(
     file = Path(path)
     if file.suffix != '.safetensors':
         file = file / _SAFETENSORS
-    # The format stores memory as it lies, so a transposed view would come back untransposed.
+    # The format stores raw memory, so a transposed view would come back untransposed.
     arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
     for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
         if content is not None:
@@ -122,7 +122,7 @@ def _split_subtree(path: str) -> tuple[str, str]:
 
 def _read_npz(path: str) -> Flat:
     with _readable(path), _open(path) as file:
-        # Looked at first because NumPy takes whatever is no archive for a pickle.
+        # Checked first, since NumPy takes any other file for a pickle.
         if not zipfile.is_zipfile(file):
             raise UserError(f'{path}: not an .npz file, or cut short; get it again')
         file.seek(0)
@@ -136,12 +136,12 @@ def _read_npz(path: str) -> Flat:
 
 
 def _is_array(member: str) -> bool:
-    """Whether a member of an archive is an array, and no README, folder or file of a desktop."""
+    """Whether a member of an archive is an array, not a README, folder or desktop file."""
     return member.endswith('.npy') and not member.rpartition('/')[2].startswith('._')
 
 
 def _read_safetensors(path: str) -> Flat:
-    # Its bfloat16 is known to the package as long as ml_dtypes is imported.
+    # The package knows bfloat16 only if ml_dtypes is imported.
     package = _safetensors()
     with _local(path) as file, _readable(path):
         try:
@@ -217,17 +217,17 @@ def _below(flat: Flat, prefix: str) -> Flat:
 
 
 def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    if array.dtype == np.dtype('V2'):  # what NumPy makes of bfloat16, which it does not know
+    if array.dtype == np.dtype('V2'):  # NumPy's reading of bfloat16, which it does not know
         array = array.view(ml_dtypes.bfloat16)
     if array.dtype.kind not in 'iub' and array.dtype.name not in _FLOATS:
         raise UserError(f'{path}: {name} holds {array.dtype}, not numbers of {", ".join(_FLOATS)}')
-    with np.errstate(over='ignore'):  # what is not finite is refused with its name
+    with np.errstate(over='ignore'):  # infinite numbers are refused later, with their names
         return array.astype(np.float32)
 
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Turn what a damaged file raises into one line."""
+    """Turn exceptions from a damaged file into an error of one line."""
     try:
         yield
     except _UNREADABLE as error:
@@ -248,7 +248,7 @@ def _open(path: str) -> IO[bytes]:
     """Open a local or remote file for reading.
 
     Raises:
-      UserError: if there is none, no server answers, or the package is missing that reaches it.
+      UserError: if there is no such file, no server answers, or a package for it is missing.
     """
     try:
         if not _is_url(path):
@@ -288,7 +288,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a new file for its owner alone
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors creates a file only for its owner
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({_line(error)})') from None

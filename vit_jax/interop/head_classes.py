@@ -1,7 +1,7 @@
-"""The classes of a checkpoint that stand for those of a run: the file of `config.init.classes`.
+"""The checkpoint's classes for those of a run: the file of `config.init.classes`.
 
-A head of 21,841 classes knows the 1,000 of ImageNet-1k already. The file has a line for each class
-of the run, in their order: the number of the same class in the checkpoint, from 0.
+A head of 21,841 classes already contains the 1,000 of ImageNet-1k. The file has a line for each
+class of the run, in their order: the number of the same class in the checkpoint, from 0.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def read_classes(path: str) -> np.ndarray:
 
 
 def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> TrainedModel:
-    """A checkpoint whose head has the chosen classes only, with a note that says so.
+    """A checkpoint whose head has only the chosen classes, with a note about it.
 
     Args:
       imported: the checkpoint.
-      model: the Linen module to come; the last of its `head_layers` has an output for each class.
+      model: the new Linen module; the last of its `head_layers` has an output for each class.
       chosen: numbers of the checkpoint's classes, in the order of the model's.
 
     Raises:
-      UserError: if the checkpoint has no such head or no such class, or the run has more or fewer
-        classes than are chosen.
+      UserError: if the checkpoint has no such head or no such class, or the run has another number
+        of classes.
     """
     head, wanted = head_layers(model)[-1], model.num_classes
     flat = traverse_util.flatten_dict(dict(imported.params), sep='/')

@@ -1,4 +1,4 @@
-"""Names of classes, as config.json of transformers keeps them."""
+"""Names of classes in the config.json of transformers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def read(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in order; empty where there are none but LABEL_0, LABEL_1, ..."""
+    """The names in order; empty if they are only LABEL_0, LABEL_1, ..."""
     names = {int(i): str(name) for i, name in (config.get('id2label') or {}).items()}
     ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(max(names, default=-1) + 1))
     return () if ordered == _placeholders(len(ordered)) else ordered
 
 
 def write(class_names: Sequence[str], num_classes: int | None) -> dict[str, dict[str, Any]]:
-    """Both directions, for `num_classes` outputs; those beyond the names get placeholders."""
+    """`id2label` and `label2id` for `num_classes` outputs; unnamed ones get placeholders."""
     count = num_classes or 0
     names = (*class_names[:count], *_placeholders(count)[len(class_names) :])
     return {

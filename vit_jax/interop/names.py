@@ -1,7 +1,7 @@
-"""Names of parameters in two code bases, and attention's projections taken apart and joined.
+"""Names of parameters in two code bases, and splitting and joining of attention's projections.
 
 Our names are '/'-joined here. Between the code bases attention has an intermediate form, `split`,
-with `query`, `key` and `value` apart, as everyone else stores them.
+with separate `query`, `key` and `value`, as everyone else stores them.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from vit_jax.errors import UserError
 from vit_jax.interop.files import Flat
 from vit_jax.tree_paths import unroll
 
-# Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' stand for an index that counts from
-# 0 or 1 and is otherwise the same on both sides, '*' for any number, which is written as 0.
+# Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' are the same index on both sides,
+# starting at 0 or 1; '*' is any number, which is written as 0.
 Table = tuple[tuple[str, str], ...]
 
-# Our fused parameters, each made of these.
+# Our fused parameters and their parts.
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
 _LISTED = 3
 
 
 def ours(name: str, table: Table) -> str | None:
-    """Our name of a parameter of theirs; None if no row has it."""
+    """Our name for their parameter; None if no row has it."""
     return next(_translations(name, table), None)
 
 
 def theirs(name: str, table: Table) -> str | None:
-    """Their name of a parameter of ours, by the first row that has it; None if none has."""
+    """Their name for our parameter, by the first row that has it; None if none has."""
     return next(_translations(name, tuple((b, a) for a, b in table)), None)
 
 
@@ -43,8 +43,8 @@ def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> 
 
     Args:
       flat: arrays by the names in the file.
-      translate: makes our name of one of theirs, None if the model has no such part.
-      source: what to call the file.
+      translate: their name -> our name, or None if the model has no such part.
+      source: the name of the file for messages.
 
     Raises:
       UserError: if a name has no translation, or two have the same.
@@ -71,8 +71,8 @@ def rename(flat: Flat, table: Table, source: str) -> Flat:
 
 
 def split(flat: Mapping[str, np.ndarray]) -> Flat:
-    """Take fused projections apart: `attention/qkv/kernel` [D 3 H K] to `attention/query/kernel`
-    [D H K] and so on, biases [3 H K] to [H K].
+    """Split fused projections: `attention/qkv/kernel` [D 3 H K] into `attention/query/kernel`
+    [D H K] and so on, biases [3 H K] into [H K].
     """
     parted: Flat = {}
     for name, array in flat.items():
@@ -85,7 +85,7 @@ def split(flat: Mapping[str, np.ndarray]) -> Flat:
 
 
 def join(flat: Mapping[str, np.ndarray]) -> Flat:
-    """The inverse of `split`, for parameters none of which is absent."""
+    """The inverse of `split`; no projection may be absent."""
     joined: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
@@ -100,7 +100,7 @@ def join(flat: Mapping[str, np.ndarray]) -> Flat:
 
 
 def flattened(params: Mapping[str, Any]) -> Flat:
-    """A tree of our parameters as float32 arrays by name: unrolled, projections apart."""
+    """A tree of our parameters as float32 arrays by name: unrolled, with split projections."""
     flat = flatten_dict(params, sep='/')
     return split(unroll({name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}))
 
@@ -112,7 +112,7 @@ def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def listed(names: list[str]) -> str:
-    """The first few names."""
+    """The first few names, as text."""
     more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
     return ', '.join(names[:_LISTED]) + more
 
@@ -130,7 +130,7 @@ def _translations(name: str, table: Table) -> Iterator[str]:
 
 @functools.cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Matches a name and what follows it; a group for each index, the last for the rest."""
+    """Matches a name and its rest; a group for each index, the last for the rest."""
     text = re.sub(r'\\\{\d\\\}', r'(\\d+)', re.escape(template)).replace(r'\*', r'\d+')
     return re.compile(rf'{text}((?:[/.].+)?)')
 
@@ -142,7 +142,7 @@ def _filled(template: str, counts: list[int]) -> str:
 
 
 def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
-    """What an attention module fuses; nothing for any other."""
+    """The fused projections of an attention module; none for any other module."""
     if parent == 'map_head/attention':
         return _CROSS
     return _SELF if parent.endswith('/attention') else {}

@@ -1,7 +1,7 @@
-"""The mean and deviation that a checkpoint takes from its images, folded into its first layer.
+"""Normalization of pixels by a checkpoint's mean and deviation, folded into its first layer.
 
 Here images are in [-1, 1] for all models. Others subtract a mean from [0, 1] and divide by a
-deviation, and say so in config.json (timm) or in preprocessor_config.json (transformers).
+deviation, which config.json (timm) or preprocessor_config.json (transformers) contains.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop.trained import TrainedModel
 
-# In the `extra` of `files.read_arrays`, beside what config.json holds.
-GIVEN, PREPROCESSOR = 'colours given by the user', 'preprocessor_config.json'
+# Keys of the `extra` of `files.read_arrays`, beside those of config.json.
+GIVEN, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
 UNKNOWN = (
-    'nothing tells the mean and deviation of its images '
+    'the mean and deviation of its images are unknown '
     '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
 )
 _OURS = (0.5, 0.5)
@@ -28,7 +28,7 @@ _PIXEL = 1 / 255
 
 
 def given(mean: Any, std: Any) -> dict[str, Any]:
-    """What a user's `mean` and `std` add to the `extra` of a family; nothing if both are None.
+    """The entry of a user's `mean` and `std` in the `extra` of a family; none if both are None.
 
     Raises:
       UserError: if only one of them is given.
@@ -38,20 +38,20 @@ def given(mean: Any, std: Any) -> dict[str, Any]:
     return {} if mean is None else {GIVEN: {'mean': mean, 'std': std}}
 
 
-def folded(imported: TrainedModel, extra: Mapping[str, Any], untold: str = '') -> TrainedModel:
-    """The model for images in [-1, 1], whatever its own were normalised by.
+def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') -> TrainedModel:
+    """The model for images in [-1, 1], whatever the normalization of its own.
 
     Args:
       imported: as it is in the file.
-      extra: see `files.read_arrays`; `given` adds what the user says.
-      untold: a note for people where nothing tells the colours.
+      extra: see `files.read_arrays`; `given` adds the user's values.
+      unknown: a note for people if the normalization is unknown.
 
     Raises:
-      UserError: if the mean or the deviation is none, or the user's cannot be folded.
+      UserError: if the mean or the deviation is invalid, or the user's cannot be folded.
     """
     found = of_images(extra)
     if found is None:
-        return imported.with_notes(untold) if untold else imported
+        return imported.with_notes(unknown) if unknown else imported
     mean, std = found
     if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
         return imported
@@ -64,7 +64,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], untold: str = '') -
     kernel, bias = embed['kernel'], embed['bias']
     for name, values in (('mean', mean), ('std', std)):
         if values.size not in (1, kernel.shape[2]) and np.ptp(values):
-            raise UserError(f'{name} has {values.size} colours, the model takes {kernel.shape[2]}')
+            raise UserError(f'{name} has {values.size} colors, the model takes {kernel.shape[2]}')
     mean, std = (v if v.size == kernel.shape[2] else v[:1] for v in (mean, std))
     # (x - mean) / std for x = (y + 1) / 2
     shift = np.sum(kernel * ((0.5 - mean) / std)[:, None], axis=(0, 1, 2))
@@ -77,7 +77,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], untold: str = '') -
 
 
 def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """A preprocessor_config.json of transformers that makes images as they are here."""
+    """A preprocessor_config.json of transformers with this package's normalization."""
     return {
         'image_processor_type': 'ViTImageProcessor',
         'do_resize': True,
@@ -92,14 +92,14 @@ def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
-    """Whether the first layer of a model is one that embeds patches."""
+    """Whether the first layer of a model embeds patches."""
     fields = {key: value for key, value in keywords.items() if key != 'name'}
     model = resolve('vit_jax.models', keywords['name'], 'Model')(**fields)
     return any(re.search(pattern, 'patch_embed/kernel') for pattern in model.layer_order()[:1])
 
 
 def of_images(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and deviation of [0, 1] from whatever tells them; None if nothing does."""
+    """Mean and deviation of images in [0, 1], from the user or the files; None if unknown."""
     for source in (extra.get(GIVEN), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
             return _numbers('mean', source['mean']), _numbers('std', source['std'])
@@ -131,7 +131,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     """Finite numbers [C], a single one as [1].
 
     Raises:
-      UserError: if they are none, or a deviation is not positive.
+      UserError: if they are not finite numbers, or a deviation is not positive.
     """
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
     is_real = all(
@@ -139,7 +139,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         for v in values
     )
     if not len(values) or not is_real:
-        raise UserError(f'{name}={value!r} is not one finite number for each colour')
+        raise UserError(f'{name}={value!r} is not one finite number for each color')
     if name != 'mean' and name != 'image_mean' and min(values) <= 0:
         raise UserError(f'{name}={value!r} has to be positive')
     return np.asarray(values, np.float64)

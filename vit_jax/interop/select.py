@@ -1,9 +1,10 @@
 """Parts of a checkpoint for parts of a model: the text of `config.init.select`.
 
-`encoder` takes all parameters below `encoder` for the same place of the model,
-`encoder->backbone/encoder` for another place, `backbone->` for the top and `->backbone` the whole
-checkpoint for a part of the model. `encoder/block_*` takes what is called so below `encoder`.
-Several are separated by commas. Each part is taken whole, and the others of the model start anew.
+`encoder` takes all parameters below `encoder` for the same place in the model,
+`encoder->backbone/encoder` for another place, `backbone->` for the top, and `->backbone` takes the
+whole checkpoint for a part of the model. `encoder/block_*` takes all matching parts below
+`encoder`. Several are separated by commas. Each part is taken whole, and the other parts of the
+model start anew.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def pick(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
       select: see above.
 
     Returns:
-      Those of `have` under the paths that they get, those of `want` that they are for, and what is
-      read and what is not, as notes for people.
+      The selected parameters of `have` under their new paths, the matching ones of `want`, and
+      notes for people on what is read and what is not.
 
     Raises:
-      UserError: if a path leads nowhere, or two parts are for the same parameter.
+      UserError: if a path does not exist, or two parts are for the same parameter.
     """
     taken: Flat = {}
     wanted: Flat = {}
@@ -51,7 +52,7 @@ def pick(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
 
 
 def _parse(select: str) -> list[tuple[str, str]]:
-    """Pairs of a path of theirs and one of ours."""
+    """Pairs (path in the checkpoint, path in the model)."""
     pairs = []
     for text in select.split(','):
         theirs, arrow, ours = (part.strip().strip('/') for part in text.partition('->'))
@@ -78,12 +79,12 @@ def _below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
 
 
 def _plain(path: str) -> str:
-    """The part of a path that stands before a pattern."""
+    """The part of a path before a pattern."""
     return path.partition('*')[0].rpartition('/')[0] if '*' in path else path
 
 
 def _subtrees(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """The shortest paths that hold all of `names` and none of `others`."""
+    """The shortest paths that contain all of `names` and none of `others`."""
     taken = {prefix for name in others for prefix in _prefixes(name)}
     return sorted({next(p for p in _prefixes(name) if p not in taken) for name in names})
 

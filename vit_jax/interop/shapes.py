@@ -1,4 +1,4 @@
-"""What the shapes of parameters tell of a model."""
+"""Sizes of a model from the shapes of its parameters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def shape_of(
 
     Args:
       flat: arrays by our names.
-      source: what to call the file.
-      label: what to call a parameter, by our name.
-      name: ours.
+      source: the name of the file for messages.
+      label: our name -> the parameter's name for messages.
+      name: our name of the parameter.
       ndim: number of axes.
 
     Raises:
-      UserError: if it is not there, or has another number of axes.
+      UserError: if it is missing, or has another number of axes.
     """
     if name not in flat:
         raise UserError(f'{source}: {label(name)} is not in the file')
@@ -37,7 +37,7 @@ def patches(
     """Side of a patch in pixels, and width of its token.
 
     Raises:
-      UserError: if patches are no squares, or as `shape_of`.
+      UserError: if patches are not square, or as `shape_of`.
     """
     rows, columns, _, width = shape_of(flat, source, label, 'patch_embed/kernel', 4)
     if rows != columns:

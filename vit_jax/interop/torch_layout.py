@@ -1,7 +1,7 @@
 """Parameters of PyTorch's modules in the layouts of this package, and back.
 
-A dense layer has a weight [out in] there and a kernel [in out] here, a convolution [O I H W] and
-[H W I O]; the heads of attention, an axis of their own here, are folded into the features there.
+A dense layer has a weight [out in] in PyTorch and a kernel [in out] here, a convolution [O I H W]
+and [H W I O]; attention heads are folded into the features in PyTorch and have an axis here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vit_jax.interop.files import Flat
 
 
 class _Layout(NamedTuple):
-    """How arrays are converted whose name, of ours, matches `pattern`."""
+    """Conversion of the arrays whose name, ours, matches `pattern`."""
 
     pattern: str
     # By the number of axes: their array and the number of heads, or our array.
@@ -60,18 +60,18 @@ def ours(name: str, table: names.Table) -> str | None:
 
 
 def theirs(name: str, table: names.Table) -> str:
-    """The name that is written for a parameter of ours; our own if the table has none."""
+    """The name to write for our parameter; our own if the table has none."""
     translated = names.theirs(name, table) or name
     return re.sub('/(kernel|scale)$', '.weight', translated).replace('/bias', '.bias')
 
 
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
-    """Arrays by our names and in our layouts, projections of attention apart.
+    """Arrays by our names and in our layouts, with split projections of attention.
 
-    Projections without biases, in all blocks, get biases of zero.
+    If no block has biases of projections, they get biases of zero.
 
     Raises:
-      UserError: if a name is in no row, or an array cannot be of the shape that it should have.
+      UserError: if a name is in no row, or an array has an impossible shape.
     """
     converted: Flat = {}
     for name, original in names.renamed(flat, lambda n: ours(n, table), source).items():

@@ -1,4 +1,4 @@
-"""The record of a trained model, whether it comes from a run or from another code base's files."""
+"""The record of a trained model, from a run or from another code base's files."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from vit_jax.tree_paths import param_paths
 
 Size = tuple[int, int]  # height and width in pixels
 
-# In the `extra` of a family: height and width of the images to come, where the user gives them.
+# Key in the `extra` of a family: height and width of the images to come, if the user gives them.
 GIVEN_SIZE = 'image size given by the user'
-BATCH_SIZE = 64  # of evaluations where no config says it
+BATCH_SIZE = 64  # of evaluations without a config
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A model with its weights, and what is known of the data that it was trained on.
+    """A model with its weights, and known facts about its training data.
 
     Attributes:
-      params: nested float32 numpy arrays; averaged where the run kept an average.
-      config: the run's config; of other files the groups `model` and `task` and the transforms,
+      params: nested float32 numpy arrays; averaged if the run kept an average.
+      config: the run's config; for other files the groups `model` and `task` and the transforms,
         if they are known.
-      image_size: height and width in pixels that the parameters were made for; None where that is
-        not known, or they fit images of any size.
-      source: where it comes from, a phrase for people.
-      class_names: one for each output of the head; empty where they are not known.
+      image_size: height and width in pixels that the parameters were made for; None if unknown, or
+        if they fit images of any size.
+      source: its origin, a phrase for people.
+      class_names: one for each output of the head; empty if unknown.
       notes: assumptions of the reader, a line each.
       collections: other Flax collections by name, such as `batch_stats`.
       path: the run folder, or the file.
       step: the run's step; None for other files.
-      num_classes: of the training data; None where that is not known.
+      num_classes: of the training data; None if unknown.
       raw_images: `channels` and `size` of the images before the transforms, see
         `data.dataset.raw_images`; empty without images.
-      spec: of one training example; empty where it is not known.
+      spec: of one training example; empty if unknown.
     """
 
     params: dict[str, Any]
@@ -94,7 +94,7 @@ class TrainedModel:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Parameters and other collections, as `model.apply` takes them."""
+        """Parameters and other collections, for `model.apply`."""
         return {'params': self.params, **self.collections}
 
     @property
@@ -139,7 +139,7 @@ class TrainedModel:
 
     @property
     def classes(self) -> SourceInfo | None:
-        """The classes of the training data; None where they are not known."""
+        """The classes of the training data; None if unknown."""
         if self.num_classes is None:
             return None
         return SourceInfo(self.num_classes, self.class_names)
@@ -148,7 +148,7 @@ class TrainedModel:
     def channels(self) -> int:
         """Channels of the images: of the data, else of the first layer's kernel [P P C D].
 
-        3 where there is no such kernel, or the model does not name its first layer.
+        3 if there is no such kernel, or the model does not name its first layer.
         """
         if 'channels' in self.raw_images:
             return self.raw_images['channels']
@@ -163,8 +163,8 @@ class TrainedModel:
     def value_range(self) -> np.ndarray | None:
         """The model's input for a black and a white pixel, float32 [2, channels].
 
-        In between, byte b of a channel becomes low + (high - low) * b / 255. None where the input
-        is not the image itself: tokens, or the grey image that a colorizer gets.
+        In between, byte b of a channel becomes low + (high - low) * b / 255. None if the input is
+        not the image itself, but tokens or the grey image of a colorizer.
         """
         if self.spec and 'image' not in self.spec:
             return None
@@ -174,11 +174,11 @@ class TrainedModel:
         return first[:, 0, 0] if first.shape == images.shape else None
 
     def with_notes(self, *notes: str) -> TrainedModel:
-        """The same with more notes."""
+        """A copy with more notes."""
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
     def adapted(self, *, model: Any = None, task: Any = None) -> TrainedModel:
-        """The same with another module of its model's class, or another task of its task's."""
+        """A copy with another module of its model's class, or another task of its task's class."""
         changed = {'model': model, 'task': task}
         return self.with_groups(
             **{
@@ -189,7 +189,7 @@ class TrainedModel:
         )
 
     def with_groups(self, **groups: Mapping[str, Any]) -> TrainedModel:
-        """The same with other groups in its config, such as `model={'name': 'vit', ...}`."""
+        """A copy with other groups in its config, such as `model={'name': 'vit', ...}`."""
         config = copy.deepcopy(self.config)
         with config.unlocked():
             for name, group in groups.items():
@@ -201,9 +201,9 @@ class Written(NamedTuple):
     """The contents of another code base's files.
 
     Attributes:
-      arrays: by the names there.
+      arrays: by that code base's names.
       config: of config.json; None if the form has none.
-      notes: what the files cannot say of the model, a line each.
+      notes: a line for each property of the model that the files cannot represent.
       preprocessor: of preprocessor_config.json; None if the form has none.
     """
 

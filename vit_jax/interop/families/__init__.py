@@ -2,15 +2,15 @@
 
 A family has two functions, and a table if others are to read what we write:
 
-- `matches(flat) -> bool`: whether arrays of these names are of the family; of the modules here
-  exactly one knows a file.
-- `read(flat, extra) -> TrainedModel`: the model, of the arrays by name and the parsed config.json
-  (empty where there is none).
-- `WRITERS`: {(name of the model, form): function}, where a function makes `Written` of an
+- `matches(flat) -> bool`: whether arrays of these names belong to the family; exactly one of the
+  modules here knows a file.
+- `read(flat, extra) -> TrainedModel`: the model from the arrays by name and the parsed config.json
+  (empty if there is none).
+- `WRITERS`: {(name of the model, form): function}, where a function makes `Written` from a
   `TrainedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
 
-In front of a path a family is named: `my_lab.swin:weights.safetensors`. One of the user's own has
-to be, by its dotted name; one of this folder may be.
+A family may be named in front of a path: `my_lab.swin:weights.safetensors`. This is needed for a
+user's own family, by its dotted name.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
 
     Args:
       flat: arrays by name.
-      family: its name; if empty, it is looked for in this folder.
+      family: its name; if empty, all families in this folder are tried.
 
     Raises:
-      UserError: if none does, or several do.
+      UserError: if none or several match.
     """
     named = {name: find(name) for name in ([family] if family else modules(__name__))}
     found = {name: m for name, m in named.items() if _reads(m) and m.matches(flat)}
@@ -68,12 +68,12 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
 
 
 def writer(model: str, form: str, family: str = '') -> Callable[[TrainedModel], Written]:
-    """What makes the arrays of a file of another code base.
+    """The function that makes the contents of another code base's files.
 
     Args:
       model: its name in `config.model`.
       form: one of FORMS.
-      family: the name of the one that writes; if empty, it is looked for in this folder.
+      family: its name; if empty, the first in this folder that can write.
 
     Raises:
       UserError: if no family writes this model in this form.

@@ -1,4 +1,4 @@
-"""A DETR as transformers reads it: names of the hub, config.json, preprocessor_config.json."""
+"""Files of a DETR for transformers: names of the hub, config.json, preprocessor_config.json."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vit_jax.models.detr import Model
 BN_EPS = 1e-5
 _NORM_EPS = 1e-5
 _MASK_STRIDE = 4
-ANY_LENGTH = 1_000_000  # pixels: transformers resizes by no shorter side alone
+ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit of the longer side
 _PANOPTIC = 'detr_panoptic'
 # The defaults of the task, of ImageNet.
-_COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+_NORMALIZATION = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 # Rows of the two code bases' modules, ours first.
@@ -204,7 +204,7 @@ def _folded(array: np.ndarray, place: int) -> np.ndarray:
 
 
 def _unfolded(name: str, kind: str, array: np.ndarray) -> Flat:
-    """A factor or a summand as what is left of a batch norm of mean 0 and deviation 1."""
+    """A factor or a summand as a batch norm with mean 0 and deviation 1."""
     if kind == 'scale':
         return {
             f'{name}.weight': array,
@@ -223,21 +223,21 @@ def _layout(module: str, kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def _resizing(transforms: str) -> dict[str, Any] | None:
-    """How images are resized, as transformers says it; None if they are not."""
-    told = parse.arguments_of(transforms, 'resize_small')
-    if told is None:
+    """The resizing of images in transformers' terms; None if they are not resized."""
+    found = parse.arguments_of(transforms, 'resize_small')
+    if found is None:
         return None
-    longest = told['max'] or ANY_LENGTH
+    longest = found['max'] or ANY_LENGTH
     return {
-        'size': {'shortest_edge': told['size'], 'longest_edge': longest},
-        'resample': pillow.METHODS[told['method']].value,
+        'size': {'shortest_edge': found['size'], 'longest_edge': longest},
+        'resample': pillow.METHODS[found['method']].value,
     }
 
 
 def _preprocessor(
     task: dict[str, Any], channels: int, resizing: dict[str, Any] | None
 ) -> dict[str, Any]:
-    own = {**_COLOURS, **task}
+    own = {**_NORMALIZATION, **task}
     panoptic = task['name'] == 'segment_panoptic'
     return {
         **normalization.preprocessor(channels, (0, 0)),

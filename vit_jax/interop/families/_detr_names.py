@@ -12,7 +12,7 @@ def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Tab
 
 
 def _resnet(prefix: str) -> names.Table:
-    """The names of torchvision."""
+    """Torchvision's names."""
     block = f'{prefix}layer{{1}}.{{0}}'
     return (
         (f'{prefix}conv1', 'backbone/root/conv'),
@@ -31,7 +31,7 @@ def _resnet(prefix: str) -> names.Table:
 
 
 def _transformers_resnet(prefix: str) -> names.Table:
-    """The names of transformers' own."""
+    """Names of transformers' own ResNet."""
     return (
         (f'{prefix}embedder.embedder.convolution', 'backbone/root/conv'),
         (f'{prefix}embedder.embedder.normalization', 'backbone/root/norm'),
@@ -49,7 +49,7 @@ def _transformers_resnet(prefix: str) -> names.Table:
 
 
 def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """The names of transformers; those of PyTorch's layer, whose projections are packed."""
+    """Names of transformers, and of PyTorch's layer, whose projections are packed."""
     letters = ((f'{theirs}.{letter}_proj', f'{ours}/{letter}') for letter in 'qkv')
     return (
         *letters,

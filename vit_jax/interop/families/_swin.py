@@ -1,4 +1,4 @@
-"""The Swin that a set of parameters of a PyTorch module belongs to, read off their shapes."""
+"""The Swin of a set of PyTorch parameters, inferred from their shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 BLOCK = 'stage_{0}/block_{0}'
 BIAS = 'attention/position_bias'
-# Of all layer norms, in all code bases.
+# Epsilon of all layer norms, in all code bases.
 NORM_EPS = 1e-5
 
 
@@ -34,19 +34,19 @@ def assemble(
     gelu: str = 'erf',
     image_size: Size | None = None,
 ) -> TrainedModel:
-    """The checkpoint, once its parameters are known to make a whole model.
+    """The checkpoint, after checking that its parameters make a whole model.
 
     Args:
-      flat: PyTorch's arrays by the names of `table`, projections of attention apart.
+      flat: PyTorch's arrays by the names of `table`, with split projections of attention.
       table: their names and ours.
-      source: what to call the file.
-      extra: what is beside the arrays; may hold the size of the images to come.
-      gelu: what shapes do not tell.
-      image_size: that the model was made for, where something tells it; else that whose last
-        feature map is one window.
+      source: the name of the file for messages.
+      extra: the parsed config.json; may have the size of the images to come.
+      gelu: the form of GELU, which shapes do not determine.
+      image_size: that the model was made for, if known; else the size whose last feature map is
+        one window.
 
     Raises:
-      UserError: naming the parameters that are unknown, absent, superfluous or of another shape.
+      UserError: names the parameters that are unknown, absent, superfluous or of another shape.
     """
     in_file = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
 
@@ -72,7 +72,7 @@ def assemble(
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
-    """PyTorch's arrays, for parameters of ours that the table has; projections apart."""
+    """PyTorch's arrays with split projections, for our parameters that the table has."""
     flat = names.flattened(params)
     rows = {
         name: array.reshape(-1, array.shape[-1])
@@ -83,7 +83,7 @@ def written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:
-    """Of each stage: a table of relative positions has a column for each."""
+    """The number of heads of each stage, from the columns of its relative position table."""
     heads: list[int] = []
     while any(name.startswith(f'stage_{len(heads)}/') for name in shapes):
         name = f'stage_{len(heads)}/block_0/{BIAS}'
@@ -100,13 +100,13 @@ def _group(name: str) -> str:
 
 
 def _square(table: np.ndarray) -> np.ndarray:
-    """[(2M-1)^2 H] as [2M-1 2M-1 H]; as it is, if its rows form no square."""
+    """[(2M-1)^2 H] as [2M-1 2M-1 H]; unchanged if its rows form no square."""
     side = math.isqrt(len(table))
     return table.reshape(side, side, -1) if side * side == len(table) else table
 
 
 def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes tell."""
+    """Keywords of `config.model` that shapes determine."""
     shape = functools.partial(shapes.shape_of, arrays, source, label)
     patch_size, width = shapes.patches(arrays, source, label)
     if not heads:
@@ -127,17 +127,17 @@ def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[s
 
 
 def _blocks(arrays: Flat, stage: int) -> int:
-    """How many blocks a stage has, without a gap."""
+    """The number of consecutive blocks of a stage."""
     found = {m[1] for name in arrays if (m := re.match(rf'stage_{stage}/block_(\d+)/', name))}
     return len(found)
 
 
 def _expected(arrays: Flat, module: Model) -> Flat:
-    """The module's parameters, as shapes, projections apart."""
+    """The shapes of the module's parameters, with split projections."""
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32
     )
     params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    # Views of a single number: shapes are split by what does it to arrays.
+    # Views of a single number, so that the functions for arrays can split shapes.
     views = {n: np.broadcast_to(np.float32(0), p.shape) for n, p in param_paths(params).items()}
     return names.split(views)

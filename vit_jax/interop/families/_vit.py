@@ -1,6 +1,6 @@
-"""The model that a set of ViT parameters belongs to, read off their shapes and checked.
+"""The model of a set of ViT parameters, inferred from their shapes and checked.
 
-Parameters have our names, blocks unrolled and attention's projections apart (`names.split`).
+Parameters have our names, with unrolled blocks and split projections of attention (`names.split`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def assemble(
     hints: Iterable[Size] = (),
     fixed_positions: bool = False,
 ) -> TrainedModel:
-    """The checkpoint, once its parameters are known to make a whole model.
+    """The checkpoint, after checking that its parameters make a whole model.
 
     Args:
-      flat: parameters under our names, projections apart; `pos_embed` has a row for the class
+      flat: parameters under our names, with split projections; `pos_embed` has a row for the class
         token if there is one.
-      source: what to call the file.
-      label: makes of our name of a parameter the one in the file.
-      gelu, norm_eps: what shapes do not tell.
-      image_size: where the file says it; else the first of `hints` with as many patches as
+      source: the name of the file for messages.
+      label: our name -> the parameter's name in the file.
+      gelu, norm_eps: model fields that shapes do not determine.
+      image_size: if the file has it; else the first of `hints` with as many patches as
         `pos_embed`, or a square.
-      hints: heights and widths that it may be.
+      hints: possible heights and widths.
       fixed_positions: whether positions that are not in the file are those of sincos2d.
 
     Raises:
-      UserError: naming the parameters that are absent, superfluous or of another shape.
+      UserError: names the parameters that are absent, superfluous or of another shape.
     """
     if 'pos_embed' not in flat and not fixed_positions:
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
@@ -67,11 +67,11 @@ def assemble(
 
 
 def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
-    """The number of heads where shapes do not tell: that of the ViT of this size.
+    """The number of heads of the published ViT of this size, as shapes do not determine it.
 
     Args:
       theirs: shapes of PyTorch's arrays, by our names.
-      source: what to call the file.
+      source: the name of the file for messages.
 
     Raises:
       UserError: if no ViT of the papers has this size.
@@ -81,22 +81,22 @@ def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
     found = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
     if len(found) != 1:
         raise UserError(
-            f'{source}: nothing tells the number of attention heads of a model of width {width}, '
+            f'{source}: the number of attention heads is unknown for a model of width {width}, '
             f'depth {depth} and mlp_dim {mlp_dim}; put its config.json beside the file'
         )
     return found.pop()
 
 
 def square_side(tokens: int) -> int | None:
-    """The side of a square grid of so many tokens, None if there is none."""
+    """The side of a square grid of so many tokens, or None."""
     side = round(max(tokens, 0) ** 0.5)
     return side if side and side**2 == tokens else None
 
 
 def class_row(flat: Flat, hints: Iterable[Size]) -> bool | None:
-    """Whether positions begin with that of the class token, by the sizes that images may have.
+    """Whether positions begin with that of the class token, given possible sizes of images.
 
-    None where none of them has as many patches as there are positions, or one less.
+    None if none of them has as many patches as there are positions, or one less.
     """
     table, kernel = flat['pos_embed'], flat.get('patch_embed/kernel')
     if kernel is None or kernel.ndim != 4 or table.ndim != 3:
@@ -117,7 +117,7 @@ def _patches(size: Size, stride: int) -> int:
 
 
 def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes tell."""
+    """Keywords of `config.model` that shapes determine."""
     shape = functools.partial(shapes.shape_of, flat, source, label)
     patch_size, width = shapes.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
@@ -157,7 +157,7 @@ def _pool(flat: Flat) -> str:
 
 
 def _count(flat: Iterable[str], pattern: str) -> int:
-    """One more than the highest index that `pattern` finds at the beginning of a name."""
+    """One more than the highest index that `pattern` matches at the beginning of a name."""
     found = [re.match(pattern, name) for name in flat]
     count = max((int(match[1]) + 1 for match in found if match), default=0)
     if count > len(found):
@@ -172,19 +172,19 @@ def _module(model: Mapping[str, Any]) -> Any:
 
 
 def _expected(flat: Flat, module: Any) -> Flat:
-    """The module's parameters, as shapes, for images of as many patches as `flat` is made for."""
+    """The shapes of the module's parameters for images with as many patches as those of `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
     patches = max(tokens - ('cls_token' in flat), 1)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, module.stride, module.stride * patches, first.shape[2])
     leaves = flatten_dict(_shapes(module, size), sep='/').items()
-    # Views of a single number: shapes are split and unrolled by what does it to arrays.
+    # Views of a single number, so that the functions for arrays can split and unroll shapes.
     arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
     return names.split(unroll(arrays))
 
 
 @functools.lru_cache(maxsize=4)
 def _shapes(module: Any, size: tuple[int, ...]) -> Any:
-    """The module's parameters, as shapes, for images of this size."""
+    """The shapes of the module's parameters for images of this size."""
     images = jax.ShapeDtypeStruct(size, np.float32)
     return jax.eval_shape(module.init, jax.random.key(0), images)['params']

@@ -63,16 +63,16 @@ _HUGGING_FACE: names.Table = (
     ('classifier.1.weight', 'head/kernel'),
     ('classifier.1.bias', 'head/bias'),
 )
-_SIZE = (224, 224)  # which transformers is told, where images of any size will do
+_SIZE = (224, 224)  # written for transformers if the model takes images of any size
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
 _BIG_VISION_SOURCE = 'big_vision BiT npz'
 _NO_CONFIG = (
-    'no config.json tells how its convolutions pad: taken for the model of the paper, not for one '
-    "with global_padding 'SAME'"
+    'the padding of its convolutions is unknown without a config.json: taken for the model of the '
+    "paper, not for one with global_padding 'SAME'"
 )
 _POOL_BORDER = (
-    'the file does not tell that the first pooling of this model ignores what is beyond the '
-    'border: whoever reads it pads with zeros'
+    'the file cannot represent that the first pooling of this model ignores the padding: its '
+    'readers pad with zeros'
 )
 # phrase for people: the table, and the name of the last norm, by which the form is known
 _FORMS: dict[str, tuple[names.Table, str]] = {
@@ -179,7 +179,7 @@ def _form(flat: Mapping[str, Any]) -> str | None:
 
 
 def _prefixed(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A bare `BitModel` lacks the prefix that it has inside of a classifier."""
+    """Arrays with the prefix of a classifier, which a bare `BitModel` lacks."""
     prefix = 'bit.' if 'embedder.convolution.weight' in flat else ''
     return {prefix + name: array for name, array in flat.items()}
 
@@ -192,14 +192,14 @@ def _permuted(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
-    """A head that is a 1 x 1 convolution as a dense layer, norms [1 1 1 C] as vectors."""
+    """A head stored as 1 x 1 convolution as a dense layer, norms [1 1 1 C] as vectors."""
     if name == 'head/kernel' and array.ndim == 4:
         return array.reshape(array.shape[-2:])
     return array if name.endswith('/kernel') else array.reshape(-1)
 
 
 def _model(arrays: Flat, source: str) -> dict[str, Any]:
-    """Keywords of the model, read off the names and shapes."""
+    """Keywords of the model, inferred from names and shapes."""
     depths: dict[int, int] = {}
     for name in arrays:
         if match := re.match(r'stage_(\d+)/block_(\d+)/', name):
@@ -249,7 +249,7 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: TrainedModel) -> Written:
-    return Written(write_npz(imported.params, imported.model_config), notes=_untold(imported))
+    return Written(write_npz(imported.params, imported.model_config), notes=_losses(imported))
 
 
 def _transformers(imported: TrainedModel) -> Written:
@@ -258,11 +258,11 @@ def _transformers(imported: TrainedModel) -> Written:
     )
     size = imported.image_size or _SIZE
     preprocessor = normalization.preprocessor(config['num_channels'], size)
-    return Written(arrays, config, preprocessor=preprocessor, notes=_untold(imported))
+    return Written(arrays, config, preprocessor=preprocessor, notes=_losses(imported))
 
 
-def _untold(imported: TrainedModel) -> tuple[str, ...]:
-    """What a file cannot say of the model."""
+def _losses(imported: TrainedModel) -> tuple[str, ...]:
+    """Properties of the model that a file cannot represent."""
     return (_POOL_BORDER,) if imported.model_config.get('pool_padding') == 'nothing' else ()
 
 

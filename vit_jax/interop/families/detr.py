@@ -1,8 +1,8 @@
 """DETR: safetensors with the names of its authors, or with those of transformers.
 
-Transformers has had two namings: that of the files on the hub and of version 4, and that of version
-5. Besides these a ResNet alone is read, with the names of torchvision and timm, for
-`config.init.select='backbone'`. Batch norms become `FrozenNorm`s.
+Transformers has two namings: of version 4 and the files on the hub, and of version 5. A ResNet
+alone is read as well, with the names of torchvision and timm, for `config.init.select='backbone'`.
+Batch norms become `FrozenNorm`s.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
-# What `extra` may hold where there is no config.json.
+# Keys that `extra` may have without a config.json.
 _NO_CONFIG = (normalization.GIVEN, GIVEN_SIZE, normalization.PREPROCESSOR)
-_HEADS = 8  # of all released models; the shapes do not tell
+_HEADS = 8  # of all released models; shapes do not determine it
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
 _COCO_PANOPTIC, _STUFF = 250, tuple(range(91, 250))
@@ -67,26 +67,24 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if 'dropout' in extra:
         model['dropout'] = float(extra['dropout'])
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
-        notes.append('no config.json tells whether its last stage is dilated (DC5): taken as not')
+        notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
     size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
     return TrainedModel.of_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
         image_size=size,
         source=source,
-        task={**_task(model), **_colours(extra)},
+        task={**_task(model), **_normalization(extra)},
         transforms=transforms,
         notes=tuple(notes),
     )
 
 
-def _images(told: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
-    """How large images are, and what makes them so: the authors' where preprocessor_config.json
-    does not tell.
-    """
-    size = told.get('size', {})
+def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
+    """The size of images and their transforms, by default the authors'."""
+    size = preprocessor.get('size', {})
     if not isinstance(size, Mapping):  # of older files: the shorter side alone
-        size = {'shortest_edge': size, 'longest_edge': told.get('max_size', _LONG)}
+        size = {'shortest_edge': size, 'longest_edge': preprocessor.get('max_size', _LONG)}
     short, long = int(size.get('shortest_edge', _SHORT)), int(size.get('longest_edge', _LONG))
     if long >= _detr.ANY_LENGTH:
         return (short, short), f'resize_small({short})'
@@ -137,7 +135,7 @@ def _layout(module: str, array: np.ndarray) -> np.ndarray:
 
 
 def _folded(named: Flat, module: str) -> Flat:
-    """A batch norm as one factor and one summand for each channel."""
+    """A batch norm as a factor and a summand for each channel."""
     gamma, beta, mean, var = (
         _get(named, f'{module}.{leaf}')
         for leaf in ('weight', 'bias', 'running_mean', 'running_var')
@@ -147,7 +145,7 @@ def _folded(named: Flat, module: str) -> Flat:
 
 
 def _projections(named: Flat, parent: str, heads: int) -> Flat:
-    """Queries, keys and values, together or apart, as the kernels of our attention."""
+    """Queries, keys and values, fused or split, as the kernels of our attention."""
     groups, parts = _groups(parent), {}
     for leaf in ('weight', 'bias'):
         if f'{parent}/packed.{leaf}' in named:
@@ -165,7 +163,7 @@ def _projections(named: Flat, parent: str, heads: int) -> Flat:
 
 
 def _groups(parent: str) -> tuple[str, ...]:
-    """The letters of the projections that are one kernel of ours."""
+    """The letters of the projections that form one of our kernels."""
     if parent == 'bbox_attention':
         return ('qk',)
     return ('qkv',) if parent.endswith('/attention') else ('q', 'kv')
@@ -186,7 +184,7 @@ def _backbone(params: Flat) -> dict[str, Any]:
 
 
 def _transformer(params: Flat, heads: int) -> dict[str, Any]:
-    """Sizes of all the rest."""
+    """Sizes of the transformer and its heads."""
     queries, width = params['query_embed'].shape
     return {
         'num_classes': _get(params, 'class_embed/bias').size - 1,
@@ -205,16 +203,17 @@ def _count(params: Iterable[str], pattern: str) -> int:
     return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
-def _colours(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean and deviation that the user or preprocessor_config.json tells; else those of the
-    task, which are the authors'.
+def _normalization(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean and deviation of the user or of preprocessor_config.json; empty without these.
+
+    The task's defaults are the authors'.
     """
     if normalization.GIVEN in extra:
         given = extra[normalization.GIVEN]
         return {name: tuple(np.broadcast_to(given[name], 3).tolist()) for name in ('mean', 'std')}
-    told = extra.get(normalization.PREPROCESSOR) or {}
+    found = extra.get(normalization.PREPROCESSOR) or {}
     pairs = (('mean', 'image_mean'), ('std', 'image_std'))
-    return {ours: tuple(map(float, told[theirs])) for ours, theirs in pairs if theirs in told}
+    return {ours: tuple(map(float, found[theirs])) for ours, theirs in pairs if theirs in found}
 
 
 WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}

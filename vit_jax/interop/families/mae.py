@@ -1,8 +1,8 @@
 """Masked autoencoders with their decoders: of transformers, and of the paper's authors.
 
-Of transformers, ViTMAEForPreTraining, the names of versions 4 and 5 are read, with config.json, and
-those of version 4 are written, which both read. The authors' names are those of timm with a decoder
-beside them. An encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
+The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.json; those of
+version 4 are written, which both read. The authors' names are those of timm with a decoder. An
+encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
 
 The model takes images in [-1, 1], as all others here; the target keeps the mean and the deviation
 of the images that it was trained with.
@@ -30,13 +30,13 @@ _DECODER = 'decoder/'
 # The authors' images, in [0, 1], and the heads of their decoder.
 _IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _HEADS = {512: 16}
-# What of a task is not told.
+# Defaults of a task's keywords that files do not have.
 _TASK: dict[str, Any] = {'target': 'normalized', 'mean': (0.5,), 'std': (0.5,)}
 _BLOCK = 'decoder/transformer/block_{0}'
 
 
 def _blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
-    """The rows of an encoder's blocks, whose names begin with `theirs`, as those of a decoder."""
+    """The rows of an encoder's blocks, whose names begin with `theirs`, for a decoder."""
     return tuple(
         (a.replace(theirs, decoders), b.replace('encoder/block_{0}', _BLOCK))
         for a, b in table
@@ -95,7 +95,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Of the colours and the target their files say nothing."""
+    """Read the authors' files, with defaults for the normalization and the target."""
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
     if normalization.of_images(extra) is None:
@@ -104,8 +104,8 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
     note = (
-        'taken for one of normalised patches, with the colours of ImageNet; of one that was '
-        'trained on plain pixels (mae_visualize_*) reconstructions are wrong'
+        'taken for one of normalized patches, with the mean and deviation of ImageNet; '
+        'reconstructions of one trained on plain pixels (mae_visualize_*) are wrong'
     )
     return imported.with_groups(task=_task(extra, normalized=True)).with_notes(note)
 
@@ -119,10 +119,10 @@ def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
 def _joined(
     encoder: TrainedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
 ) -> TrainedModel:
-    """The model of an encoder that is read and a decoder by the names of the file.
+    """The model of an encoder and the arrays of a decoder by the names of the file.
 
     Raises:
-      UserError: if the decoder's arrays are not those of a whole one.
+      UserError: if the decoder's arrays do not make a whole decoder.
     """
     in_file = names.renamed(decoder, lambda name: torch_layout.ours(name, table), source)
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
@@ -154,7 +154,7 @@ def _keywords(
     heads = heads or _HEADS.get(width)
     if not heads or width % heads:
         raise UserError(
-            f'{source}: nothing tells the number of attention heads of a decoder of width {width}; '
+            f'{source}: the number of attention heads is unknown for a decoder of width {width}; '
             'put its config.json beside the file'
         )
     same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
@@ -169,7 +169,7 @@ def _keywords(
 
 
 def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
-    """The decoder's parameters, as shapes, by our names with projections apart."""
+    """The shapes of the decoder's parameters by our names, with split projections."""
     model = Model(**{key: value for key, value in keywords.items() if key != 'name'})
     images = np.zeros((1, model.patch_size, model.patch_size * patches, channels), np.float32)
     noise = np.zeros((1, patches), np.float32)
@@ -182,8 +182,8 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (told := normalization.of_images(extra)) is not None:
-        mean, std = (tuple(map(float, values)) for values in told)
+    if (found := normalization.of_images(extra)) is not None:
+        mean, std = (tuple(map(float, values)) for values in found)
         task |= {'mean': mean, 'std': std}
     return task
 

@@ -1,8 +1,8 @@
 """Swins of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
 
 The authors' checkpoints come as .pth files, {'model': arrays}: those arrays have to be written as
-safetensors first. timm's have the merging of patches at the beginning of a stage, the authors' at
-its end, and are told apart by that. Colours come from timm's config.json.
+safetensors first. timm merges patches at the beginning of a stage, the authors at its end, which
+distinguishes the two. The normalization comes from timm's config.json.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _parted(flat: Flat, source: str) -> Flat:
-    """Fused projections taken apart."""
+    """Arrays with split projections."""
     parted: Flat = {}
     for name, array in flat.items():
         match = re.fullmatch(r'(layers\.\d+\.blocks\.\d+\.attn\.)qkv(\.\w+)', name)
@@ -96,6 +96,6 @@ def _parted(flat: Flat, source: str) -> Flat:
 
 
 def _size(config: Mapping[str, Any]) -> _swin.Size | None:
-    """Height and width of the images, if config.json tells."""
+    """Height and width of the images, if config.json has them."""
     size = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
     return (int(size[0]), int(size[1])) if len(size) == 2 else None

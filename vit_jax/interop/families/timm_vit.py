@@ -1,9 +1,9 @@
 """ViTs of timm: safetensors, and config.json.
 
-Its layer norms add 1e-6. Its GELU is exact but where config.json says otherwise; SigLIP's models
-were trained with the approximate one. Layer scale is folded into the layers that it scales, and
-the mean and deviation of colours in config.json into the patch embedding, so that images are in
-[-1, 1] as for all other models.
+Its layer norms add 1e-6. Its GELU is exact unless config.json has another; SigLIP's models were
+trained with the approximate one. Layer scale is folded into the layers that it scales, and the
+mean and deviation in config.json into the patch embedding, so that images are in [-1, 1] as for
+all other models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SOURCE = 'timm ViT'
 _NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
-# What timm fuses, and its parts.
+# timm's fused projections and their parts.
 _FUSED = {r'(?:decoder_)?blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
 # Layer scales and the layers before them.
 _SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
@@ -33,9 +33,9 @@ _UNSUPPORTED = {
     'norm_pre.': 'it has a norm before the first block',
     'dist_token': 'it has a distillation token',
 }
-# `global_pool`, and the pools here that compute the same, without and with a class token.
+# `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
-# Width and heads, by the first two words of an architecture's name.
+# {first two words of an architecture's name: (width, heads)}
 _SIZES = {
     **{f'{family}_tiny': (192, 3) for family in ('vit', 'deit')},
     **{f'{family}_small': (384, 6) for family in ('vit', 'deit', 'deit3', 'flexivit')},
@@ -135,7 +135,7 @@ def _unscaled(flat: Flat, source: str) -> Flat:
 
 
 def parted(flat: Flat, source: str) -> Flat:
-    """Arrays by the names in the file, fused projections taken apart."""
+    """Arrays by the names in the file, with split projections."""
     parts: Flat = {}
     for name, array in flat.items():
         module, _, leaf = name.rpartition('.')
@@ -162,23 +162,23 @@ def _heads(
     found = shapes.get('patch_embed/kernel', (0,))[0]
     if width is None or arguments.get('embed_dim', width) != found:
         raise UserError(
-            f'{_SOURCE}: nothing tells the number of attention heads of a {architecture!r} of '
+            f'{_SOURCE}: the number of attention heads is unknown for a {architecture!r} of '
             f'width {found}; give num_heads in model_args of config.json'
         )
     return heads
 
 
 def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
-    """The model with the pooling that config.json tells, for arrays do not tell all of it.
+    """The model with the pooling of config.json, which arrays do not fully determine.
 
     Raises:
-      UserError: if no model here pools so, or the arrays are of another pooling.
+      UserError: if no model here has this pooling, or the arrays belong to another one.
     """
     ours, has_token = imported.model_config['pool'], 'cls_token' in imported.params
-    told = _POOLS.get(str(pool), (None, None))[has_token]
-    if (ours, told) == ('cls', 'patches'):  # of the same arrays
-        return imported.with_groups(model=imported.model_config | {'pool': told})
-    if pool is not None and told != ours:
+    wanted = _POOLS.get(str(pool), (None, None))[has_token]
+    if (ours, wanted) == ('cls', 'patches'):  # both have the same arrays
+        return imported.with_groups(model=imported.model_config | {'pool': wanted})
+    if pool is not None and wanted != ours:
         raise UserError(
             f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
             f'token is not supported{_reason(imported)}'
@@ -187,22 +187,22 @@ def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
 
 
 def _reason(imported: TrainedModel) -> str:
-    """What arrays speak against a pooling."""
+    """The arrays that contradict a pooling, for the message."""
     if imported.model_config['fc_norm']:
         return ' (the file holds a norm that comes after the mean)'
     return ' (the file holds attention pooling)' if imported.model_config['pool'] == 'map' else ''
 
 
 def _has_class_row(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> bool:
-    """Positions are for patches alone with `no_embed_class`, and then often of a square."""
+    """Whether positions begin with that of the class token: not with `no_embed_class`."""
     if 'no_embed_class' in arguments or 'pos_embed' not in params:
         return not arguments.get('no_embed_class')
-    told = _vit.class_row(params, sizes)
-    return _vit.square_side(params['pos_embed'].shape[1]) is None if told is None else told
+    known = _vit.class_row(params, sizes)
+    return _vit.square_side(params['pos_embed'].shape[1]) is None if known is None else known
 
 
 def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit.Size]:
-    """Heights and widths of the images, those that config.json tells."""
+    """Heights and widths of the images in config.json."""
     side = arguments.get('img_size')
     pretrained = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
     square = (side, side) if isinstance(side, int) else side

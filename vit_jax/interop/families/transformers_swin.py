@@ -1,8 +1,8 @@
 """Swins of transformers: safetensors with the names of its versions 4 and 5, and config.json.
 
-Names of version 4 are written: version 5 writes and reads them too. What shapes do not tell, GELU
-and the size of the images, comes from config.json. An image that whole patches do not tile is
-filled up with grey here, and with the mean of preprocessor_config.json there.
+Names of version 4 are written: version 5 writes and reads them too. GELU and the image size, which
+shapes do not determine, come from config.json. An image that whole patches do not tile is padded
+with grey here, and with the mean of preprocessor_config.json in transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vit_jax.interop.trained import TrainedModel, Written
 
 _SOURCE = 'transformers Swin'
 _PREFIX = 'swin.'
-# Buffers, and what is for pretraining alone.
+# Buffers, and parameters for pretraining only.
 _UNUSED = ('relative_position_index', 'embeddings.mask_token')
 # SwinConfig.hidden_act
 _GELUS = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh'}
@@ -32,7 +32,7 @@ def _block(*rows: tuple[str, str]) -> names.Table:
     return tuple((f'{_LAYER}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in rows)
 
 
-# Without the prefix that all but the classifier have in a model with a head.
+# Without the prefix of all parts but the classifier in a model with a head.
 TABLE: names.Table = (
     ('embeddings.patch_embeddings.projection', 'patch_embed'),
     ('embeddings.norm', 'embed_norm'),
@@ -142,7 +142,7 @@ def write(
 
 
 def _require_ours(config: Mapping[str, Any]) -> None:
-    """Raise UserError for a config.json of a model that there is none of here."""
+    """Raise UserError for a config.json of a model that this package does not have."""
     expected = {
         'model_type': ('swin',),
         'hidden_act': tuple(_GELUS),

@@ -31,7 +31,7 @@ def _block(theirs: str, *rows: tuple[str, str]) -> names.Table:
     return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
 
 
-# Without the prefix that all but the classifier have in a model with a head.
+# Without the prefix of all parts but the classifier in a model with a head.
 TABLE: names.Table = (
     ('embeddings.cls_token', 'cls_token'),
     ('embeddings.position_embeddings', 'pos_embed'),
@@ -145,7 +145,7 @@ def write(
 
 
 def _is_used(name: str, flat: Flat) -> bool:
-    """A classifier looks past the pooler."""
+    """Whether the model uses a parameter: a classifier does not use the pooler."""
     name = name.removeprefix(_PREFIX)
     return name not in _UNUSED and not (name.startswith('pooler.') and 'classifier.weight' in flat)
 
@@ -172,7 +172,7 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Find a config.json that belongs to another file."""
+    """Raise UserError if config.json belongs to another file."""
     model = imported.model_config
     for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
         if config.get(key, model[field]) != model[field]:
@@ -211,7 +211,7 @@ def square(flat: Flat, patch_size: int) -> tuple[int, int]:
     """
     side = _vit.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
     if side is None:
-        raise UserError('the image size does not follow from pos_embed; say which it is')
+        raise UserError('the image size does not follow from pos_embed; give it')
     return side * patch_size, side * patch_size
 
 
@@ -237,7 +237,7 @@ def _config(
 
 
 def shape_config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
-    """What config.json says of the blocks and of the images' height and width."""
+    """The fields of config.json for the blocks and the images' height and width."""
     return {
         'hidden_size': model['width'],
         'num_hidden_layers': model['depth'],

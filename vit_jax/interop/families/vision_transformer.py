@@ -1,8 +1,8 @@
 """ViTs and hybrids of google-research/vision_transformer and google-research/big_vision: .npz.
 
-Three namings are about: of Flax before Linen, where modules are numbered through their parent; of
-Linen, where they are numbered by class; and big_vision's, with positions at the top. The models
-compute GELU by tanh and their layer norms add 1e-6.
+There are three namings: of Flax before Linen, which numbers modules within their parent; of Linen,
+which numbers them by class; and big_vision's, with positions at the top. The models compute GELU by
+tanh, and their layer norms add 1e-6.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _below(parents: tuple[str, str], *rows: tuple[str, str]) -> names.Table:
     return tuple((f'{theirs}/{a}', f'{ours}/{b}') for a, b in rows)
 
 
-# Of several rows with the same right side the first is what is written: names of Linen.
+# Of several rows with the same right side the first is written: names of Linen.
 TABLE: names.Table = (
     ('cls', 'cls_token'),
     ('embedding', 'patch_embed'),
@@ -78,7 +78,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViT or hybrid of an .npz file; see `files.read_arrays`.
+    """A ViT or hybrid from an .npz file; see `files.read_arrays`.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape.
@@ -121,7 +121,7 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
 
 
 def losses(model: Mapping[str, Any]) -> list[str]:
-    """What of a model such a file cannot say, so that its readers compute it differently."""
+    """Fields of a model that such a file cannot represent and its readers compute otherwise."""
     said = {'gelu': 'tanh', 'norm_eps': 1e-6}
     return [
         f'readers of .npz files compute with {field} {value}, this model with {model[field]}'
@@ -131,14 +131,14 @@ def losses(model: Mapping[str, Any]) -> list[str]:
 
 
 def _assumed(model: Mapping[str, Any]) -> list[str]:
-    """What is one of several models that such a file may be of."""
+    """Assumptions about the model, as several models have the same file."""
     notes = []
     if model['posemb'] == 'sincos2d':
         notes.append('no position embedding is in the file: taken for a model of sincos2d')
     if model['pool'] == 'gap':
         notes.append(
-            "no class token is in the file: taken for pool_type 'gap', for nothing tells it from "
-            "big_vision's '0' and 'none'"
+            "no class token is in the file: taken for pool_type 'gap'; big_vision's '0' and 'none' "
+            'have the same arrays'
         )
     return notes
 
@@ -167,9 +167,9 @@ def _vector(name: str, array: np.ndarray) -> np.ndarray:
 def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool:
     """Whether positions begin with that of the class token.
 
-    Inside of the encoder they do. Positions at the top are added before the class token joins, so
-    that the token needs none; as in big_vision, one row more than a square has is one for it,
-    unless images of the size that is given have as many patches as there are rows.
+    Positions inside of the encoder do. Positions at the top are added before the class token, which
+    then needs none; as in big_vision, a row beyond a square belongs to the token, unless images of
+    the given size have as many patches as there are rows.
     """
     if 'pos_embedding' not in flat:
         return True
