@@ -1,1 +1,1 @@
-"""Trained models as commands read them, and inputs of a user made into theirs."""
+"""Trained models: loading, reading of a user's inputs, predictions and attention maps."""

@@ -1,4 +1,4 @@
-"""Where a trained model looks: the attention maps of its layers for given inputs."""
+"""Attention maps of a trained model's layers for given inputs, and pictures of its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def look(
     """The model's outputs for a batch, and the attention maps of all its layers.
 
     Raises:
-      UserError: if the model offers none.
+      UserError: if the model has none.
     """
     if not run.model.attends:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
@@ -33,14 +33,14 @@ def look(
 
 
 def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPictures]:
-    """What a model offers of its parameters to look at.
+    """Pictures of a model's parameters.
 
     Args:
       run: the model.
-      pattern: a regular expression that the names begin with.
+      pattern: a regular expression for the beginning of the names.
 
     Raises:
-      UserError: if the model offers nothing, or no name begins so.
+      UserError: if the model has no pictures, or none with such a name.
     """
     found = run.model.parameter_pictures(run.params, run.image_size)
     if not found:

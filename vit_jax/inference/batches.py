@@ -1,4 +1,4 @@
-"""What a model gets of a batch, made visible."""
+"""The inputs that a model gets from a batch, for display."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Batch = dict[str, np.ndarray]
 
 
 def augmented(task: Any, batch: Batch, seed: int = 0) -> Batch:
-    """A batch of training after what the task does to it on the device, such as mixup.
+    """A training batch after the task's augmentation on the device, such as mixup.
 
     Args:
       task: of the config.
       batch: on the host.
-      seed: of what is drawn at random.
+      seed: of the augmentation.
     """
     return jax.device_get(jax.jit(task.augment)(jax.random.key(seed), batch))
 
 
 def images(task: Any, batch: Batch) -> np.ndarray | None:
-    """The images that the model gets of a batch, uint8 [B H W C]; None if it gets none.
+    """The images that the model gets from a batch, uint8 [B H W C]; None if it gets none.
 
-    The task's normalisation is taken back: black and white tell what it does to each channel.
+    The task's normalization is inverted, as determined from black and white images.
     """
     if 'image' not in batch:
         return None

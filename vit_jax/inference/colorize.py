@@ -1,4 +1,4 @@
-"""Photographs coloured by a chain of runs: samples of coarse colours, then upsamplers.
+"""Colorization of photographs by a chain of runs: samples of coarse colors, then upsamplers.
 
 Kumar et al., 2021, arXiv:2102.04432, figure 2.
 """
@@ -21,12 +21,12 @@ from vit_jax.viz.photo import Photo
 
 @dataclasses.dataclass(frozen=True)
 class Colored:
-    """Colours of a photograph.
+    """A colorized photograph.
 
     Attributes:
       photo: as the last run of the chain sees it.
       samples: bytes, as large as `photo.image`.
-      bits_per_dim: of each sample's coarse colours.
+      bits_per_dim: of each sample's coarse colors.
     """
 
     photo: Photo
@@ -37,13 +37,13 @@ class Colored:
 def colorizer(
     core: TrainedModel, upsamplers: Sequence[TrainedModel], seed: int = 0
 ) -> Callable[[str | pathlib.Path], Colored]:
-    """A function of a file, whatever its size; its colours, if it has any, are not looked at.
+    """A function that colorizes a file of any size; its own colors, if any, are ignored.
 
     Args:
       core: a run of the task `coltran`.
-      upsamplers: runs of the task `coltran_upsampler`, each of which goes on with what the one
-        before has made.
-      seed: of the samples, which depend on it and the file alone.
+      upsamplers: runs of the task `coltran_upsampler`, each of which takes the output of the one
+        before.
+      seed: of the samples, which depend only on it and the file.
 
     Raises:
       UserError: for runs of other tasks, or for images of other sizes.
@@ -66,7 +66,7 @@ def colorizer(
 
 
 def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
-    """Raises UserError unless each run takes what the one before makes."""
+    """Raises UserError unless each run takes the output of the one before."""
     check_task(core, 'coltran', '--workdir')
     before = core
     for run in upsamplers:
@@ -77,7 +77,7 @@ def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
 
 
 def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
-    """Raises UserError unless an upsampler takes images of the size [H W] that are made."""
+    """Raises UserError unless an upsampler takes images of size `made`, [H W]."""
     assert run.image_size is not None
     takes = tuple(side // run.task.factor for side in run.image_size)
     if takes != tuple(made):

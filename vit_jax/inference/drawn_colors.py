@@ -1,7 +1,7 @@
-"""How good the colours are that a run of `coltran` draws, with or without upsamplers after it.
+"""Evaluation of the colors that a run of `coltran` samples, optionally with upsamplers.
 
-They are measured as `colorize` hands them out, on the luminance of the images, by what the task
-`colorize` is measured by, so that both can stand in one table. It is an evaluator of `coltran`:
+The colors are measured as `colorize` returns them, on the luminance of the images, by the metrics
+of the task `colorize`, so that both can stand in one table. It is an evaluator of `coltran`:
 
     evaluate --workdir CORE --evaluator "vit_jax.inference.drawn_colors(upsamplers=('RUN', 'RUN'))"
 """
@@ -32,12 +32,12 @@ Images = UInt8[np.ndarray, 'B H W 3']
 
 
 class Evaluator(base.Evaluator):
-    """`psnr` (dB) and `colorfulness` of the first sample, beside `psnr_of_grey` and
-    `true_colorfulness`; and how often a classifier is right, see `kept_accuracy`.
+    """`psnr` (dB) and `colorfulness` of the first sample, `psnr_of_grey` and `true_colorfulness`,
+    and the accuracy of a classifier, see `kept_accuracy`.
 
     Args:
       upsamplers: run folders of the task `coltran_upsampler`, in the order of the chain.
-      classifier: the run folder of a classifier of colour images; '' for none.
+      classifier: the run folder of a classifier of color images; '' for none.
     """
 
     def __init__(self, upsamplers: Sequence[str] = (), classifier: str = ''):
@@ -49,7 +49,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the classifier tells other classes apart."""
+        """Raises UserError if the classifier has other classes than the data."""
         self._source = dataset.source
         if self._kept is not None:
             self._kept.open(dataset)
@@ -61,7 +61,7 @@ class Evaluator(base.Evaluator):
             self._kept.start()
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task draws no samples, or the images are of several sizes."""
+        """Raises UserError if the task has no samples, or the images are of several sizes."""
         if 'samples' not in predictions:
             raise UserError('drawn_colors measures the samples of the task coltran')
         originals = [np.asarray(self._source[i]['image']) for i in batch['index'].tolist()]
@@ -83,9 +83,9 @@ class Evaluator(base.Evaluator):
 
 
 def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
-    """A function of whole images and of what was made of them before: their finer colours.
+    """A function (images, their coarse colors) -> finer colors.
 
-    It raises UserError if that is of another size than the run goes on with.
+    It raises UserError if the coarse colors are of another size than the run takes.
     """
     reader = photo_reader(run)
     predict = jax.jit(step.make_predict_step(run.model, run.task))
@@ -109,7 +109,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
 def _measure(
     truth: UInt8[Array, 'B H W 3'], made: UInt8[Array, 'B h w 3']
 ) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
-    """The colours on the luminance of the images, and what they are worth."""
+    """The images with the made colors on their own luminance, and metrics of these."""
     rgb = truth / jnp.float32(255)
     grey = colors.to_bytes(colors.to_grey(rgb)) / jnp.float32(255)
     ab = colors.rgb_to_lab(made / jnp.float32(255))[..., 1:]

@@ -1,4 +1,4 @@
-"""A user's image files, made into what the model of a run was trained to see."""
+"""Reading of a user's image files as inputs of a run's model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PhotoReader:
 
     Attributes:
       transforms: of the first evaluation.
-      channels: 3 for colour, 1 for grey.
-      size: (height, width) to crop a file to before the transforms; None where these take images
-        of any size.
+      channels: 3 for color, 1 for grey.
+      size: (height, width) to crop a file to before the transforms; None if these take images of
+        any size.
       padded: (height, width) that images are padded to after the transforms; None for no padding.
-      squeezed: (height, width) that whole files are resized to, whatever their aspect ratio, in the
-        place of the transforms; None for the transforms.
+      squeezed: (height, width) that whole files are resized to, whatever their aspect ratio,
+        instead of the transforms; None for the transforms.
     """
 
     transforms: Transforms
@@ -45,7 +45,7 @@ class PhotoReader:
         """Reads one file.
 
         Args:
-          path: a JPEG, PNG or WebP file of any size and colour mode.
+          path: a JPEG, PNG or WebP file of any size and color mode.
           size: crop and resize to (height, width) instead of the run's transforms.
 
         Raises:
@@ -56,7 +56,7 @@ class PhotoReader:
         return photo_of(record, path, lambda record: self._transform(record, size))
 
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
-        """A record in which the model's input lies."""
+        """A record with the model's input."""
         if self.squeezed is not None:
             return geometry.resize(record, *(size or self.squeezed), 'bicubic')
         if size is not None and self.padded is not None:
@@ -70,19 +70,19 @@ class PhotoReader:
 def photo_of(
     record: Record, path: pathlib.Path, transform: Callable[[Record], Mapping[str, Any]]
 ) -> Photo:
-    """What a model gets of an image, and where its pixels come from.
+    """A model's inputs from an image, with the map from its pixels to those of the original.
 
     Args:
       record: with the image, as uint8 [Y, X, C].
       path: of the file.
-      transform: makes of the record what a batch has of it, and may be called twice.
+      transform: from the record to the arrays of a batch; may be called twice.
     """
     original = record['image']
     height, width = original.shape[:2]
     corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
     try:
         made = transform({**record, 'points': corners})
-    except UserError:  # a transform of the user's own may not tell where its pixels come from
+    except UserError:  # a transform of the user's own may not move points
         made = transform(record)
     fields = {name: np.asarray(value) for name, value in made.items()}
     moved = fields.pop('points', None)
@@ -92,10 +92,10 @@ def photo_of(
 
 
 def _note(photo: Photo) -> str:
-    """The sizes of a file and of what the model sees of it, and the part that is seen."""
+    """The sizes of a file and of the model's input, and the part of the file that is seen."""
     height, width = photo.original.shape[:2]
-    colour = 'grey' if photo.original.shape[2] == 1 else 'RGB'
-    note = f'{height} x {width} pixels read as {_pixels(photo.image)} {colour}'
+    mode = 'grey' if photo.original.shape[2] == 1 else 'RGB'
+    note = f'{height} x {width} pixels read as {_pixels(photo.image)} {mode}'
     if photo.affine is None:
         return note
     seen = photo.to_original(np.array([(0, 0), photo.seen[::-1]], np.float64))
@@ -110,12 +110,12 @@ def _note(photo: Photo) -> str:
 def affine_between(
     before: Float[np.ndarray, '3 2'], after: Float[np.ndarray, '3 2']
 ) -> Float[np.ndarray, '2 3']:
-    """The map that moves three points (x, y) which lie on no line to three others."""
+    """The affine map of three points (x, y), not on a line, to three others."""
     return np.linalg.solve(np.column_stack([before, np.ones(3)]), after).T
 
 
 def photo_reader(run: TrainedModel) -> PhotoReader:
-    """The reader for a run's model; the data themselves are not needed.
+    """The reader for a run's model; does not need the data.
 
     Raises:
       UserError: if the run's model does not take images.
@@ -154,7 +154,7 @@ def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
     own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
     if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
         return False
-    # A crop alone, as of 28 of 32 pixels, would be of a few pixels of a photograph.
+    # A crop without scaling, as of 28 of 32 pixels, would show few pixels of a photograph.
     return not np.allclose(own.affine[:, :2], other.affine[:, :2])
 
 

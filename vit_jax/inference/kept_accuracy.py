@@ -1,4 +1,4 @@
-"""How much a classifier that was trained in colour sees in images that were given colours.
+"""Accuracy of a classifier, trained on color images, on colorized images.
 
 After Zhang et al., 2016, arXiv:1603.08511, section 3.1: its accuracy on the colorized images, next
 to that on the grey ones and on the originals. It is an evaluator of the task `colorize`:
@@ -29,7 +29,7 @@ class Evaluator(base.Evaluator):
     """`accuracy_colorized`, `accuracy_grey` and `accuracy_original`.
 
     Args:
-      classifier: the run folder of a classifier of colour images, of the same classes.
+      classifier: the run folder of a classifier of color images, with the same classes.
     """
 
     def __init__(self, classifier: str):
@@ -41,7 +41,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the classifier tells other classes apart."""
+        """Raises UserError if the classifier has other classes than the data."""
         known, found = self._run.class_names, tuple(dataset.info.class_names)
         if known != found:
             raise UserError(
@@ -76,10 +76,10 @@ class Evaluator(base.Evaluator):
     def _check_sizes(self, made: tuple[int, ...], raw: tuple[int, ...]) -> None:
         size = tuple(self._run.image_size or made)
         if not made == raw == size:
-            told = (' x '.join(map(str, sides)) for sides in (made, raw, size))
+            sizes = (' x '.join(map(str, sides)) for sides in (made, raw, size))
             raise UserError(
                 'colorized images of {} pixels, originals of {} and a classifier for {} do not go '
-                'together: measure without transforms that resize'.format(*told)
+                'together: measure without transforms that resize'.format(*sizes)
             )
 
     def _classify(self, images: Images) -> Int[np.ndarray, ' B']:

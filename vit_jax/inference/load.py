@@ -47,34 +47,33 @@ def load(
     std: float | Sequence[float] | None = None,
     allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
-    """Load a model and its weights; of a masked autoencoder, or any model with a `backbone`, this
-    part alone.
+    """Load a model and its weights; only the `backbone` of a model that has one, such as a masked
+    autoencoder.
 
-    Its inputs are those of the task that it was trained for, which `read(path).task.inputs` makes
-    of bytes. For classifiers of others these are images in [-1, 1] in RGB, whatever mean and
-    deviation they were trained with: these become part of the weights. A DETR takes images less
-    its task's `mean`, divided by its `std`, and a mask of the pixels that are no padding; the model
-    of a run takes what the run's task makes. `read(path).value_range()` gives the numbers.
+    The model takes the inputs of its task, which `read(path).task.inputs` makes from bytes. A
+    classifier of another code base takes RGB images in [-1, 1]: its own mean and deviation become
+    part of the weights. A DETR takes images less its task's `mean`, divided by its `std`, and a
+    mask of the pixels that are not padding. `read(path).value_range()` gives the numbers.
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
-        one, with a family in front where it is one of your own: `my_lab.swin:FILE`), a run
-        folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
+        one; with a family in front if it is your own: `my_lab.swin:FILE`), a run folder, or one of
+        its `checkpoints/STEP`, or `checkpoints/best`.
       image_size: side, or height and width, in pixels of the images to come; by default those that
         the checkpoint was made for.
-      num_classes: a head for so many classes; one that the checkpoint lacks starts at zero.
-      mean, std: that a checkpoint of others was trained with: of images in [0, 1], a number or one
-        for each colour. Defaults to the `preprocessor_config.json` next to the file.
+      num_classes: size of the head; a head that the checkpoint lacks starts at zero.
+      mean, std: normalization of another code base's checkpoint: of images in [0, 1], a number or
+        one for each channel. Defaults to the `preprocessor_config.json` next to the file.
       allowed: modules of your own that the config of a run may name, as `['my_lab']`.
 
     Returns:
-      The Linen module, built with the keywords that fit the checkpoint, and {'params': ...}, with
-      other collections of a run beside them, in numpy for `model.apply(variables, *inputs)`.
+      The Linen module, built with keywords that fit the checkpoint, and {'params': ...} with the
+      run's other collections, as numpy arrays for `model.apply(variables, *inputs)`.
 
     Raises:
-      UserError: if there is no such file, or it is none that is known; if its parameters make no
-        whole model; if the images cannot be cut into patches; if a run's config names code from
-        outside of this package that is not allowed.
+      UserError: if there is no such file, or its kind is unknown; if its parameters make no whole
+        model; if the images cannot be cut into patches; if a run's config names code from outside
+        of this package that is not allowed.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
@@ -97,7 +96,7 @@ def read(
     Args:
       path, mean, std, image_size, allowed: as for `load`.
       step: of a run, if `path` names none: a kept checkpoint, or 'best'; the newest by default.
-      average: of a run, how many checkpoints to take the mean of, that of `step` and those before.
+      average: of a run, the number of checkpoints to average, that of `step` and those before.
 
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
@@ -118,7 +117,7 @@ def open_run(
     average: int = 1,
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
-    """`open_model` for the folder of a run; raises UserError for any other, or as it does."""
+    """Open the model of a run folder; raises UserError for any other path, or as `open_model`."""
     read_config(workdir, allowed)
     folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
     return fitted(_read_run(folder, step, average, allowed), image_size)
@@ -135,17 +134,16 @@ def open_model(
 ) -> TrainedModel:
     """Read any checkpoint, ready for images of `image_size`.
 
-    Where it does not say how its inputs are made, images are resized and cropped to the size that
-    it was made for.
+    If it has no transforms, images are resized and cropped to the size that it was made for.
 
     Args:
       path, allowed: as for `load`.
       image_size: height and width in pixels of the images to come; the model's own by default.
       step, average: of a run, as for `read`.
-      stored: the record that `read` gave of it, if it was read before.
+      stored: its record from `read`, if it was read before.
 
     Raises:
-      UserError: as `load`, or if the size of the images is not known.
+      UserError: as `load`, or if the size of the images is unknown.
     """
     stored = stored or read(
         path, step=step, average=average, image_size=image_size, allowed=allowed
@@ -164,7 +162,7 @@ def open_model(
 
 
 def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
-    """A run's folder of checkpoints, and the step if `path` names one; None if it is no run's.
+    """A run's folder of checkpoints, and the step if `path` names one; None if it is not a run's.
 
     Raises:
       UserError: if object storage cannot be reached.
@@ -182,7 +180,7 @@ def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
 
 
 def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
-    """The config stored in a run folder, to make objects of what it names.
+    """The config stored in a run folder, checked so that its names may be imported.
 
     Args:
       workdir: the run folder.
@@ -197,9 +195,9 @@ def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
 
 
 def stored_config(workdir: Path) -> ConfigDict:
-    """The config stored in a run folder, to look at: what it names may be anybody's code.
+    """The config stored in a run folder, for reading only: its names may be anybody's code.
 
-    Its vocabulary is the one that the folder keeps.
+    Its vocabulary is the one in the folder.
 
     Raises:
       UserError: if the folder holds no run, or another program's config.
@@ -263,11 +261,11 @@ def fitted(
 def input_size(trained: TrainedModel) -> Size:
     """Height and width of the images that a checkpoint was made for.
 
-    A ResNet takes images of any size. The tokens of a ViT without a position embedding do not
-    tell their number, and at a wrong one memory may run out.
+    A ResNet takes images of any size. A ViT without a position embedding does not determine the
+    number of its tokens, and a wrong one may exhaust the memory.
 
     Raises:
-      UserError: if nothing tells.
+      UserError: if the size is unknown.
     """
     if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
         return size
@@ -275,7 +273,7 @@ def input_size(trained: TrainedModel) -> Size:
 
 
 def crop(size: Size) -> str:
-    """The transforms that make images of any size ones of this height and width."""
+    """The transforms from images of any size to this height and width."""
     height, width = size
     return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
@@ -283,7 +281,7 @@ def crop(size: Size) -> str:
 def _read_run(
     folder: pathlib.Path, step: Step, average: int, allowed: Sequence[str]
 ) -> TrainedModel:
-    """The run whose checkpoints are in `folder`; its config is in a checkpoint if nowhere else."""
+    """The run with checkpoints in `folder`; its config is in a checkpoint if there is no file."""
     kept = (folder.parent / run_folder.CONFIG).is_file()
     config = read_config(folder.parent, allowed) if kept else None
     found, variables, meta = checkpointer.load_mean(folder, step, average)
@@ -305,7 +303,7 @@ def _read_run(
         raw_images=meta.get('image', {}),
         spec=kinds[-1][1] if kinds else {},
     )
-    return trained.adapted(model=trained.model)  # with the defaults of those that it leaves out
+    return trained.adapted(model=trained.model)  # with defaults of missing keywords
 
 
 def _any_size(trained: TrainedModel) -> Size:
@@ -335,7 +333,7 @@ def example_spec(trained: TrainedModel, size: Size) -> Spec:
 
 
 def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:
-    """Add initial values where there are no others; only these are computed."""
+    """Add initial values for missing parameters; only these are computed."""
     flat = traverse_util.flatten_dict(params, sep='/')
     names = traverse_util.flatten_dict(jax.eval_shape(init), sep='/').keys() - flat.keys()
     if not names:

@@ -34,12 +34,12 @@ def predict(
       path: a run folder, or a checkpoint as for `vit_jax.load`.
       files: JPEG, PNG or WebP files of any size.
       image_size: crop and resize to this height and width instead of the model's own.
-      seed: of random draws, which depend on it and the file alone.
+      seed: of random draws, which depend only on it and the file.
       **options: further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
-      {name: array} of each file, as the task's `predict` names them: of a classifier `probs`, of a
-      DETR `scores`, `labels` and `boxes`.
+      {name: array} for each file, as named by the task's `predict`: `probs` for a classifier;
+      `scores`, `labels` and `boxes` for a DETR.
 
     Raises:
       UserError: if the model or a file cannot be read, or the task predicts nothing.
@@ -67,7 +67,7 @@ def predict_photos(
 
 
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
-    """A compiled function (example, its number) -> {name: array} of this example.
+    """A compiled function (example, number) -> {name: array} for this example.
 
     Random draws of the task are a function of the seed and the number.
 
@@ -86,6 +86,6 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
 
 
 def batch_of_one(example: Example, index: int = 0) -> dict[str, np.ndarray]:
-    """The batch that holds this example alone."""
+    """A batch with only this example."""
     batch = {name: np.asarray(value)[None] for name, value in example.items()}
     return {**batch, 'index': np.array([index], np.int32), 'mask': np.ones(1, np.float32)}

@@ -33,7 +33,7 @@ class Sample:
 
     Attributes:
       data: the data.
-      section: of the config that they were opened by.
+      section: the config section of the data.
       viz: that of the task.
       context: of the data, with the defaults of the flags.
     """
@@ -49,7 +49,7 @@ class Sample:
         return dict(map(self._read, self._numbers()))
 
     def fields(self) -> dict[int, Fields]:
-        """The arrays of each in a batch, by the numbers of the examples."""
+        """The arrays of each example for a batch, by the examples' numbers."""
         found = self.examples.items()
         return {i: e.fields if isinstance(e, Photo) else e for i, e in found}
 
@@ -65,7 +65,7 @@ class Sample:
         return {**batch, 'index': index, 'mask': mask}
 
     def batch_of_first(self) -> Batch:
-        """A batch of the first example alone, as large as it is."""
+        """A batch with only the first example, of its own size."""
         number, fields = next(iter(self.fields().items()))
         return batch_of_one({name: fields[name] for name in self.data.spec}, number)
 
@@ -78,13 +78,13 @@ class Sample:
         fields = self._fields(index)
         if self.data.image_size is None:
             return index, fields
-        # Transforms of annotations drop the points by which a photo knows its pixels' places.
+        # Transforms of annotations drop the points that map a photo's pixels to the original.
         image = {'image': record['image']}
         photo = photo_of(image, self._name(index, fields), self._transform(index))
         return index, dataclasses.replace(photo, fields=fields)
 
     def _fields(self, index: int) -> Fields:
-        """The arrays of an example: as long as it is, unless its padding is marked."""
+        """The arrays of an example: of its own length, unless its padding is masked."""
         plan, record = self.data.plan, self.data.read(index)
         if plan.spec.keys() - record.keys():
             record = plan.join([record], plan.spec)
@@ -92,7 +92,7 @@ class Sample:
 
     @functools.cached_property
     def _bare(self) -> Transforms:
-        """The transforms of the data that images without annotations get."""
+        """The transforms of the data for images without annotations."""
         return parse_transforms(without_annotations(self.section.get('transforms', '')))
 
     def _transform(self, index: int) -> Callable[[Record], Record]:
@@ -101,7 +101,7 @@ class Sample:
         return lambda record: fitted(self._bare(record, example_rng(0, index)), padded)
 
     def _name(self, index: int, fields: Fields) -> pathlib.Path:
-        """The caption of an example in the place of a file's name."""
+        """The caption of an example, in place of a file name."""
         caption = self.viz.caption(fields, self.context)
         name = f'{caption} (example {index})' if caption else f'example {index}'
         return pathlib.Path(name.replace('/', '\N{DIVISION SLASH}'))
@@ -112,7 +112,7 @@ def sample_of(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> Sampl
 
     Args:
       data: the data.
-      section: of the config that they were opened by.
+      section: the config section of the data.
       viz: that of the task.
       model: its name.
     """
@@ -129,7 +129,7 @@ def context_of(data: Dataset, section: ConfigDict, **others: Any) -> Context:
 
 
 def spread(count: int) -> np.ndarray:
-    """The numbers of at most `COUNT` of so many examples, evenly spread."""
+    """The numbers of at most `COUNT` of `count` examples, evenly spread."""
     return np.unique(np.arange(COUNT) * count // COUNT)
 
 

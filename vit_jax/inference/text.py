@@ -1,4 +1,4 @@
-"""A user's sentences, translated by the model of a run."""
+"""Translation of a user's sentences by the model of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WINDOW = 4096  # sentences that are sorted by their lengths together
 
 
 class Sentence(NamedTuple):
-    """A line of text as the model gets it.
+    """A line of text as ids for the model.
 
     Attributes:
-      ids: int32 [n], with the end; empty for a line of spaces alone.
-      cut: the end of the line, where the line is longer than any that the model was trained on.
+      ids: int32 [n], with the end token; empty for a blank line.
+      cut: the end of a line that is longer than any that the model was trained on; else empty.
     """
 
     ids: np.ndarray
@@ -39,8 +39,8 @@ class Translation(NamedTuple):
 
     Attributes:
       text: without special tokens.
-      score: as the search ranks it: of a beam the normalised, else the plain log-probability.
-      tokens: ids, with the end if there is one.
+      score: the search's: a log-probability, normalized by length for a beam.
+      tokens: ids, with the end token if there is one.
     """
 
     text: str
@@ -50,11 +50,11 @@ class Translation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SentenceReader:
-    """Makes ids of sentences the way a run does with its evaluation data.
+    """Tokenizes sentences the way a run tokenizes its evaluation data.
 
     Attributes:
-      transforms: of the first evaluation, and what makes ids of text in them.
-      bounds: lengths in tokens that batches are padded to; the last is the most there may be.
+      transforms: of the first evaluation, with the tokenizer.
+      bounds: lengths in tokens that batches are padded to; the last is the maximum.
     """
 
     transforms: Transforms
@@ -66,10 +66,10 @@ class SentenceReader:
         return self.transforms.vocab
 
     def read(self, line: str, side: str = 'source') -> Sentence:
-        """The ids of a line, as those of this side of a pair.
+        """The ids of a line, as this side of a pair.
 
         Raises:
-          UserError: if a word has no id, where the ids are not those of a `Vocabulary`.
+          UserError: if a word has no id and the tokenizer is not a `Vocabulary`.
         """
         if not line.strip():
             return Sentence(np.zeros(0, np.int32), '')
@@ -82,10 +82,10 @@ class SentenceReader:
         return Sentence(ids, self.vocab.decode(whole[kept:]))
 
     def read_whole(self, line: str, side: str = 'source') -> np.ndarray:
-        """The ids [n] of a line that may be neither empty nor cut.
+        """The ids [n] of a line, which must be neither empty nor too long.
 
         Raises:
-          UserError: if it is, or as `read`.
+          UserError: if it is empty or too long, or as `read`.
         """
         ids, cut = self.read(line, side)
         if not len(ids):
@@ -99,7 +99,7 @@ class SentenceReader:
 
 
 def sentence_reader(run: TrainedModel) -> SentenceReader:
-    """The reader for a run's model; the data themselves are not needed.
+    """The reader for a run's model; does not need the data.
 
     Raises:
       UserError: if the run does not translate text.
@@ -122,9 +122,9 @@ class Translator:
     Attributes:
       run: a trained encoder-decoder.
       reader: that of the run.
-      search: how.
+      search: the decoding method.
       batch_size: sentences at once.
-      seed: of what is drawn when sampling: a function of it, the line's number and the sentence.
+      seed: of samples, which are a function of it, the line's number and the sentence.
     """
 
     run: TrainedModel
@@ -134,9 +134,9 @@ class Translator:
     seed: int = 0
 
     def __call__(self, sentences: Sequence[Sentence]) -> Iterator[list[Translation]]:
-        """The translations of each sentence, the best first; none of an empty one.
+        """The translations of each sentence, the best first; none for an empty one.
 
-        They come in the order of the sentences. Those of a window are put together by length.
+        They come in the order of the sentences, which are batched by length within a window.
         """
         for first in range(0, len(sentences), WINDOW):
             found: dict[int, list[Translation]] = {}
@@ -148,7 +148,7 @@ class Translator:
     def _batches(
         self, sentences: Sequence[Sentence], window: range
     ) -> Iterator[tuple[int, list[int], int]]:
-        """(length, the numbers of the sentences, rows) of batches; a length has few row counts."""
+        """Batches as (length, numbers of the sentences, rows), with few row counts per length."""
         low = 0
         for high in self.reader.bounds:
             members = [i for i in window if low < len(sentences[i].ids) <= high]
@@ -187,7 +187,7 @@ class Translator:
 
 
 def own_translation(run: TrainedModel, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
-    """The ids [m] of what a run itself makes of a source [n], by the search of its task."""
+    """The ids [m] of a run's own translation of a source [n], by the search of its task."""
     translate = Translator(run, reader, run.task.decoding)
     (found,) = translate([Sentence(source, '')])
     return np.array(found[0].tokens, np.int32)
