@@ -81,7 +81,7 @@ def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
     found = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
     if len(found) != 1:
         raise UserError(
-            f'{source}: the number of attention heads is unknown for a model of width {width}, '
+            f'{source}: unknown number of attention heads of a model of width {width}, '
             f'depth {depth} and mlp_dim {mlp_dim}; put its config.json beside the file'
         )
     return found.pop()

@@ -154,7 +154,7 @@ def _keywords(
     heads = heads or _HEADS.get(width)
     if not heads or width % heads:
         raise UserError(
-            f'{source}: the number of attention heads is unknown for a decoder of width {width}; '
+            f'{source}: unknown number of attention heads of a decoder of width {width}; '
             'put its config.json beside the file'
         )
     same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')

@@ -162,7 +162,7 @@ def _heads(
     found = shapes.get('patch_embed/kernel', (0,))[0]
     if width is None or arguments.get('embed_dim', width) != found:
         raise UserError(
-            f'{_SOURCE}: the number of attention heads is unknown for a {architecture!r} of '
+            f'{_SOURCE}: unknown number of attention heads of a {architecture!r} of '
             f'width {found}; give num_heads in model_args of config.json'
         )
     return heads
