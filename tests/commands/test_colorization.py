@@ -102,7 +102,7 @@ def test_who_decided_the_colour_of_a_patch(run, files, folder, capsys, monkeypat
 
 def test_mistakes(folder, capsys):
     for words, message in (
-        (['digits', '--out', str(folder / 'c.json')], '1 colours instead of 3'),
+        (['digits', '--out', str(folder / 'c.json')], '1 colors instead of 3'),
         (['scenes:4', '--out', str(folder / 'no' / 'c.json')], 'there is no folder'),
         (['scenes:4', '--images', '0', '--out', str(folder / 'c.json')], 'must be at least 1'),
     ):

@@ -44,11 +44,11 @@ SHELLS = {'bash': BASH, 'zsh': ZSH}
 
 
 def script(shell: str, commands: Iterable[str]) -> str:
-    """What a shell has to read to complete `python -m vit_jax ...`.
+    """The script with which a shell completes `python -m vit_jax ...`.
 
     Args:
       shell: one of `SHELLS`.
-      commands: the names of all.
+      commands: all names.
 
     Raises:
       UserError: for another shell.
@@ -68,7 +68,7 @@ def script(shell: str, commands: Iterable[str]) -> str:
 
 
 def flags(*words: str) -> list[str]:
-    """The flags that a command, or one of its actions, shows by `--help`."""
+    """The flags in the `--help` of a command, or of one of its actions."""
     command, *rest = words
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):

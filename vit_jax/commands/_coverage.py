@@ -1,4 +1,4 @@
-"""`scaling coverage`: how often the bands of `scaling fit` hold a truth that is known."""
+"""`scaling coverage`: how often the bands of `scaling fit` contain a known law."""
 
 from __future__ import annotations
 

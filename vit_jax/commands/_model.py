@@ -1,4 +1,4 @@
-"""Which model a command is about: that of a run, or of a checkpoint of another code base."""
+"""Flags that name a model: of a run, or of a checkpoint of another code base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 
 def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Which run, and which of its checkpoints."""
+    """Add the flags for a run and its checkpoint."""
     parser.add_argument('--workdir', required=required, metavar='DIR', help='a run folder')
     parser.add_argument(
         '--step',
@@ -82,7 +82,7 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
 
 
 def task_name(args: argparse.Namespace) -> str:
-    """The task of the model of the flags; a checkpoint is read for it, once, into `args.stored`.
+    """The task of the flags' model; reads a checkpoint once, into `args.stored`.
 
     Raises:
       UserError: if the folder holds no run, the checkpoint cannot be read, or its config names code

@@ -1,4 +1,4 @@
-"""The flags of a command: a mistake in them is one line."""
+"""Parsers of flags, whose errors are one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_allow_flag(parser: argparse.ArgumentParser) -> None:
-    """`--allow`, which may be repeated, of what reads stored configs."""
+    """Add `--allow`, which may be repeated, to a command that reads stored configs."""
     parser.add_argument(
         '--allow',
         action='append',
@@ -60,12 +60,12 @@ def module_name(text: str) -> str:
 def overview(
     command: str, description: str | None, usage: str, parsers: Iterable[Parser]
 ) -> Parser:
-    """A parser whose `--help` shows how a command with several actions is called.
+    """A parser whose `--help` shows the usage of a command with several actions.
 
     Args:
       command: its name.
       description: of the command.
-      usage: what follows its name.
+      usage: the rest of the command line.
       parsers: of its actions.
     """
     shown = Parser(command, description)
@@ -76,7 +76,7 @@ def overview(
 
 
 def align(lines: Sequence[Sequence[str]], left: int) -> str:
-    """Columns as wide as their widest cell, the first `left` of them flush left."""
+    """Lines with columns as wide as their widest cell, the first `left` of them flush left."""
     lines = [[one_line(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [

@@ -14,7 +14,7 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
     """Writes a figure, and returns its path.
 
     Raises:
-      UserError: if it cannot be written; `flag` is what named the path.
+      UserError: if it cannot be written; names `flag`, which gave the path.
     """
     from vit_jax.viz import figures
 
@@ -25,7 +25,7 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
 
 
 def is_folder(out: str) -> bool:
-    """Whether `--out` names a folder for images, rather than a picture of all of them."""
+    """Whether `--out` names a folder for images, not a single picture of all."""
     from vit_jax.storage import paths
 
     path = paths.path(out)
@@ -33,7 +33,7 @@ def is_folder(out: str) -> bool:
 
 
 def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
-    """NAME.png for each file, or NAME_0.png, NAME_1.png, ... of so many samples."""
+    """NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples."""
     endings = [''] if samples is None else [f'_{i}' for i in range(samples)]
     return [f'{pathlib.Path(file).stem}{ending}.png' for file in files for ending in endings]
 
@@ -45,7 +45,7 @@ def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: 
       images: uint8 [Y X 3]; the next is made when the last is written.
       names: of `image_names`.
       folder: made if missing.
-      flag: what named the folder.
+      flag: that named the folder.
 
     Raises:
       UserError: if one cannot be written.
@@ -69,7 +69,7 @@ def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: 
 def check_names(
     names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
 ) -> None:
-    """Raises UserError if `save_images` would write over one of the files, or one image twice."""
+    """Raises UserError if `save_images` would overwrite one of the files, or one of its images."""
     taken = {pathlib.Path(file).resolve() for file in files}
     for name in names:
         path = (pathlib.Path(folder) / name).resolve()

@@ -1,4 +1,4 @@
-"""`scaling plan`: what runs cost before any of them runs."""
+"""`scaling plan`: the cost of runs before any of them starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What runs, what stands in for its data, and what it runs on."""
+    """Add the flags for the runs, stand-ins for their data, and the device."""
     add = parser.add_argument
     add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep; it is executed')
     add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
@@ -49,14 +49,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
-    """What the flags name, priced.
+    """The runs that the flags name, with their costs.
 
     Args:
       args: of `add_flags`.
       config: of `--config`, instead of a sweep.
 
     Raises:
-      UserError: for neither or both, a mistake in them, or data that are neither known nor here.
+      UserError: for neither or both, a mistake in them, or data that are not available.
     """
     if (config is None) == (args.file is None):
         raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')

@@ -1,4 +1,4 @@
-"""What `preflight` prints."""
+"""Tables of `preflight`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ WIDTH = 200  # a narrower terminal breaks lines, where rich would leave out digi
 
 
 def status(text: str) -> Any:
-    """Shows what goes on while it does, if standard error is a terminal."""
+    """Shows a spinner with text while work is under way, if standard error is a terminal."""
     from vit_jax.runtime.console import Console
 
     return Console(stderr=True).status(text)
 
 
 def describe(report: Any) -> str:
-    """Which step, of which batch, on what."""
+    """The step, the shapes of its batch, and the topology, in a phrase."""
     shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
     return f'{report.step} step, {shapes}, batch {report.rows:,} on {report.topology}'
 
 
 def rates(report: Any) -> dict[str, Any]:
-    """What follows from the numbers of a report; empty where it does not fit."""
+    """MFU at the bound and at the compiler's estimate; empty for a step that does not fit."""
     if not report.fits:
         return {}
     found = {'mfu_bound': report.mfu(report.bound)}
@@ -34,12 +34,12 @@ def rates(report: Any) -> dict[str, Any]:
 
 
 def number(value: float) -> str:
-    """With three significant digits, or as a whole number."""
+    """A number with three significant digits, or as a whole number."""
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
 def print_report(report: Any) -> None:
-    """Memory, time, collectives, the costliest parts."""
+    """Print memory, time, collectives and the most expensive parts."""
     console = _console()
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
     verdict = 'fits' if report.fits else 'does not fit'
@@ -102,7 +102,7 @@ def _print_costs(console: Any, report: Any) -> None:
 
 
 def _shown(costs: Sequence[Any]) -> list[Any]:
-    """The costliest, and in the end what runs beside them."""
+    """The most expensive parts, followed by asynchronous copies."""
     from vit_jax.profiling.preflight import MEANWHILE
 
     alone = [cost for cost in costs if cost.seconds and cost.path != MEANWHILE]
@@ -110,7 +110,7 @@ def _shown(costs: Sequence[Any]) -> list[Any]:
 
 
 def print_run(run: Any, price: float | None) -> None:
-    """Time and cost of the whole run, at its bound."""
+    """Print time and cost of the whole run, at its bound."""
     money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} a chip-hour'
     chips = 'one chip' if run.chips == 1 else f'{run.chips} chips'
     _console().print(
@@ -120,11 +120,11 @@ def print_run(run: Any, price: float | None) -> None:
 
 
 def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
-    """What would make it fit, each compiled; `stacks_all` if scanned blocks recompute nothing."""
+    """Print the compiled remedies; `stacks_all` if scanned blocks recompute nothing."""
     if stacks_all:
         _console().print(
-            'model.scan=True without model.remat keeps all that the blocks compute, in one stack, '
-            'until the backward pass; what each of these would give:\n'
+            'model.scan=True without model.remat keeps all activations of the blocks in one stack '
+            'until the backward pass; the step with each of these changes:\n'
         )
     table = _table('with', 'GiB a chip', 'fits', 'at least ms', 'MFU')
     for override, report in tried.items():
@@ -142,7 +142,7 @@ def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
 
 
 def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:
-    """A line for every number of microbatches, and what to do."""
+    """Print a line for every number of microbatches, and the advice."""
     from vit_jax.profiling.memory_report import TEMPORARIES
 
     table = _table('microbatches', 'examples', 'GiB a chip', 'temporaries', 'at least ms', 'MFU')
@@ -160,7 +160,7 @@ def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: s
 
 
 def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | None) -> None:
-    """A line for every point of a sweep, and the sum."""
+    """Print a line for every point of a sweep, and the sum."""
     money = [] if price is None else ['cost']
     table = _table('run', 'fits', 'GiB a chip', 'at least ms', 'MFU', 'steps', 'chip-hours', *money)
     total = 0.0

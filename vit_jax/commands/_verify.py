@@ -1,4 +1,4 @@
-"""Whether the saved steps of a run are what was written."""
+"""Verification of the saved steps of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verify(workdir: str, as_json: bool) -> int:
 
 
 def fault(directory: paths.Path) -> str:
-    """What is wrong with a step, in one line; empty if it is intact."""
+    """The fault of a step, in one line; empty if it is intact."""
     try:
         manifest.verify(directory)
     except step_folder.Damaged as error:

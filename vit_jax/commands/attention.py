@@ -83,7 +83,7 @@ def make_parser() -> Parser:
 
 
 def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
-    """Raises UserError for flags or inputs that a picture of parameters has no use for."""
+    """Raises UserError for flags or inputs that a picture of parameters does not use."""
     if args.inputs:
         parser.error(f'--parameters takes no input, and here is {args.inputs[0]!r}')
     if args.map or args.query or args.of_source or args.layer != -1:
@@ -91,7 +91,7 @@ def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
-    """Raises UserError for flags or inputs that a run on such data has no use for."""
+    """Raises UserError for flags or inputs that a run on such data does not use."""
     if of_text and (args.query or args.image_size):
         parser.error('--query and --image-size are of images, and this run translates')
     if not of_text and args.of_source:
@@ -116,7 +116,7 @@ def parse_query(text: str | None) -> tuple[int, ...] | None:
 
 
 def choice_of(args: argparse.Namespace) -> Any:
-    """Which maps the flags ask for."""
+    """The maps that the flags select."""
     from vit_jax.viz.attention_pictures import Choice
 
     stack = 'encoder' if args.of_source else args.map or ''
@@ -124,7 +124,7 @@ def choice_of(args: argparse.Namespace) -> Any:
 
 
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The picture of what is looked at in one image, and a line about it."""
+    """The picture of attention in one image, and a line about it."""
     from vit_jax.inference.attention import look
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one
@@ -138,7 +138,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The picture of parameters that say where the model always looks, and a line about them."""
+    """The picture of parameters that determine attention for all inputs, and a line about them."""
     from vit_jax.inference import attention as maps_of
     from vit_jax.viz import parameters
 

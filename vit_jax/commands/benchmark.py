@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def add_size_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that stand in for a config's data."""
+    """Add the flags that stand in for a config's data."""
     parser.add_argument(
         '--image-size', type=int, metavar='PIXELS', help="square images, without the config's data"
     )
@@ -90,7 +90,7 @@ def add_size_flags(parser: argparse.ArgumentParser) -> None:
 def print_title(
     config: Any, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """What is measured, and on what."""
+    """Print the model, shapes and devices of the measurement."""
     shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
     title = (
         f'{config.model.name}, {shapes}, batch {rows}, '
@@ -100,14 +100,14 @@ def print_title(
 
 
 def status(step: str) -> Any:
-    """Shows what goes on while it does, if standard error is a terminal."""
+    """Shows a spinner with the step while it is measured, if standard error is a terminal."""
     from vit_jax.runtime.console import Console
 
     return Console(stderr=True).status(f'compiling the {step} step, and timing it')
 
 
 def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
-    """A line a measurement."""
+    """Print a line for each measurement."""
     from vit_jax.runtime.console import Console, Table
 
     table = Table()

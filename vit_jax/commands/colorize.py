@@ -1,4 +1,4 @@
-"""Colour photographs by a run of coltran, and refine the samples by upsamplers."""
+"""Color photographs by a run of coltran, and refine the samples by upsamplers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
-    """Every sample of every photograph: its colours on the file, or what the models make."""
+    """Every sample of every photograph: its colors on the file, or the models' own images."""
     from vit_jax.viz import coltran
 
     for one in found:
@@ -95,9 +95,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         '--as-seen',
         action='store_true',
-        help='show what the models make at their size, not its colours on the file',
+        help="show the models' images at their own size, not their colors on the file",
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of the samples')
-    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, grey or in colours')
+    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, grey or in color')
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Count the colours of images, so that colorization lets rare ones count more."""
+"""Count the colors of images, so that colorization gives rare ones more weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIXELS = 1024  # of an image
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the file for `config.task.prior`, and says which colours are the most frequent."""
+    """Writes the file for `config.task.prior`, and prints the most frequent colors."""
     parser = Parser('colors', __doc__)
     parser.add_argument('source', help="'tfds:cifar10', 'folder:PATH', ...")
     parser.add_argument('--split', default='train', help="'train', 'train[:90%%]'")
@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def count_colors(source: Any, indices: range) -> np.ndarray:
-    """How many pixels lie in each bin, int64 [Q]: of each image `PIXELS` at random, or all.
+    """The number of pixels in each bin, int64 [Q], for `PIXELS` random pixels per image, or all.
 
     Raises:
-      UserError: if an image has not three colours.
+      UserError: if an image has not three colors.
     """
     import jax
     import jax.numpy as jnp
@@ -69,7 +69,7 @@ def count_colors(source: Any, indices: range) -> np.ndarray:
         except BrokenRecord:
             continue
         if image.shape[-1] != 3:
-            raise UserError(f'{source.record_name(index)}: {image.shape[-1]} colours instead of 3')
+            raise UserError(f'{source.record_name(index)}: {image.shape[-1]} colors instead of 3')
         pixels = image.reshape(-1, 3)
         if len(pixels) > PIXELS:
             pixels = pixels[rng.choice(len(pixels), PIXELS, replace=False)]

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         'be repeated; by default those of the evaluations that all runs have',
     )
     parser.add_argument(
-        '--reach', type=float, metavar='VALUE', help='when the first metric came to this'
+        '--reach', type=float, metavar='VALUE', help='when the first metric reached this'
     )
     parser.add_argument('--x', choices=('steps', 'minutes'), default='steps', help='of the picture')
     parser.add_argument('--out', metavar='FILE', help='draw the metrics; PNG, SVG or PDF')
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
-    """What a run cost, how fast it was, and the last value of each metric."""
+    """The cost and speed of a run, and the last value of each metric."""
     import numpy as np
 
     from vit_jax.storage import paths, run_folder
@@ -70,7 +70,7 @@ def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
 
 
 def reach(history: History, metric: str, value: float, falls: bool) -> Row:
-    """When the metric came to `value`: the step and the minutes of training until then.
+    """The step, and the minutes of training, at which the metric reached `value`.
 
     Raises:
       UserError: if the run has no such metric.
@@ -85,7 +85,7 @@ def reach(history: History, metric: str, value: float, falls: bool) -> Row:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """A column a run: there are more numbers than runs."""
+    """Print a column for each run, as there are more numbers than runs."""
     from vit_jax.runtime.console import Console, Table
 
     table = Table()

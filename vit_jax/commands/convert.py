@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes one file or folder, and says what is in it."""
+    """Writes one file or folder, and prints a line about its contents."""
     parser = Parser('convert', __doc__)
     parser.add_argument(
         'src',

@@ -1,4 +1,4 @@
-"""Show a batch as the model gets it, count what is in the data, and time their pipeline."""
+"""Show a batch as the model gets it, count the examples, and time the data pipeline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of the batches that were read, where there is a terminal."""
+    """A progress bar of the batches, if there is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
     from vit_jax.runtime.console import Console, Progress
@@ -74,7 +74,7 @@ def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
     """The figure of the first examples of a batch, as the `Viz` of the task draws them.
 
     Raises:
-      UserError: if it shows no such batch.
+      UserError: if it cannot draw such a batch.
     """
     import numpy as np
 

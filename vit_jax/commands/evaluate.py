@@ -88,10 +88,10 @@ def parse_classes(text: str) -> tuple[int, ...]:
 
 
 def add_report(prepared: Any) -> tuple[Any, Any]:
-    """Count which classes of the first evaluation's data are taken for which.
+    """Add a confusion matrix to the first evaluation.
 
     Returns:
-      The evaluator that counts, which is added to the evaluations, and the data.
+      Its evaluator, and the data.
 
     Raises:
       UserError: if the data have no classes.

@@ -18,13 +18,13 @@ from vit_jax.tree_paths import path_name
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """The inspected model.
 
     Attributes:
       config: of the model.
       variables: collections of arrays, or of their shapes.
-      spec: of one example; empty if it is not known.
-      note: why the FLOPs cannot be counted; empty if they can.
+      spec: of one example; empty if unknown.
+      note: the reason why FLOPs cannot be counted; empty if they can.
     """
 
     config: Any
@@ -34,7 +34,7 @@ class Subject:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table of parameters, their sum, and FLOPs an image, or that of saved steps."""
+    """Prints parameters, their sum, and FLOPs an image, or a table of saved steps."""
     parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
     parser.add_argument(
@@ -113,7 +113,7 @@ def from_checkpoint(
 
 
 def report(subject: Subject) -> dict[str, Any]:
-    """Everything that is printed, as JSON can hold it."""
+    """The whole output as JSON values."""
     import jax
 
     tables = {name: rows(tree) for name, tree in subject.variables.items()}
@@ -158,7 +158,7 @@ def natural_order(path: str) -> list[tuple[str, int]]:
 
 
 def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
-    """The parameters, other collections, and the sums; alike blocks are one unless `unfold`."""
+    """Print parameters, other collections and sums; equal blocks are one row unless `unfold`."""
     from vit_jax.profiling import repeats
     from vit_jax.runtime.console import Console, Table
 

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, nearest
 
 
 def main(argv: Sequence[str]) -> int:
-    """Submits what follows `--`, or prints the script that would be."""
+    """Submits the command after `--`, or prints the script that would be submitted."""
     words = list(argv)
     flags, command = words, []
     if '--' in words:
@@ -63,7 +63,7 @@ def _slurm_flags(made: Parser) -> None:
         type=_positive,
         default=120,
         metavar='SECONDS',
-        help='the job is told to save its state so long before the limit; 120 by default',
+        help='the job gets the signal to save its state so long before the limit; 120 by default',
     )
     made.add_argument(
         '--sbatch',
@@ -198,10 +198,10 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _preflight(tpu: str, command: Sequence[str]) -> None:
-    """Compile what is to be trained for the slice; what is found goes to standard error.
+    """Compile the training step for the slice; the report goes to standard error.
 
     Raises:
-      UserError: if it does not fit there, or nothing is trained.
+      UserError: if the step does not fit there, or the command does not train.
     """
     if command[0] != 'train':
         raise UserError('launch sky: --preflight is of `train`')

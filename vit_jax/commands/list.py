@@ -27,7 +27,7 @@ WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints names and lines, as they are found; with `--json` a list of objects."""
+    """Prints names and descriptions as they are found; with `--json` a list of objects."""
     parser = Parser('list', __doc__)
     kinds = [*KINDS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument('kind', nargs='?', choices=kinds, help='by default, the names of all')
@@ -65,7 +65,7 @@ def chosen(name: str, words: Sequence[str]) -> bool:
 
 
 def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
-    """A line for each; two where the names and arguments of some are long."""
+    """A line for each; two lines if the names and arguments of some are long."""
     calls = [call(named) for named in found]
     width = max(map(len, calls), default=0)
     between = f'\n{"":<{INDENT}}' if width > WIDTH else '  '
@@ -74,14 +74,14 @@ def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
 
 
 def call(named: catalogue.Named) -> str:
-    """How it is written: `flip()` for a transform, `FILE:arg arg` for an experiment."""
+    """Its notation in a config: `flip()` for a transform, `FILE:arg arg` for an experiment."""
     if not named.arguments or named.arguments.startswith('('):
         return named.name + named.arguments
     return f'{named.name}:  {named.arguments}'
 
 
 def print_kinds(as_json: bool) -> int:
-    """Every kind that needs nothing to be executed or computed, with its names."""
+    """Print the names of every kind that needs no execution or computation."""
     names = {kind: [named.name for named in find()] for kind, find in KINDS.items()}
     if as_json:
         print(json.dumps(names))
@@ -92,7 +92,7 @@ def print_kinds(as_json: bool) -> int:
 
 
 def print_keys(words: Sequence[str], as_json: bool) -> int:
-    """The keys of a config, as a page in Markdown; of the sections whose headings have a word."""
+    """Print the keys of a config as Markdown, for the sections whose headings have a word."""
     from vit_jax.config import reference
 
     found = {k: v for k, v in reference.of_package().items() if chosen(k, words)}
@@ -104,7 +104,7 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
 
 
 def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
-    """What the sizes of the models whose names contain a word cost; a row at a time."""
+    """Print the cost of the sizes of models whose names contain a word, a row at a time."""
     from vit_jax.profiling import variants
 
     models = [name for name in modules(variants.PACKAGE) if chosen(name, words)]

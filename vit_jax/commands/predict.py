@@ -80,7 +80,7 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     """The `Viz` of the run's task, its flags added to `parser`.
 
     Returns:
-      The `Viz`, None if only the help of all tasks is asked for; and the flags of the model.
+      The `Viz`, None if only the help of all tasks is wanted; and the flags of the model.
 
     Raises:
       UserError: if not exactly one model is named, or there is no such module, or it is not
@@ -117,7 +117,7 @@ def check_out(args: argparse.Namespace) -> None:
 def print_tables(
     results: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None
 ) -> None:
-    """One table an image.
+    """Print one table an image.
 
     Args:
       results: each with `image`, `read_as` and the rows of `predictions`.
@@ -135,14 +135,14 @@ def print_tables(
 
 
 def title(result: dict[str, Any]) -> Any:
-    """The name of an image, and how it was read."""
+    """The name of an image, and the size that it was read at."""
     from rich.text import Text
 
     return Text.assemble((one_line(result['image']), 'bold'), f'  {result["read_as"]}')
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None) -> Any:
-    """The rows of one image; numbers stand at the right of their column."""
+    """The rows of one image, with right-aligned numbers."""
     from rich.text import Text
 
     from vit_jax.runtime.console import Table

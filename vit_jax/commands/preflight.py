@@ -1,4 +1,4 @@
-"""Compile a config's step for a slice of TPUs that is not here: does it fit, what will it take?"""
+"""Compile a config's step for a TPU slice without a TPU: does it fit, what will it take?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(config: ConfigDict, slice_: str) -> int:
-    """Whether training by a config fits on a slice: what the command prints and returns."""
+    """Check whether training by a config fits on a slice; prints and returns as the command."""
     return _run(make_parser().parse_args(['--topology', slice_]), config)
 
 
@@ -118,7 +118,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
 
 
 def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[int, Any]:
-    """What preflight says of the step, by the number of its microbatches."""
+    """The reports of the step by the number of its microbatches."""
     from vit_jax.profiling import accumulation
 
     with table.status('compiling numbers of microbatches, a minute each'):
@@ -126,7 +126,7 @@ def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) 
 
 
 def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
-    """The reports of what makes a step smaller, by what is changed."""
+    """The reports of the remedies for a step that does not fit, by override."""
     from vit_jax.profiling import preflight
 
     found = {}

@@ -152,7 +152,7 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of what reads a table."""
+    """Add the flags for reading a table."""
     parser.add_argument('--csv', metavar='FILE', required=True, help='a table with a header')
     add_fit_flags(parser)
 
@@ -160,7 +160,7 @@ def add_table_flags(parser: argparse.ArgumentParser) -> None:
 def add_fit_flags(
     parser: argparse.ArgumentParser, x: str | None = None, y: str | None = None
 ) -> None:
-    """Flags of what is fitted; x and y are required where they have no default."""
+    """Add the flags of a fit; x and y are required if they have no default."""
     add = parser.add_argument
     default = ' (default: %(default)s)'
     shown = '' if x is None else default
@@ -195,10 +195,10 @@ def add_fit_flags(
 
 
 def read_options(args: argparse.Namespace) -> FitOptions:
-    """What the flags ask for.
+    """The options of a fit from the flags.
 
     Raises:
-      UserError: a number out of range, or an unknown form.
+      UserError: for a number out of range, or an unknown form.
     """
     from vit_jax.scaling import forms
     from vit_jax.scaling.table import FitOptions
@@ -245,7 +245,7 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
 
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
-    """A line a curve, what is doubtful below it, and the medians."""
+    """Print a line for each curve with its warnings below, and the medians."""
     from vit_jax.scaling import forms, table
 
     form = forms.find(options.form)
@@ -264,7 +264,7 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
 
 
 def print_medians(summary: dict[str, Any]) -> None:
-    """How well the curves extrapolate, and how often better than other forms do."""
+    """Print the curves' median extrapolation error, and the comparison with other forms."""
     if summary['median_holdout_rmse'] is not None:
         print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
     for name, other in summary['against'].items():

@@ -118,7 +118,7 @@ def retry(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Show how many trials are in which state, and a line a trial with who is at work on it."""
+    """Show the number of trials in each state, and a line for each trial with its worker."""
     from vit_jax.runtime.console import Console, Table
     from vit_jax.sweeps import status as status_lib
 
@@ -140,7 +140,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def best(args: argparse.Namespace) -> int:
-    """Show the best trial, and the command that trains as it did."""
+    """Show the best trial, and the command that repeats its training."""
     from vit_jax.sweeps import status as status_lib
 
     study = open_study(args)

@@ -100,7 +100,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
 
 
 def print_keys(config: ConfigDict) -> None:
-    """A table of the keys of every section; those that the config does not set are dim."""
+    """Print a table of the keys of every section; those that the config does not set are dim."""
     from vit_jax.config import reference
     from vit_jax.runtime.console import Console, Table
 
@@ -117,7 +117,7 @@ def print_keys(config: ConfigDict) -> None:
 
 
 def profile_steps(text: str) -> tuple[int, int | None]:
-    """How many steps, and the first of them: `5` -> (5, None), `10:15` -> (6, 10).
+    """The number of steps and the first one: `5` -> (5, None), `10:15` -> (6, 10).
 
     Raises:
       UserError: for anything else.
@@ -133,7 +133,7 @@ def profile_steps(text: str) -> tuple[int, int | None]:
 
 
 def run_folder_name(text: str) -> str:
-    """The text if a run can write there, or is complete; told before anything slow is imported.
+    """The text if a run can write there, or is complete; checked before any slow import.
 
     Raises:
       UserError: if not, or if it names no folder.
@@ -175,7 +175,7 @@ def initialize(args: argparse.Namespace) -> None:
 
 
 def step_timeout(args: argparse.Namespace) -> float | None:
-    """What `--step-timeout` stands for; call it after `initialize`.
+    """The seconds of `--step-timeout`, or None for no limit; call it after `initialize`.
 
     Raises:
       UserError: if it is negative.

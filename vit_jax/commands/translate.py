@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vit_jax.tasks.base import Task
 
 STDIN = '-'
-# Flags that only one method has a use for.
+# Flags that only one method uses.
 FLAGS = {'beam': ('beams', 'alpha', 'n_best'), 'sample': ('temperature', 'top_k', 'top_p', 'seed')}
 
 
@@ -78,7 +78,7 @@ def make_parser() -> Parser:
 
 
 def check_flags(parser: Parser, args: argparse.Namespace) -> None:
-    """Raises UserError for flags that do not go together, or numbers that cannot be."""
+    """Raises UserError for flags that exclude each other, or numbers out of range."""
     if bool(args.sentence) == (args.file is not None):
         parser.error(f"give sentences, --file FILE, or '{STDIN}' for standard input")
     if args.greedy and args.sample:
@@ -98,7 +98,7 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def chosen_method(args: argparse.Namespace) -> str:
-    """The name of the search that the flags ask for."""
+    """The name of the search that the flags select."""
     return 'greedy' if args.greedy else 'sample' if args.sample else 'beam'
 
 
@@ -106,7 +106,7 @@ def choose_search(task: Task, args: argparse.Namespace) -> Search:
     """The search of the run's task, changed by the flags.
 
     Raises:
-      UserError: if more translations are asked for than there are beams, or as `decode.Search`.
+      UserError: for more translations than beams, or as `decode.Search`.
     """
     names = [name for names in FLAGS.values() for name in names if name not in ('n_best', 'seed')]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -119,7 +119,7 @@ def choose_search(task: Task, args: argparse.Namespace) -> Search:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, or of standard input; they end at line feeds alone.
+    """The lines of a UTF-8 file, or of standard input; only line feeds end a line.
 
     Raises:
       UserError: if it cannot be read.
@@ -138,7 +138,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_sentences(reader: SentenceReader, lines: Sequence[str]) -> list[Sentence]:
-    """The lines as ids; raises UserError that names the line of a word without an id."""
+    """The lines as ids; raises UserError with the line number for a word without an id."""
     sentences = []
     for number, line in enumerate(lines, 1):
         try:
@@ -149,7 +149,7 @@ def read_sentences(reader: SentenceReader, lines: Sequence[str]) -> list[Sentenc
 
 
 def warn_of_cuts(sentences: Sequence[Sentence]) -> None:
-    """Says which lines are too long, and what of them is not translated."""
+    """Warns of lines that are too long, with their untranslated ends."""
     for number, sentence in enumerate(sentences, 1):
         if cut := sentence.cut:
             shown = cut if len(cut) <= 60 else f'{cut[:60]}...'
@@ -161,14 +161,14 @@ def warn_of_cuts(sentences: Sequence[Sentence]) -> None:
 
 
 def shows_text(args: argparse.Namespace) -> bool:
-    """Whether translations appear on the terminal, where a bar would come between them."""
+    """Whether translations appear on the terminal, where a bar would interrupt them."""
     return args.output is None and sys.stdout.isatty()
 
 
 def progress(
     translations: Iterable[list[Translation]], total: int, hidden: bool
 ) -> Iterator[list[Translation]]:
-    """The same, with a bar on standard error if that is a terminal."""
+    """The translations, with a progress bar on standard error if that is a terminal."""
     from rich.progress import track
 
     from vit_jax.runtime.console import Console
@@ -179,7 +179,7 @@ def progress(
 
 
 def render(args: argparse.Namespace, number: int, line: str, found: list[Translation]) -> str:
-    """What is written for a line: [number] [score] text, tabs between; or a JSON object."""
+    """The output for a line: [number] [score] text, separated by tabs; or a JSON object."""
     chosen = found[: args.n_best or 1]
     if args.json:
         translations = [{'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in chosen]

@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes a SentencePiece model, and says how long sentences are in its pieces."""
+    """Writes a SentencePiece model, and prints the lengths of sentences in its pieces."""
     parser = Parser('vocab', __doc__)
     parser.add_argument(
         'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME of a translation'
