@@ -1,7 +1,7 @@
-"""The best evaluated step of a run: what its checkpoints say of it, and where it is read.
+"""The best evaluated step of a run, as recorded in its checkpoints.
 
-Every checkpoint tells the best step up to its own, so that a run that resumes from it knows what
-it knew, whatever has become of its other files.
+Every checkpoint records the best step up to its own, so that a run that resumes from it knows it
+even without the run's other files.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from vit_jax.config import goal as goal_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder, step_folder
 
-BEST: Literal['best'] = 'best'  # names that step, where the number of a step may stand
+BEST: Literal['best'] = 'best'  # in place of a step's number
 Step = int | Literal['best'] | None
 
-BESTS, KEPT = 'bests', 'keep_best'  # keys of what a checkpoint tells, and in there
+BESTS, KEPT = 'bests', 'keep_best'  # a key of the metadata, and a key in its value
 _KEY = 'config.checkpoint.keep_best'
 
 
@@ -29,9 +29,9 @@ class Best:
 
     Attributes:
       goal: as the config gives it, see `config.goal.parse`.
-      step: that had it; None before the first.
+      step: of that result; None before the first.
       value: of the metric.
-      since: how many evaluations after it were no better.
+      since: number of later evaluations, none of which was better.
     """
 
     goal: str
@@ -41,15 +41,16 @@ class Best:
 
 
 def of_meta(meta: Mapping[str, Any], key: str) -> Best | None:
-    """What a checkpoint tells of the best result, by `key`; None if it tells nothing."""
+    """The best result that a checkpoint records under `key`, or None."""
     found = meta.get(BESTS, {}).get(key)
     return None if found is None else Best(**found)
 
 
 def find(directory: Path) -> int:
-    """The best evaluated step of the checkpoints in a run's folder, as the newest of them tells.
+    """The best evaluated step of the checkpoints in a run's folder, as the newest of them records.
 
-    That of a run which was stopped during an evaluation cannot tell its result: the log does.
+    The newest checkpoint of a run that was stopped during an evaluation lacks its result: that is
+    read from the log.
 
     Raises:
       UserError: if the run keeps none, or has evaluated none yet.

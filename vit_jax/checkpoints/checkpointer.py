@@ -1,8 +1,8 @@
 """Checkpoints: saved by Orbax in the background, complete or absent, verified when read.
 
 A step is a directory `checkpoints/STEP` of Orbax items (`format`).
-`manifest.json` is written when everything else is, and what Orbax then does to commit the step
-covers it too: a directory without it was never finished.
+`manifest.json` is written after everything else and before Orbax commits the step: a directory
+without it was never finished.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 class Checkpointer:
     """Saver and restorer of the steps of one run; every process of the run makes one.
 
-    The caller holds the workdir's lock: what killed runs have left is removed.
+    The caller must hold the workdir's lock, as the remains of killed runs are removed.
 
     Args:
-      directory: holds one directory a step; made by the first save.
-      keep_last: how many of the newest steps stay, at least 1.
-      keep_every: multiples of it stay for good; 0 for none.
-      keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` where lower is
-        better: the step with the best one is saved when it is evaluated, and stays until another is
+      directory: has one directory a step; made by the first save.
+      keep_last: number of newest steps to keep, at least 1.
+      keep_every: multiples of it are kept for good; 0 for none.
+      keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
+        better: the step with the best one is saved when it is evaluated, and kept until another is
         better; `--step best` reads it. Empty for none.
     """
 
@@ -93,9 +93,9 @@ class Checkpointer:
 
         Args:
           step: the directory's name.
-          state: a dataclass or dict of pytrees of arrays; `params`, `collections` and
-            `ema` are what `load_variables` finds.
-          meta: what JSON can hold; tells the best step, see `best`.
+          state: a dataclass or dict of pytrees of arrays; `load_variables` reads its `params`,
+            `collections` and `ema`.
+          meta: JSON values; records the best step, see `best`.
 
         Raises:
           UserError: if the disk is full or not writable, in this save or the one before.
@@ -105,8 +105,8 @@ class Checkpointer:
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
-            told = best.of_meta(meta, best.KEPT)
-            self._best = told.step if told else None
+            known = best.of_meta(meta, best.KEPT)
+            self._best = known.step if known else None
         try:
             args = checkpoint_format.save_args(state, meta)
             self._writer.save(staging.literal(self._staging.folder / str(step)), args=args)
@@ -148,7 +148,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            with contextlib.suppress(OSError):  # a save that failed, which `wait` has told before
+            with contextlib.suppress(OSError):  # a failed save, which `wait` has reported before
                 self._writer.close()
             self._staging.close()
             self._leave_place()
@@ -158,8 +158,8 @@ class Checkpointer:
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Restore the newest intact step; None if no save was ever finished.
 
-        What is newer is moved to `rejected/` with a warning, so that the run can save these steps
-        again; only what Orbax calls temporary is deleted.
+        Newer steps are moved to `rejected/` with a warning, so that the run can save them again;
+        only Orbax's temporary folders are deleted.
 
         Args:
           target: the state with a `jax.ShapeDtypeStruct` with sharding for each array;
@@ -171,8 +171,8 @@ class Checkpointer:
           The step, the state, and the `meta` given to `save`.
 
         Raises:
-          UserError: if no intact step is left of those that there were, or if the step does not
-            fit `target`; names the arrays with both shapes or dtypes.
+          UserError: if there are steps but none is intact, or if the step does not fit `target`;
+            names the arrays with both shapes or dtypes.
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
@@ -232,7 +232,7 @@ class Checkpointer:
 def restore(
     directory: str | Path, step: int, target: PyTree, *, cast: bool = False
 ) -> tuple[int, PyTree, dict[str, Any]]:
-    """Restore one step of any run as `Checkpointer.restore_latest` does, and change nothing there.
+    """Restore one step of any run, as `Checkpointer.restore_latest`, without changing its files.
 
     Args:
       directory: a run's `checkpoints` directory.
@@ -259,10 +259,10 @@ def _read(
 def load_variables(
     directory: str | Path, step: Step = None, *, ema: bool = True
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
-    """Read what inference needs into numpy arrays; the optimizer state is not read.
+    """Read the variables for inference into numpy arrays, without the optimizer state.
 
     Args:
-      directory: a run's `checkpoints` directory, of which nothing is changed.
+      directory: a run's `checkpoints` directory; not changed.
       step: the step to read, or 'best'; by default the newest intact one.
       ema: take the averaged parameters if the run kept them.
 

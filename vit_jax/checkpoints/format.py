@@ -1,6 +1,6 @@
 """The items of a saved step: splitting a state into them, and reading all or some of them.
 
-`variables` holds what inference needs, `training` the optimizer's state and the rest,
+`variables` has the variables for inference, `training` the optimizer's state and the rest,
 `meta` JSON.
 """
 
@@ -45,8 +45,8 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
     """The state with the shardings of `target`, and `meta`.
 
     Raises:
-      UserError: naming the arrays that are missing or unknown, or differ in shape
-        or (unless `cast`) dtype, with both; or if they cannot be read.
+      UserError: names the arrays that are missing or unknown, or differ in shape or (unless
+        `cast`) dtype, with both; or if they cannot be read.
     """
     wanted = _split(target)
     with _reader(directory) as reader:
@@ -68,14 +68,14 @@ def shapes(state: PyTree) -> Items:
 
 
 def require_written(directory: Path, saved: Items) -> None:
-    """Open every array that Orbax has written, whether or not the step is committed yet.
+    """Open every array that Orbax has written, in a step that may not be committed yet.
 
     Args:
       directory: of the step.
-      saved: as `shapes` gives them.
+      saved: from `shapes`.
 
     Raises:
-      UserError: if an array cannot be opened, or is another than was saved.
+      UserError: if an array cannot be opened, or differs from the saved one in shape or dtype.
     """
     with _reader(directory) as reader:
         stored = _stored(reader, directory)
@@ -83,7 +83,7 @@ def require_written(directory: Path, saved: Items) -> None:
 
 
 def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[str, Any]]:
-    """The parameters (averaged if `ema` and there are such), the collections, and `meta`.
+    """The parameters (averaged if `ema` and available), the collections, and `meta`.
 
     Raises:
       UserError: if they cannot be read, or are larger than the memory of this machine.
@@ -101,7 +101,7 @@ def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[
 
 @contextlib.contextmanager
 def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
-    """Orbax's reader of a step's items, whose errors are told in one line."""
+    """Orbax's reader of a step's items, with errors of one line."""
     with ocp.Checkpointer(handler()) as reader:
         try:
             yield reader
@@ -121,7 +121,7 @@ def _require_memory(directory: Path, arrays: PyTree) -> None:
 
 
 def _split(state: PyTree) -> Items:
-    """Sort the fields of a state (a dataclass or a dict) into what inference needs and the rest.
+    """Split the fields of a state (a dataclass or a dict) into those for inference and the rest.
 
     An item without any array is left out.
     """
@@ -146,7 +146,7 @@ def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
 
 
 def _restore_args(items: Items) -> ocp.args.Composite:
-    """Request for the given arrays alone: on devices if they have a sharding, else in numpy."""
+    """Request for only the given arrays: on devices if they have a sharding, else in numpy."""
     trees = {
         name: ocp.args.PyTreeRestore(
             item=tree,

@@ -1,4 +1,4 @@
-"""Which saved steps are intact, and which are kept: manifests, pruning, and what crashes leave.
+"""Integrity of saved steps: manifests, verification, pruning, and the remains of crashes.
 
 The manifest of a step lists the sha256 of every file. Plain files only: no JAX, no Orbax.
 """
@@ -17,9 +17,9 @@ from vit_jax.storage import paths, step_folder
 from vit_jax.storage.run_folder import REJECTED
 from vit_jax.storage.step_folder import Damaged, Unfinished
 
-_RESTART = 'restart-'  # the folder in there of all that a run left that was started anew
+_RESTART = 'restart-'  # prefix of the folders in there with the steps before a --restart
 
-# What Orbax appends to the name of a step that it is writing.
+# Orbax appends it to the name of a step that it is writing.
 _UNFINISHED = '.orbax-checkpoint-tmp'
 _TEMPORARY = re.compile(rf'\d+{re.escape(_UNFINISHED)}(-(\d+|deleted))?')
 
@@ -30,12 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 def write(root: Path, step: int) -> None:
-    """List the files of a step that Orbax has written and not yet committed.
+    """Write the manifest of a step that Orbax has written and not yet committed.
 
-    The manifest is part of what the commit makes visible: a rename, or in object storage the
-    mark that Orbax puts when all else is there. Files directly in the step's directory are
-    Orbax's own notes, which the commit still changes: nothing is restored from them and they
-    are not listed.
+    The commit makes the manifest visible with the rest: by a rename, or in object storage by
+    Orbax's final mark. Files directly in the step's directory are Orbax's own notes, which the
+    commit still changes: nothing is restored from them and they are not listed.
     """
     directory = written(root, step)
     names = [name for name in paths.files(directory) if '/' in name]
@@ -50,7 +49,7 @@ def written(root: Path, step: int) -> Path:
 
 
 def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
-    """Folders of steps that Orbax was still writing, whose names begin so.
+    """Folders of uncommitted steps whose names start with `beginning`.
 
     No glob: epath takes the characters `[*?` in the name of the run folder for a pattern.
     """
@@ -60,7 +59,7 @@ def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
 
 
 def commit(directory: Path) -> None:
-    """Mark a step that was copied as finished, as Orbax does."""
+    """Mark a copied step as finished, as Orbax does."""
     paths.write_atomic(directory / step_folder.COMMITTED, b'')
 
 
@@ -113,7 +112,7 @@ def prune(root: Path, keep_last: int, keep_every: int, best: int | None = None) 
 
 
 def _delete(directory: Path) -> None:
-    """Delete a step so that a kill on the way leaves nothing that looks finished."""
+    """Delete a step so that a kill in between leaves nothing that looks finished."""
     if paths.is_remote(directory):
         (directory / step_folder.COMMITTED).unlink(missing_ok=True)
     else:
@@ -122,17 +121,17 @@ def _delete(directory: Path) -> None:
 
 
 def discard(root: Path, step: int) -> None:
-    """Remove what a failed save has written; other processes may still be writing."""
+    """Remove the files of a failed save; other processes may still be writing."""
     for path in list(_uncommitted(root, f'{step}{_UNFINISHED}')):
         with contextlib.suppress(OSError):
             paths.remove(path)
 
 
 def remains(root: Path) -> list[str]:
-    """Folders of `root` that may be what is left of saved steps, those set aside included.
+    """Folders of `root` that may be remains of saved steps, including those set aside.
 
-    A save to object storage that was cut off leaves its step's own name; without any of the two
-    marks nothing of it was ever finished.
+    An interrupted save to object storage leaves a folder with its step's name; without any of the
+    two marks it was never finished.
     """
     steps = [path for n in step_folder.numbered(root) if paths.files(path := root / str(n))]
     if paths.is_remote(root):
@@ -141,9 +140,9 @@ def remains(root: Path) -> list[str]:
 
 
 def clear_newer(root: Path, step: int | None) -> None:
-    """Make way for the steps after `step` (None: for all): they are moved to `rejected/`.
+    """Move the steps after `step` (None: all) to `rejected/`.
 
-    Only what cannot hold a step is deleted: Orbax's temporary folders, and those without a file.
+    Only folders that cannot be steps are deleted: Orbax's temporary ones, and those without a file.
     """
     for path in list(_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
@@ -158,9 +157,9 @@ def clear_newer(root: Path, step: int | None) -> None:
 
 
 def set_all_aside(root: Path) -> Path:
-    """Move all steps, those in `rejected/` too, to a new folder in there, and return it.
+    """Move all steps, also those in `rejected/`, to a new folder in there, and return it.
 
-    A later start does not take them for the remains of its own run.
+    So a later start does not take them for the remains of its own run.
     """
     number = 1
     while (place := root / REJECTED / f'{_RESTART}{number}').is_dir():
@@ -180,7 +179,7 @@ def _rejected(root: Path) -> list[Path]:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or one with a number behind it if there is something already."""
+    """The path, or the path with a number appended if it exists already."""
     number, place = 1, path
     while place.is_dir():
         number += 1

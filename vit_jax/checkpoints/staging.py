@@ -1,7 +1,7 @@
-"""Steps as Orbax gets them: their paths, and local copies of those in a place that it cannot reach.
+"""Paths of steps for Orbax, and local copies of steps in storage that it cannot reach.
 
-Orbax writes to local folders and to gs://. To s3:// it writes nothing: there a step is written to
-a folder of this machine and put from it, and brought here to be restored.
+Orbax writes to local folders and to gs://, but not to s3://: there a step is written to a local
+folder and uploaded, and downloaded to be restored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vit_jax.storage import paths
 
 
 class LiteralPath(gpath.PosixGPath):
-    """Path for Orbax whose `glob` reads the pattern alone as one, not `[*?` in the folder's name.
+    """Path for Orbax whose `glob` takes `[*?` in the folder's own name literally.
 
-    Orbax globs for the arrays that it has written, and where it finds none it commits without them.
+    Orbax globs for the arrays that it has written, and if it finds none it commits without them.
     """
 
     def glob(self, pattern: str) -> Iterator[LiteralPath]:
@@ -37,12 +37,12 @@ class LiteralPath(gpath.PosixGPath):
 
 
 def literal(directory: Path) -> LiteralPath:
-    """The directory, local or remote, as Orbax is to be given it."""
+    """The directory, local or remote, as a path for Orbax."""
     return LiteralPath(os.fspath(directory))
 
 
 class Staging:
-    """The place where Orbax writes the steps of `directory`: there, or a local folder if it cannot.
+    """The place where Orbax writes the steps of `directory`: itself, or else a local folder.
 
     Raises:
       UserError: if several processes would have to share a local folder.
@@ -80,7 +80,7 @@ class Staging:
 
 @contextlib.contextmanager
 def here(directory: Path) -> Iterator[LiteralPath]:
-    """The step's directory, or a local copy of it where Orbax cannot read it."""
+    """The step's directory, or a local copy if Orbax cannot read it."""
     if paths.orbax_writes(directory):
         yield literal(directory)
         return

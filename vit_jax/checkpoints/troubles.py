@@ -1,4 +1,4 @@
-"""Errors of a failed save: what the disk had against it, and tracebacks that say it again."""
+"""Errors of a failed save: their reason, and filters of redundant tracebacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Place:
-    """A local folder, held open to tell whether it was deleted, and perhaps another made there."""
+    """A local folder, held open to detect that it was deleted, and perhaps made again."""
 
     def __init__(self, folder: Path):
         self._folder, self._file = folder, os.open(folder, os.O_RDONLY)
@@ -27,7 +27,7 @@ class Place:
 
 
 def of_the_disk(error: BaseException | None) -> str | None:
-    """Reason for which the disk refused, or None if the error is about something else."""
+    """The disk's reason for refusing a write, or None if the error is about something else."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
@@ -38,18 +38,18 @@ def of_the_disk(error: BaseException | None) -> str | None:
 
 
 def not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
-    """Pass on to the hook `before` all but the writes under way when one failed.
+    """Pass on to the hook `before` all errors but those of writes after a failed one.
 
-    Nobody waits for them any more, and each would print a traceback.
+    Nobody waits for these any more, and each would print a traceback.
     """
     if 'Event loop is closed' not in str(unraisable.exc_value):
         before(unraisable)
 
 
 def not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
-    """Filter of a logger that leaves out Orbax's tracebacks.
+    """Logging filter that drops Orbax's tracebacks.
 
-    It logs that of a failed save at every layer, several hundred lines; the same exception is then
+    Orbax logs a failed save at every layer, several hundred lines; the same exception is then
     raised to `Checkpointer`.
     """
     return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)
