@@ -1,1 +1,1 @@
-"""Run folders on disks and in object storage: paths, whole files, locks, what lies in them."""
+"""Run folders on disks and in object storage: paths, atomic files, locks, contents."""

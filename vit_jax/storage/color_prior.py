@@ -1,4 +1,4 @@
-"""The file of how often each colour occurs in a data set, from which rare ones get their weight."""
+"""The file with the frequency of each color in a data set, for the weights of rare ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_jax.storage import paths
 
 
 def write(path: str | os.PathLike[str], counts: Int64[np.ndarray, 'Q'], source: str) -> None:
-    """Writes the counts of the bins of `ops.color_bins`, and where they come from, as JSON."""
+    """Writes the counts of the bins of `ops.color_bins`, and their source, as JSON."""
     paths.write_text_atomic(path, json.dumps({'source': source, 'counts': counts.tolist()}) + '\n')
 
 
@@ -21,7 +21,7 @@ def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
     """The counts.
 
     Raises:
-      UserError: if there is no such file, or it is another's.
+      UserError: if there is no such file, or it is of another kind.
     """
     text = paths.read_text(paths.path(path))
     if text is None:

@@ -1,7 +1,7 @@
 """The lock of a folder in object storage: an object that its owner renews.
 
 Every write names the generation of the object that it replaces, and the storage refuses it if
-another has come before: of several that want the folder one gets it.
+another write came first: of several runs that want the folder, one gets it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def open_store(folder: pathlib.Path) -> Any:
     bucket, _, prefix = rest.partition('/')
     driver = {'gs': 'gcs', 's3': 's3'}[scheme]
     spec = {'driver': driver, 'bucket': bucket, 'path': f'{prefix}/' if prefix else ''}
-    # TensorStore reads of the variables for S3 all but that of the endpoint.
+    # TensorStore reads all variables for S3 except that of the endpoint.
     endpoint = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
     if scheme == 's3' and endpoint:
         spec |= {'endpoint': endpoint, 'aws_region': os.environ.get('AWS_REGION', 'us-east-1')}
@@ -46,9 +46,9 @@ class Lease:
     Args:
       store: as from `open_store`.
       name: of the object.
-      record: what it says of its owner.
+      record: describes its owner.
       silent_seconds: an owner that has not renewed it for so long counts as dead.
-      refused: makes, of the owner's record, what is raised if the owner lives.
+      refused: the owner's record -> the exception to raise if the owner lives.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Lease:
     def renew(self) -> bool:
         """Show that the owner is alive; return False if the object is no longer its own.
 
-        One that was deleted is made again, unless another comes first.
+        A deleted object is made again, unless another owner comes first.
         """
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
-        # A write that was repeated because its answer got lost is refused, but was done.
+        # If the answer to a write got lost, its repetition is refused although it succeeded.
         found = self._store.read(self._name).result()
         if found.state == 'missing':
             self._generation = found.stamp.generation
@@ -110,7 +110,7 @@ class Lease:
 
 
 def describe(owner: Record) -> str:
-    """Describe in a message who holds a folder."""
+    """Describe the owner of a folder for a message."""
     return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
 
@@ -125,7 +125,7 @@ def _owner(found: Any) -> Record:
 def keep(held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float) -> None:
     """Renew the lease every so many seconds until `held` is closed, which releases it.
 
-    A process that was suspended for so long that another took over ends at once: both would
+    If the process was suspended for so long that another took over, it ends at once: both would
     write the same files.
     """
     stop = threading.Event()

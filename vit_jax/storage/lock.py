@@ -43,13 +43,12 @@ Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
 def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[Check]:
     """Make the folder if absent and keep other runs out of it; process 0 holds the lock.
 
-    The lock is an advisory one of the kernel's on `path/lock`, so it ends with its
-    process however that dies. The file also names the owner, and its time stamp is
-    renewed every few seconds: where a network file system does not carry locks
-    between hosts, an owner on another host counts as dead once its time stamp has
-    not moved for `silent_seconds`. No clocks are compared. A file that is deleted is made
-    again. In object storage the lock is a `lease`, for which every owner counts as one on
-    another host.
+    The lock is the kernel's advisory lock on `path/lock`, so it ends with its process however
+    that dies. The file also names the owner, and its time stamp is renewed every few seconds:
+    if a network file system does not share locks between hosts, an owner on another host counts
+    as dead once its time stamp has not moved for `silent_seconds`. No clocks are compared. A
+    deleted file is made again. In object storage the lock is a `lease`, for which every owner
+    counts as one on another host.
 
     Yields:
       A check for process 0 to make before it writes there.
@@ -71,7 +70,7 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 
 @contextlib.contextmanager
 def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Lock a folder as `lock` does, by this process alone: the others of its job are not asked."""
+    """Lock a folder as `lock` does, by this process alone, without the others of its job."""
     with contextlib.ExitStack() as held:
         _hold(held, paths.path(path), silent_seconds)
         yield
@@ -80,8 +79,8 @@ def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 def holder(path: str | Path) -> dict[str, Any] | None:
     """Owner of the folder, as `host`, `pid` and `since`; None if nobody holds it.
 
-    For display: the lock is not touched, so that nobody who tries for it meanwhile fails. An
-    owner on this host lives if its process does; one on another, if its time stamp is recent.
+    For display: the lock is not touched, so that concurrent attempts to take it do not fail. An
+    owner on this host lives if its process does; one on another host, if its time stamp is recent.
     """
     file = paths.path(path) / LOCK
     try:
@@ -186,7 +185,7 @@ class _KernelLock:
 
 
 def _open_no_link(name: Path, flags: int) -> int:
-    """Open a file whose content will be replaced, which therefore must be nothing else's."""
+    """Open a file whose content will be replaced; refuse links and anything but a file."""
     try:
         file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o644)
     except OSError as error:
@@ -264,5 +263,5 @@ def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
 
 def _heartbeat(kernels: _KernelLock, stop: threading.Event) -> None:
     while not stop.wait(_HEARTBEAT_SECONDS):
-        with contextlib.suppress(OSError, Taken):  # told where something is to be written
+        with contextlib.suppress(OSError, Taken):  # raised by `check` before the next write
             kernels.renew()

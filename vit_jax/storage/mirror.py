@@ -1,4 +1,4 @@
-"""Files of a run folder that grow, in object storage, where nothing can be appended to."""
+"""Growing files of a run folder in object storage, which cannot append."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """A local folder for files that grow, and their copies in a remote folder.
+    """A local folder for growing files, and their copies in a remote folder.
 
-    A thread uploads the files whole. If the folder is local, `folder` is that folder itself and
+    A thread uploads whole files. If the folder is local, `folder` is that folder itself and
     there is nothing to upload.
 
     Attributes:
-      folder: the one to write to.
+      folder: the local one to write to.
     """
 
     def __init__(self, remote: paths.Path):
@@ -35,20 +35,20 @@ class Mirror:
         self._last: concurrent.futures.Future[None] | None = None
 
     def fetch(self, name: str) -> None:
-        """Bring a file of the remote folder here, if it is there."""
+        """Download a file of the remote folder, if it exists."""
         if self.folder is self._remote:
             return
         if (text := paths.read_text(self._remote / name, errors='replace')) is not None:
             (self.folder / name).write_text(text, encoding='utf-8')
 
     def publish(self) -> None:
-        """Start uploading what has changed, unless an upload is still under way."""
+        """Start uploading changed files, unless an upload is still under way."""
         if self.folder is self._remote or (self._last and not self._last.done()):
             return
         self._last = self._thread.submit(self._try_to_put)
 
     def flush(self) -> None:
-        """Upload what has changed, and wait for it."""
+        """Upload changed files, and wait for it."""
         if self.folder is not self._remote:
             self._thread.submit(self._try_to_put).result()
 

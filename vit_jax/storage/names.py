@@ -1,4 +1,4 @@
-"""Names of local folders and files, of which some layer below takes a few for something else."""
+"""Names of local folders and files, some of which libraries misinterpret."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAKEN_FOR_ANOTHER = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$
 
 
 def local(name: str) -> pathlib.Path:
-    """The path of that name, with the home that `~` stands for.
+    """The path of that name, with `~` expanded.
 
     Raises:
-      UserError: if a part of it is too long, or its `~` is nobody's.
+      UserError: if a part of it is too long, or its `~` is of an unknown user.
     """
     if longest := max((p for p in name.split('/') if len(p.encode()) > _LONGEST), default=''):
         raise UserError(f'{longest[:40]}...: a name of more than {_LONGEST} bytes; shorten it')

@@ -36,8 +36,8 @@ def path(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file.
 
     Raises:
-      UserError: if the name is empty, too long or not in UTF-8, its `~` is nobody's, or if it is
-        remote and the package is missing that reaches it.
+      UserError: if the name is empty, too long or not in UTF-8, its `~` is of an unknown user, or
+        if it is remote and the package for it is missing.
     """
     name = os.fspath(text)
     if not name:
@@ -49,7 +49,7 @@ def path(text: str | os.PathLike[str]) -> Path:
         raise UserError(f'{name}: {scheme}:// needs a package: pip install {package}')
     if not name.removeprefix(f'{scheme}://').strip('/'):
         raise UserError(f'{name}: write {scheme}://BUCKET/FOLDER')
-    # Workers and TensorStore write to the same folders: what fsspec once listed is soon wrong.
+    # Workers and TensorStore write to the same folders, so cached listings are soon wrong.
     # Both are read when the file system is first made.
     import fsspec
 
@@ -66,7 +66,7 @@ def absolute(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file; a local one does not depend on the working directory.
 
     Raises:
-      UserError: as `path`, or if it is one that TensorStore or epath takes for another.
+      UserError: as `path`, or if TensorStore or epath would misinterpret it.
     """
     found = path(text)
     if is_remote(found):
@@ -77,12 +77,12 @@ def absolute(text: str | os.PathLike[str]) -> Path:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Tell whether the path is in object storage."""
+    """Whether the path is in object storage."""
     return _scheme(os.fspath(path)) is not None
 
 
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
-    """Tell whether Orbax can write arrays there: to local folders and to gs://."""
+    """Whether Orbax can write arrays there: to local folders and to gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
 
 
@@ -93,7 +93,7 @@ def _scheme(name: str) -> str | None:
 
 @contextlib.contextmanager
 def reaching(path: os.PathLike[str]) -> Iterator[None]:
-    """Turn any error of object storage, whose libraries all have their own, into one line.
+    """Turn any error of object storage, whatever its library raises, into one line.
 
     Raises:
       UserError: for an error in the block, if the path is remote, or if no server answers.
@@ -134,7 +134,7 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Check at once, and without a trace, that a run could write to the folder.
+    """Check, without writing anything, that a run could write to the folder.
 
     Raises:
       UserError: if the folder, or the nearest one above that exists, is not writable.
@@ -158,7 +158,7 @@ def read_text(path: Path, errors: str = 'strict') -> str | None:
 
     Args:
       path: of the file.
-      errors: what becomes of bytes that are no UTF-8, as for `bytes.decode`.
+      errors: handling of bytes that are not UTF-8, as for `bytes.decode`.
 
     Raises:
       UserError: if object storage cannot be reached.
@@ -171,9 +171,9 @@ def read_text(path: Path, errors: str = 'strict') -> str | None:
 
 
 def stays_inside(name: object) -> bool:
-    """Tell whether a name that a file lists lies below the folder that it is joined to.
+    """Whether a name that a file lists lies below the folder that it is joined to.
 
-    Links in the folder are followed, and not looked at here: whoever made the folder made them.
+    Links in the folder are followed without a check: whoever made the folder made them.
     """
     if not isinstance(name, str) or '\0' in name:
         return False
@@ -193,13 +193,13 @@ def write_text_atomic(file: str | os.PathLike[str], text: str) -> None:
 
 
 def create(file: pathlib.Path) -> IO[bytes]:
-    """Open a new local file for writing, in place of what has its name, were it a link."""
+    """Open a new local file for writing, replacing any file or link of its name."""
     file.unlink(missing_ok=True)
     return file.open('xb')
 
 
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that appears whole or not at all, whatever interrupts the writing.
+    """Write a file atomically: it appears whole or not at all.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
@@ -226,7 +226,7 @@ def _create(file: Path) -> IO[bytes]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a local folder and those above it; a remote one exists with its first file."""
+    """Make a local folder and its parents; a remote one exists with its first file."""
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -242,7 +242,7 @@ def files(folder: Path) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder and all that is in it, but of a link the link alone.
+    """Delete a folder with its contents, or a link without its target.
 
     Other processes may still be writing there.
     """

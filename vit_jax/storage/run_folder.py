@@ -1,17 +1,17 @@
-"""The folder of a run: what lies in it, under which names, and how it is read.
+"""The folder of a run: its files, their names, and reading them.
 
 config.json      the resolved config
-metrics.jsonl    a line {step, name: value, ...} for whatever was logged
-result.json      the final evaluation; only a run that is complete has one, or has ended early
-curves.png       the metrics, drawn
-writers.json     what services call the run, and what they were told
+metrics.jsonl    a line {step, name: value, ...} for each logged result
+result.json      the final evaluation, of a run that is complete or has ended early
+curves.png       curves of the metrics
+writers.json     the run's ids at services, and what was sent to them
 wandb/           files of W&B
-profile/         a trace of some steps, of a run that was asked for one
+profile/         a trace of some steps, if requested
 vocab.model      the vocabulary, of a run on text
 checkpoints/     a folder for each saved step, see `step_folder`
-lock             whoever is at work, see `lock`
+lock             the run at work, see `lock`
 
-TensorBoard's event files, which nothing here reads, lie beside them.
+TensorBoard's event files are there too; nothing here reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vit_jax.storage import paths, step_folder
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 RESULT = 'result.json'
-ENDED = 'ended'  # in there: why a run ended before its last step
+ENDED = 'ended'  # in there: the reason why a run ended before its last step
 CURVES = 'curves.png'
 PROFILE = 'profile'
 WRITERS = 'writers.json'
@@ -59,10 +59,10 @@ def find(folder: paths.Path) -> list[paths.Path]:
 def read_config(folder: paths.Path) -> dict[str, Any] | None:
     """The config as plain JSON; None if the folder holds no run.
 
-    Where the file is lost or damaged, the newest checkpoint tells it.
+    If the file is lost or damaged, the config comes from the newest checkpoint.
 
     Raises:
-      UserError: if it cannot be read, and no checkpoint tells it.
+      UserError: if it cannot be read, and no checkpoint has it.
     """
     if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
         return _saved_config(folder)
@@ -76,7 +76,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
-    """The config that the newest checkpoint tells; None if there is no such."""
+    """The config in the newest checkpoint, or None."""
     for step in reversed(steps(folder)):
         with contextlib.suppress(ValueError):
             saved = step_folder.read_meta(folder / CHECKPOINTS / str(step)).get('config')
@@ -88,8 +88,8 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
 def read_result(folder: paths.Path) -> dict[str, float] | None:
     """The final evaluation, {name: value}; None while the run is not complete.
 
-    The file of a run that ended early also says why, which is left out. One that is damaged
-    counts as none, so that the run is evaluated again.
+    The reason in the file of a run that ended early is left out. A damaged file counts as none, so
+    that the run is evaluated again.
     """
     if (text := paths.read_text(folder / RESULT, errors='replace')) is None:
         return None
@@ -104,7 +104,7 @@ def read_result(folder: paths.Path) -> dict[str, float] | None:
 def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
     """The lines of the metrics; none if nothing was logged.
 
-    Damaged lines are left out with a warning, one that a crash cut off at the end without.
+    Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
     """
     text = paths.read_text(folder / METRICS, errors='replace') or ''
     whole, _, rest = text.rpartition('\n')
@@ -125,9 +125,9 @@ def _metrics_line(text: str) -> dict[str, Any] | None:
 
 
 def read_series(folder: paths.Path) -> dict[str, Series]:
-    """Every metric that is a number as (steps, values), ascending in the step, by name.
+    """Every numeric metric as (steps, values), in ascending order of steps, by name.
 
-    Of two lines for one step the later counts.
+    The later of two lines for one step counts.
     """
     found: dict[str, dict[int, float]] = {}
     for line in read_metrics(folder):
@@ -161,7 +161,7 @@ def count_parameters(folder: paths.Path) -> int | None:
 
 
 def saved_nothing(folder: paths.Path) -> bool:
-    """Tell whether there is neither a result nor any step, finished or not, or set aside."""
+    """Whether there is neither a result nor any step, be it unfinished or set aside."""
     root = folder / CHECKPOINTS
     if step_folder.numbered(root) or (root / REJECTED).is_dir():
         return False
@@ -169,7 +169,7 @@ def saved_nothing(folder: paths.Path) -> bool:
 
 
 def clear(folder: paths.Path) -> None:
-    """Delete all that a run writes but the lock, which whoever calls this holds."""
+    """Delete all files of a run except the lock, which the caller must hold."""
     written = (CONFIG, METRICS, RESULT, CURVES, VOCAB, WRITERS)
     for file in list(folder.iterdir()):
         if file.name in written or file.name.startswith(EVENTS):

@@ -1,6 +1,6 @@
-"""Whether a server of object storage answers at all.
+"""Check that a server of object storage answers at all.
 
-Where nothing does, as on a machine without a network, gcsfs tries each request for half a minute.
+Without a network, gcsfs would retry each request for half a minute.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PAUSE = 1.0  # between two tries
 
 
 def quiet_gcsfs() -> None:
-    """Leaves it to whoever catches an error of gcsfs to print it; `GCSFS_DEBUG` shows all again."""
+    """Silences the log of gcsfs, whose errors callers report; `GCSFS_DEBUG` shows it again."""
     if 'GCSFS_DEBUG' not in os.environ:
         logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
 
 
 def require_answer(scheme: str) -> None:
-    """Check that the server of `gs://` can be connected to; after the first success, nothing.
+    """Check once that the server of `gs://` accepts connections; other schemes are not checked.
 
-    Through a proxy, and for other schemes, it is left to the libraries.
+    Through a proxy the check is left to the libraries.
 
     Raises:
-      UserError: if it cannot, after a few seconds.
+      UserError: if it does not within a few seconds.
     """
     if scheme in ('gs', 'gcs') and not urllib.request.getproxies():
         _connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE)

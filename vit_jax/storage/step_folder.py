@@ -1,8 +1,8 @@
-"""The folder of one saved step: what lies in it, and when it is finished.
+"""The folder of one saved step: its files, and its finished state.
 
 variables/           the parameters, their average and other collections
 training/            the optimizer's state and the rest
-meta/                JSON: what the run says of itself
+meta/                JSON: metadata of the run
 manifest.json        the sha256 of every file of these items, written before the commit
 commit_success.txt   the mark of Orbax's commit
 
@@ -27,7 +27,7 @@ class Unfinished(Exception):
 
 
 class Damaged(Exception):
-    """A step that is not what was written; the message names the file and the fault."""
+    """A step that differs from what was written; the message names the file and the fault."""
 
 
 def numbered(root: paths.Path) -> list[int]:
@@ -43,12 +43,12 @@ def finished(root: paths.Path) -> list[int]:
 
 
 def is_finished(directory: paths.Path) -> bool:
-    """Tell whether the step was saved to its end."""
+    """Whether the step was saved completely."""
     return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
 def is_marked(directory: paths.Path) -> bool:
-    """Tell whether the step has one of the two marks, so that it may once have been finished."""
+    """Whether the step has one of the two marks, so that it may once have been finished."""
     return any((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
@@ -56,8 +56,8 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
     """The fingerprint of every file of the step's items, by its name.
 
     Raises:
-      Unfinished: if the step was not saved to its end.
-      Damaged: if the manifest cannot be read, or is that of another step.
+      Unfinished: if the step was not saved completely.
+      Damaged: if the manifest cannot be read, or belongs to another step.
     """
     if not is_finished(directory):
         raise Unfinished(f'no {MANIFEST} or no {COMMITTED}: the save was never finished')
@@ -74,13 +74,13 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
 
 
 def read_meta(directory: paths.Path) -> dict[str, Any]:
-    """What the run said of itself when it saved the step; {} if that file is missing."""
+    """The run's metadata at this step; {} if that file is missing."""
     text = paths.read_text(directory / META / 'metadata')
     return {} if text is None else json.loads(text)
 
 
 def count_parameters(directory: paths.Path) -> int | None:
-    """Number of parameters, by the shapes that Orbax lists; None if that file is missing."""
+    """Number of parameters, from the shapes in Orbax's metadata; None if that file is missing."""
     text = paths.read_text(directory / VARIABLES / '_METADATA')
     if text is None:
         return None
