@@ -50,9 +50,9 @@ def resolve(package: str, name: str, attribute: str) -> Any:
     """The class that a config names.
 
     Args:
-      package: where plain names live, for example `vit_jax.models`.
+      package: the package of plain names, for example `vit_jax.models`.
       name: see `resolve_module`.
-      attribute: what to take from the module, for example `Model`.
+      attribute: the module's attribute, for example `Model`.
 
     Raises:
       UserError: if there is no such module, or it lacks the attribute.
@@ -68,10 +68,10 @@ def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
     """The module that a name stands for.
 
     Args:
-      package: where plain names live, for example `vit_jax.models`.
+      package: the package of plain names, for example `vit_jax.models`.
       name: a module of that package (`vit`), or a dotted module path of the
         user's own (`my_lab.models.foo`).
-      kind: what the name is, for the message: 'model name'.
+      kind: of the name, for the message: 'model name'.
 
     Raises:
       UserError: if there is no such module.

@@ -158,7 +158,7 @@ def weighed(parts: dict[str, Term], counts: terms.Scalars | None) -> tuple[jax.A
 def global_counts(
     count: Callable[[Examples], terms.Scalars], examples: Examples, split: Split
 ) -> terms.Scalars | None:
-    """The counts of the whole global batch; None where a microbatch is all of it.
+    """The counts of the whole global batch; None if a microbatch is all of it.
 
     Only the counts are used, so the compiler drops the forward pass if they depend on the batch
     alone.

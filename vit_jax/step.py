@@ -36,7 +36,7 @@ class TrainState:
       collections: other Flax collections by name, such as `batch_stats`.
       ema: exponential moving average of `params`, or None.
       key: data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
-        that a resumed run draws what the uninterrupted one would have.
+        that a resumed run has the same randomness as an uninterrupted one.
     """
 
     step: PyTree

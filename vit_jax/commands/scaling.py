@@ -178,7 +178,7 @@ def add_fit_flags(
         default=y,
         help=f'an error or a loss; 1-COL for one minus an accuracy{shown}',
     )
-    add('--by', metavar='COL,COL', default='', help='columns that tell the curves apart')
+    add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     held = parser.add_mutually_exclusive_group()
     held.add_argument('--holdout-column', metavar='COL', help='1: fit on the row, 0: held out')
     held.add_argument(

@@ -34,7 +34,7 @@ def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: st
 
 
 def require_name(name: str, allowed: Sequence[str], what: str) -> None:
-    """Raise UserError if `name`, which stands in `what`, is dotted and not allowed."""
+    """Raise UserError if `name`, found in `what`, is outside of this package and not allowed."""
     if not any(_within(name, one) for one in (PACKAGE, *allowed)):
         raise UserError(
             f'{what} names {name!r}, code from outside of {PACKAGE}: '

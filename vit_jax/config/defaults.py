@@ -72,8 +72,8 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
     """A copy of a config in which the model has the sizes that depend on the data.
 
     Args:
-      config: left as it is.
-      info: `num_classes` and `vocab_size` of the data; 0 where they have none.
+      config: not changed.
+      info: `num_classes` and `vocab_size` of the data; 0 if they have none.
 
     Raises:
       UserError: if the data have more classes or ids than the config's model.

@@ -83,6 +83,6 @@ def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserErr
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:
-    """Sets a checked value, whatever the type of the present one."""
+    """Sets a checked value, which may have another type than the present one."""
     with config.unlocked(), config.ignore_type():
         node[key] = value

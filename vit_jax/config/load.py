@@ -47,7 +47,7 @@ def override(
     """A locked copy of a config with overrides such as `optim.lr=3e-4`, validated.
 
     Args:
-      config: stays as it is.
+      config: not changed.
       overrides: in order.
       check: called with the config before anything that it names is imported, and after each
         override.
@@ -118,7 +118,7 @@ def module_of(name: str, where: str) -> types.ModuleType:
         raise UserError(f'{where}: {str(path)!r} is no Python file; its name has to end in .py')
     try:
         compile(path.read_bytes(), path, 'exec')
-    except (SyntaxError, ValueError) as error:  # a ValueError where bytes are no text
+    except (SyntaxError, ValueError) as error:  # ValueError for bytes that are not text
         raise UserError(f'{where}: {str(path)!r} is no Python: {error}') from error
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -140,7 +140,7 @@ def parse_config_args(
     """Parses `--config FILE[:arg] --config.a.b=v` next to the flags of `parser`.
 
     Returns:
-      The namespace, and the config (None where `--config` is absent).
+      The namespace, and the config (None if `--config` is absent).
     """
     parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
     overrides, rest = flags.split(argv)

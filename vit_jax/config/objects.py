@@ -39,7 +39,7 @@ def _make(cls: Callable[..., Any], config: ConfigDict, kind: str) -> Any:
 
 
 def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
-    """The evaluator of an entry of `config.evals`; None where the task evaluates it.
+    """The evaluator of an entry of `config.evals`; None if the task evaluates it.
 
     Raises:
       UserError: for an unknown evaluator, an unknown key or invalid value, or no `fit` split for

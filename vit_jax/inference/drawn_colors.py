@@ -91,7 +91,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
     predict = jax.jit(step.make_predict_step(run.model, run.task))
 
     def upsample(images: Images, coarse: Images) -> Images:
-        check_size(run, coarse.shape[1:3], 'what goes before')
+        check_size(run, coarse.shape[1:3], 'the model before it')
         records = [reader.transforms({'image': each}, example_rng(0, 0)) for each in images]
         batch = {
             'image': np.stack([record['image'] for record in records]),

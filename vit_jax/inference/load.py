@@ -91,7 +91,7 @@ def read(
     image_size: Size | None = None,
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
-    """Read a model of a run or of another code base, as it is stored.
+    """Read the stored model of a run or of another code base.
 
     Args:
       path, mean, std, image_size, allowed: as for `load`.
@@ -269,7 +269,7 @@ def input_size(trained: TrainedModel) -> Size:
     """
     if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
         return size
-    raise UserError(f'{trained.path} does not tell the size of its images: give --image-size')
+    raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
 
 
 def crop(size: Size) -> str:
@@ -315,7 +315,7 @@ def _any_size(trained: TrainedModel) -> Size:
         changes = [str(error)]
     if changes:
         raise UserError(
-            'the parameters are for images of one size, and nothing tells which '
+            'the parameters are for images of one size, which is unknown '
             f'({changes[0]}): give the image size'
         )
     return size

@@ -29,7 +29,7 @@ def pick(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
 
     Returns:
       The selected parameters of `have` under their new paths, the matching ones of `want`, and
-      notes for people on what is read and what is not.
+      notes for people on the parameters that are read or not.
 
     Raises:
       UserError: if a path does not exist, or two parts are for the same parameter.

@@ -74,7 +74,7 @@ def compile_step(
         (folder / REQUEST).write_text(json.dumps(request))
         environment = topology.environment() | {
             'XLA_FLAGS': FLAGS.format(folder),
-            'PYTHONPATH': os.pathsep.join(sys.path),  # with the working directory where it is here
+            'PYTHONPATH': os.pathsep.join(sys.path),  # including the working directory
         }
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(

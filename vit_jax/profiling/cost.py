@@ -37,7 +37,7 @@ def price(
     """The cost of runs of a config; data are opened only if needed.
 
     Args:
-      config: left as it is.
+      config: not changed.
       examples: of an epoch, instead of those of the data.
       image_size: side in pixels of square images, instead of those of the data.
       point: the config's differences from others, {'model.width': 64}.

@@ -27,7 +27,7 @@ def example_spec(
     is given instead of data.
 
     Args:
-      config: left as it is.
+      config: not changed.
       image_size: side in pixels of square images, 224 if only `channels` is given.
       channels: of these images, 3 if only `image_size` is given.
 

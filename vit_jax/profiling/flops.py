@@ -120,7 +120,7 @@ _LEAVES: dict[str, Callable[[Any], int]] = {
     'conv_general_dilated': _conv_flops,
 }
 
-# Dense (no sparsity) bf16 rates with float32 accumulation, of what JAX calls one device:
+# Dense (no sparsity) bf16 rates with float32 accumulation, of one JAX device:
 # half a chip on TPU v2 and v3, a chip on v4 and later. GPUs without bf16 units are absent.
 # Sources: the vendors' data sheets and cloud.google.com/tpu/docs/system-architecture.
 PEAK_FLOPS: dict[str, float] = {

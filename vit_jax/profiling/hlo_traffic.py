@@ -102,7 +102,7 @@ def _written(module: Module, inside: Computation, outside: Instruction, skipped:
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = outside.arrays
-    if outside.opcode == 'async-start':  # (what is read), what is written, context
+    if outside.opcode == 'async-start':  # (operands), results, context
         arrays = arrays[len(outside.operands) :][: len(results)]
     if len(results) != len(arrays):
         return sum(a.hbm for i, a in enumerate(arrays) if i not in skipped)

@@ -64,7 +64,7 @@ class Preemption:
         """Whether to save now and exit; all processes must call it equally often."""
         if not _distributed():
             return self._flag
-        # Steps start anew with the next run of a worker, but what is agreed on is a later call.
+        # Numbers of calls, not steps: steps start anew with the next run of a worker.
         if not self._agreed:
             self._agreed = multihost_utils.reached_preemption_sync_point(next(_calls))
         return self._agreed

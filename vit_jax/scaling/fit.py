@@ -215,7 +215,7 @@ def _warnings(
     if len(residuals) < 2 * len(form.names):
         warnings.append(
             f'too few points: {len(residuals)} for {len(form.names)} parameters; '
-            'the curve goes through them whatever the law'
+            'the curve fits them under any law'
         )
     free = [i for i, (low, high) in enumerate(bounds) if low < high]
     edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]

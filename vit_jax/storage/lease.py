@@ -98,7 +98,7 @@ class Lease:
         """Delete the object if it is still this process's."""
         try:
             self._write(None)
-        except (ValueError, OSError) as error:  # what the run has written stands
+        except (ValueError, OSError) as error:  # the run's files are complete all the same
             _log.warning('%r could not be deleted: %s', self._name, error)
 
     def _write(self, content: bytes | None) -> bool:

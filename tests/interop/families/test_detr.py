@@ -261,7 +261,7 @@ def test_sizes_of_images_in_older_files(flat):
         ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
         ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
         ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels, but of 4'),
-        ({'name': 'detr_panoptic', 'box_maps': True}, 'no DETR with masks that are told the boxes'),
+        ({'name': 'detr_panoptic', 'box_maps': True}, 'no DETR with masks that use the boxes'),
         ({'name': 'detr_panoptic', 'layers': (1, 2)}, 'masks on a ResNet of 2 stages, but of 4'),
     ],
 )

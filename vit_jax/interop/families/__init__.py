@@ -1,6 +1,6 @@
 """Families of checkpoints: one module each, of this folder or of the user's own.
 
-A family has two functions, and a table if others are to read what we write:
+A family has two functions, and a table if it can write files for others:
 
 - `matches(flat) -> bool`: whether arrays of these names belong to the family; exactly one of the
   modules here knows a file.

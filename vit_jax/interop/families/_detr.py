@@ -111,7 +111,7 @@ def _require_theirs(model: dict[str, Any]) -> None:
             model.get('mask_stride', _MASK_STRIDE) != _MASK_STRIDE,
             f'masks at a stride of {model.get("mask_stride")} pixels, but of {_MASK_STRIDE}',
         ),
-        (model.get('box_maps', False), 'masks that are told the boxes'),
+        (model.get('box_maps', False), 'masks that use the boxes'),
         (
             model['name'] == _PANOPTIC and (model['width'] + model['num_heads']) % 8,
             f'masks whose width {model["width"]} and heads {model["num_heads"]} together are no '

@@ -52,7 +52,7 @@ TRANSFORMERS: names.Table = (
     *((f'decoder.{a}', _DECODER + b) for a, b in _PARTS),
     *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
     *_blocks(transformers_vit.TABLE, 'layers.', 'decoder.decoder_layers.'),
-    # As version 5 writes what it calls layers itself.
+    # As version 5 writes its own layers.
     *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
 )
 AUTHORS: names.Table = (

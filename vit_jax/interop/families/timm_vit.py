@@ -154,7 +154,7 @@ def parted(flat: Flat, source: str) -> Flat:
 def _heads(
     architecture: Any, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
-    """The number of heads of an architecture, whatever else `arguments` change in it."""
+    """The number of heads of an architecture, which `arguments` may change."""
     if not architecture:
         return _vit.published_heads(shapes, _SOURCE)
     stem = '_'.join(str(architecture).partition('.')[0].split('_')[:2])
