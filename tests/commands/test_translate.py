@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -273,3 +274,13 @@ def test_sequences_of_digits(reversing_run, capsys, tmp_path):
         captured = capsys.readouterr()
         assert (captured.out, captured.err.count('\n')) == ('', 1)
         assert captured.err.startswith(f'error: {message}')
+
+
+@pytest.mark.fault(81)
+def test_another_vocabulary_in_the_run_folder_is_one_line(translating_run, tmp_path, capsys):
+    folder = shutil.copytree(translating_run, tmp_path / 'run')
+    words = ['eins zwei drei', 'vier fünf sechs', 'sieben acht neun']
+    (folder / 'vocab.model').write_bytes(vocabulary.train(words, 30, 'bpe').model)
+    assert cli.main(['translate', '--workdir', str(folder), 'A dog.']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'is not the vocabulary that the run was trained with' in line

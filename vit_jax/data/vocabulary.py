@@ -127,6 +127,15 @@ def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
         )
 
 
+def require_kept(folder: pathlib.Path, digest: str | None) -> None:
+    """Raise UserError if the run in `folder` keeps another vocabulary than its checkpoint names."""
+    kept = folder / run_folder.VOCAB
+    if digest and kept.is_file() and Vocabulary(kept.read_bytes()).digest != digest:
+        raise UserError(
+            f'{kept} is not the vocabulary that the run was trained with: bring it back from a copy'
+        )
+
+
 def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabulary:
     """Learn `size` pieces, including every character of the text.
 

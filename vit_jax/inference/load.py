@@ -25,7 +25,7 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
-from vit_jax.data import batches
+from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
@@ -288,6 +288,7 @@ def _read_run(
     if config is None:
         require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(found)}')
         config = from_dict(meta['config'])
+    vocabulary.require_kept(folder.parent, meta.get('vocab'))
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_of_checkpoint(meta)
     trained = TrainedModel(
