@@ -73,7 +73,7 @@ def test_a_row_may_hold_several_examples():
     data, source = packed(), Mixed('sizes')
     patches = parse_transforms('helpers.my_plans.transforms.patches(4)')
     seen = []
-    for batch in take(data, len(data.plan.rows) // 4):
+    for batch in take(data, len(data.plan.packs) // 4):
         assert batch['patches'].shape == (4, LENGTH, 48)
         assert batch['index'].shape == batch['mask'].shape == (4, 4)
         for row in range(4):

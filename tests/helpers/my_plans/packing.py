@@ -18,8 +18,8 @@ class Plan(base.Plan):
     most: int = 4
 
     @functools.cached_property
-    def rows(self):
-        """The examples of each row, [rows, most]."""
+    def packs(self):
+        """The examples of each row of training, [rows, most]."""
         rows, free = [], 0
         for index in range(len(self.examples)):
             count = len(self.examples.read(index)['patches'])
@@ -42,11 +42,11 @@ class Plan(base.Plan):
 
     @property
     def examples_per_step(self):
-        return self.batch_size * len(self.examples) / len(self.rows)
+        return self.batch_size * len(self.examples) / len(self.packs)
 
     def batch(self, k):
         places = k * self.batch_size + np.arange(self.batch_size)
-        return self.spec, self.rows[order.stream(places, size=len(self.rows), seed=self.seed)]
+        return self.spec, self.packs[order.stream(places, size=len(self.packs), seed=self.seed)]
 
     def join(self, records, spec):
         counts = [len(record['patches']) for record in records]

@@ -80,7 +80,9 @@ class Plan(abc.ABC):
     @property
     def examples_per_step(self) -> float:
         """Examples of a training batch, on average."""
-        return self.batch_size
+        if self.rows.ndim == 1:
+            return self.batch_size
+        return self.batch_size * np.count_nonzero(self.rows != NONE) / len(self.rows)
 
     @property
     def tokens_per_step(self) -> float:
@@ -102,20 +104,27 @@ class Plan(abc.ABC):
         """Remarks on the training data, a line each."""
         return ()
 
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """The examples of each row of an epoch, in their order; [rows n] if a row holds several."""
+        return np.arange(len(self.examples))
+
     @property
     def eval_steps(self) -> int:
         """Batches of an evaluation."""
-        return -(-len(self.examples) // self._eval_rows)
+        return -(-len(self.rows) // self._eval_rows)
 
     def eval_batch(self, k: int) -> tuple[Spec, Rows]:
         """Batch k of an evaluation, which has every example once; see `batch`."""
-        numbers = k * self._eval_rows + np.arange(self._eval_rows)
-        return self.spec, np.where(numbers < len(self.examples), numbers, NONE)
+        real = self.rows[k * self._eval_rows :][: self._eval_rows]
+        rows = np.full((self._eval_rows, *self.rows.shape[1:]), NONE)
+        rows[: len(real)] = real
+        return self.spec, rows
 
     @property
     def _eval_rows(self) -> int:
         # Padding is masked, so that the result does not depend on `multiple`.
-        return -(-min(self.batch_size, len(self.examples)) // self.multiple) * self.multiple
+        return -(-min(self.batch_size, len(self.rows)) // self.multiple) * self.multiple
 
     def fit(self, record: Record, spec: Spec) -> Record:
         """Pad the arrays of an example to `spec`; see `batches.fit`."""

@@ -42,7 +42,8 @@ class Plan(base.Plan):
         if len(self.specs) > 1:
             kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
         places = k * self.batch_size + np.arange(self.batch_size)
-        return self.specs[kind], order.stream(places, size=len(self.examples), seed=self.seed)
+        numbers = order.stream(places, size=len(self.rows), seed=self.seed)
+        return self.specs[kind], self.rows[numbers]
 
     def fit(self, record: Record, spec: Spec) -> Record:
         """Return the record unchanged; another shape is an error."""
