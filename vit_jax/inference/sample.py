@@ -76,7 +76,7 @@ class Sample:
     def _read(self, index: int) -> tuple[int, Photo | Fields]:
         index, record = first_readable(self.data.source, index)
         fields = self._fields(index)
-        if self.data.image_size is None:
+        if 'image' not in fields:
             return index, fields
         # Transforms of annotations drop the points that map a photo's pixels to the original.
         image = {'image': record['image']}
@@ -84,10 +84,14 @@ class Sample:
         return index, dataclasses.replace(photo, fields=fields)
 
     def _fields(self, index: int) -> Fields:
-        """The arrays of an example: of its own length, unless its padding is masked."""
+        """The arrays of an example: of its own length, unless its padding is masked.
+
+        An image that the plan packs into other arrays is kept beside them, to be drawn.
+        """
         plan, record = self.data.plan, self.data.read(index)
         if plan.spec.keys() - record.keys():
-            record = plan.join([record], plan.spec)
+            image = {name: record[name] for name in ('image',) if name in record}
+            record = image | plan.join([record], plan.spec)
         return _arrays(record)
 
     @functools.cached_property
