@@ -183,8 +183,8 @@ class Model(base.Model):
         `mask` is true for patches of the image and false for padding, which does not affect them.
 
         Returns:
-          tokens: [B N D] after the final norm, except with `fc_norm`; the class token comes
-            first.
+          tokens: [B N D] after the final norm, except with `fc_norm`; any class token
+            comes first.
           pre_logits: the head's input, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
         With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
