@@ -1,4 +1,4 @@
-"""What the processes of a job must have in common, so that all of them compute one run.
+"""Agreement of the processes of a job on config, code and data, so that all compute one run.
 
 Each of them loads its own config, code and data. Where these differ, parameters drift apart
 without any error, or one process waits for ever in a collective that the others do not enter.

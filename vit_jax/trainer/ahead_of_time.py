@@ -32,7 +32,7 @@ STEPS = ('train', 'eval')
 
 
 def program(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]) -> Program:
-    """What `train` would run on these devices.
+    """The program that `train` would run on these devices.
 
     Raises:
       UserError: as `trainer.build.build`, or for a layout that is not `jit`.
@@ -61,7 +61,7 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
 
 
 def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
-    """What does not depend on the compiler, as JSON holds it."""
+    """The facts that do not depend on the compiler, as JSON."""
     forward = [benchmark.forward_flops(made.model, made.task, dict(k.spec)) for k in facts.kinds]
     params = jax.tree.leaves(made.abstract_state.params)
     return {

@@ -33,7 +33,7 @@ from vit_jax.trainer.judge import Judge
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a run computes.
+    """The computation of a run.
 
     Attributes:
       model, task: of the config.
@@ -56,7 +56,7 @@ class Program:
 
     @property
     def hardware(self) -> str:
-        """What it runs on, as `8 x TPU v4 (jit)`."""
+        """The devices, as `8 x TPU v4 (jit)`."""
         mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
         return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
 
@@ -88,7 +88,7 @@ class Timetable:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What `build` makes of a config.
+    """The objects that `build` makes of a config.
 
     Attributes:
       config: complete, as the run folder keeps it.
@@ -162,7 +162,7 @@ def make_program(
     layout: sharding.Layout,
     times: durations.Durations,
 ) -> tuple[Program, optax.Schedule]:
-    """What a run computes, and its learning rate.
+    """The computation of a run, and its learning rate.
 
     Args:
       config: with the sizes that the data decide.

@@ -1,4 +1,4 @@
-"""What a run says of itself: its first lines, and how well it uses its chips."""
+"""The first lines of a run, and how well it uses its chips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_jax.trainer.start import Beginning
 
 
 def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> str:
-    """What runs and where, a few lines."""
+    """Describe the run and its devices in a few lines."""
     start, data, hardware = beginning.step, training.data, training.program.hardware
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
     lines = [

@@ -38,15 +38,18 @@ def due_examples(training: Training, step: int, names: Sequence[str], last: bool
 
 
 def evaluate_due(
-    training: Training, state: step_lib.TrainState, names: Sequence[str], told: Callable[[], bool]
+    training: Training,
+    state: step_lib.TrainState,
+    names: Sequence[str],
+    stop_requested: Callable[[], bool],
 ) -> dict[str, float]:
     """The results of the evaluations that are due: {'test/accuracy': ...}.
 
     Raises:
-      Interrupted: if `told`, between two batches, says to stop.
+      Interrupted: if `stop_requested` says so between two batches.
     """
     now = {name: training.evaluations[name] for name in names}
-    results = evaluations.run(training.program.eval_steps, now, state.variables, told)
+    results = evaluations.run(training.program.eval_steps, now, state.variables, stop_requested)
     for one in now.values():
         broken_records.share(one.data)
     return results

@@ -30,17 +30,17 @@ IN_FLIGHT = 2  # batches on the devices while one is awaited
 
 
 class Interrupted(Exception):
-    """An evaluation was told to stop before its end; it has no result."""
+    """An evaluation was stopped before its end; it has no result."""
 
 
 def never() -> bool:
-    """What tells nobody to stop."""
+    """Return False: no stop is requested."""
     return False
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalSteps:
-    """What evaluations take of a task.
+    """The compiled steps of evaluations.
 
     Attributes:
       layout: that the steps are compiled for.
@@ -112,7 +112,7 @@ def open_data(
 
 
 def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
-    """What a section says of its data, as keywords of `open_dataset`; see `open_data`."""
+    """The keywords of `open_dataset` in a section; see `open_data`."""
     known = {'batch_size', *keyword_only(Section)}
     given = {k: v for k, v in defaults.keywords(section).items() if k in known}
     return {'batch_size': batch_size} | given | changes
@@ -148,7 +148,7 @@ def _results(
     batches: Iterable[Batch],
     stopping: Stopping,
 ) -> Iterator[Any]:
-    """What `step` returns for each batch, on the host; the devices work ahead."""
+    """Yield the results of `step` for each batch, on the host; the devices work ahead."""
     waiting: collections.deque[Any] = collections.deque()
     for batch in batches:
         waiting.append(step(variables, layout.put_batch(batch)))

@@ -1,4 +1,4 @@
-"""Examples of an evaluation with what the model makes of them, for the writers of a run.
+"""Examples of an evaluation with the predictions for them, for the writers of a run.
 
 They are drawn as the commands `predict` and `attention` draw files. Nothing that trains is touched:
 no random number of training is drawn, and whatever fails here is said in a line.
@@ -28,7 +28,7 @@ from vit_jax.viz.base import Viz
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What is shown of the first evaluation of a run.
+    """Examples of the first evaluation of a run, to be shown.
 
     Attributes:
       entry: of `config.evals`.

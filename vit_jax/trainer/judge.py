@@ -1,4 +1,4 @@
-"""How the evaluations of a run are judged: which step is the best, and whether it is to end early.
+"""The best step of a run by its evaluations, and whether the run ends early.
 
 What has been judged so far is in every checkpoint, so that a resumed run decides as one that was
 never stopped. Processes may differ in the last bit of a result: process 0 decides for all.
@@ -20,14 +20,14 @@ from vit_jax.runtime import processes
 from vit_jax.trainer import metrics
 
 Bests = Mapping[str, Best]
-EARLY_STOP = 'early_stop'  # beside KEPT, a key of what a checkpoint tells
+EARLY_STOP = 'early_stop'  # beside KEPT, a key of a checkpoint's metadata
 
 _WHERE = {KEPT: 'config.checkpoint.keep_best', EARLY_STOP: 'config.early_stop.metric'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """What a config wants its evaluations to be judged by.
+    """The goals of a config, by which its evaluations are judged.
 
     Attributes:
       keep_best: `config.checkpoint.keep_best`.
@@ -56,7 +56,7 @@ class Judge:
         return lines
 
     def begin(self, meta: Mapping[str, Any]) -> Bests:
-        """What was known when a checkpoint was saved; nothing of what was judged by another goal.
+        """The best results at the time of a checkpoint; none of those judged by another goal.
 
         Args:
           meta: of the checkpoint; empty for a new run.
@@ -68,7 +68,7 @@ class Judge:
         return begun
 
     def after(self, bests: Bests, step: int, results: Mapping[str, float]) -> Bests:
-        """What is known after the evaluations of `step`.
+        """The best results after the evaluations of `step`.
 
         Raises:
           UserError: if an evaluation does not give the number that it is judged by.

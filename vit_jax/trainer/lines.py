@@ -16,7 +16,7 @@ class Lines:
     Args:
       path: of the file.
       held: the check of its folder's lock.
-      say: tells a line to the user.
+      say: prints a line for the user.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Lines:
         """Write what has been added.
 
         A file that others have deleted or replaced is written again: while it is open, its content
-        is not lost. A folder that was deleted is left to the next save to tell.
+        is not lost. A folder that was deleted is left to the next save to report.
 
         Raises:
           OSError: if that fails.

@@ -1,4 +1,4 @@
-"""What a new run starts from: another run's state or parameters, or nothing."""
+"""The origin of a new run: another run's state or parameters, or nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a new run starts from.
+    """The state or parameters that a new run starts from.
 
     Attributes:
       params: nested arrays; what is not there is initialised.

@@ -1,4 +1,4 @@
-"""A run's folder while the run is at work: what others delete or replace is noticed at a save."""
+"""The claim of a run to its folder: files that others delete or replace are noticed at a save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ownership:
       training: of the run.
       folder: of the run, with its config.
       held: the check of the folder's lock.
-      say: tells a line to the user.
+      say: prints a line for the user.
     """
 
     def __init__(

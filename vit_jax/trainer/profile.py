@@ -1,4 +1,4 @@
-"""Where the time of some steps goes: a trace in the run folder, and a table of it."""
+"""A profile of some steps: a trace in the run folder, and a table of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run keeps: its config, and at every save all that a resumed run needs."""
+"""Files of a run: its config, its result, and checkpoints with all that a resumed run needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run goes on, or starts: its own newest checkpoint, or what a new one starts from."""
+"""The start of a run: from its own newest checkpoint, or from its origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_jax.trainer.origin import Origin, find_origin
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """Where a run goes on, or starts.
+    """The state and step at which a run goes on, or starts.
 
     Attributes:
       state: on the devices.

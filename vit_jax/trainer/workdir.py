@@ -1,4 +1,4 @@
-"""What a run's folder holds when the run is started, and what stays there if the start fails."""
+"""A run's folder before the run starts in it, and after a start that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl, `config.writers`, progress bar, curves."""
+"""The output of a run: metrics.jsonl, `config.writers`, progress bar, curves."""
 
 from __future__ import annotations
 
@@ -141,23 +141,23 @@ class Writer:
         with self._watched(run_folder.METRICS):
             self.lines.write()
             numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
-            self._tell(lambda writer: writer.scalars(step, numbers))
+            self._pass_on(lambda writer: writer.scalars(step, numbers))
         self.mirror.publish()
 
     def show(self, step: int, name: str, shown: Figure | Texts) -> None:
         """Passes a figure, or rows of {column: text}, to the writers."""
         if not self.enabled or self.trouble:
             return
-        tell = _showing(step, name, shown)
+        call = _showing(step, name, shown)
         with self._watched('what the writers show'):
-            self._tell(tell)
+            self._pass_on(call)
         self.mirror.publish()
 
-    def _tell(self, tell: Callable[[base.Writer], None]) -> None:
+    def _pass_on(self, call: Callable[[base.Writer], None]) -> None:
         """Calls every writer; one that fails must not end the run, and is left out."""
         for name, writer in list(self.writers.items()):
             try:
-                tell(writer)
+                call(writer)
             except OSError:
                 raise
             except Exception as error:
