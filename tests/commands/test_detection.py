@@ -31,7 +31,9 @@ def photo(tmp_path_factory):
 def test_predict(run, photo, tmp_path, capsys):
     words = ['predict', '--workdir', str(run), '--threshold', '0', photo]
     assert cli.main([*words, '--json', '--out', str(tmp_path / 'boxes.png')]) == 0
-    (image,) = json.loads(capsys.readouterr().out.splitlines()[-1])['images']
+    out, err = capsys.readouterr()
+    (image,) = json.loads(out.splitlines()[-1])['images']
+    assert err.splitlines()[-1].endswith('category_id numbers its classes from 0')
     found = image['predictions']
     assert len(found) == 8
     assert [one['score'] for one in found] == sorted((o['score'] for o in found), reverse=True)

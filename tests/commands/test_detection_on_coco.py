@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ CATEGORIES = [{'id': 7, 'name': 'dog'}, {'id': 3, 'name': 'cat'}]
 def write_coco(folder: pathlib.Path) -> None:
     """Eight images of 24 x 32 pixels, with an object each, as both splits."""
     images = [
-        {'id': i, 'file_name': f'{i}.png', 'height': 24, 'width': 32} for i in range(100, 108)
+        {'id': i, 'file_name': f'cell_{i}.png', 'height': 24, 'width': 32} for i in range(100, 108)
     ]
     objects = [
         {'id': i, 'image_id': one['id'], 'category_id': (3, 7)[i % 2], 'bbox': [2, 3, 10, 12]}
@@ -77,3 +78,44 @@ def test_a_photograph_of_another_shape_is_seen_whole(run, wide, tmp_path, capsys
     assert max(one['bbox'][2] for one in image['predictions']) > 45
     out = tmp_path / 'map.png'
     assert 'cropped' not in call(capsys, 'attention', '--workdir', run, wide, '--out', out)
+
+
+@pytest.mark.parametrize('listed', [True, False])
+def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
+    """Of the annotations, or where a file's name is its id, as COCO's are, of that."""
+    coco = pytest.importorskip('pycocotools.coco')
+    annotations = run.parent / 'data' / 'instances_test.json'
+    photo = run.parent / 'data' / 'cell_104.png'
+    if not listed:
+        photo = shutil.copy(photo, tmp_path / '000104.png')
+    words = ['predict', '--workdir', run, '--threshold', 0, '--coco', tmp_path / 'a.json', photo]
+    words += ['--annotations', annotations] if listed else []
+    assert cli.main([str(word) for word in [*words, '--json']]) == 0
+    out, err = capsys.readouterr()
+    assert 'category_id' not in err
+    (image,) = json.loads(out.splitlines()[-1])['images']
+    found = [(one['category_id'], one['class']) for one in image['predictions']]
+    assert set(found) <= {(3, 'cat'), (7, 'dog')}
+    results = coco.COCO(annotations).loadRes(str(tmp_path / 'a.json')).dataset['annotations']
+    assert [(one['image_id'], one['category_id']) for one in results] == [
+        (104, number) for number, _ in found
+    ]
+    assert len(results) == 8
+
+
+@pytest.mark.parametrize(
+    ('flags', 'says'),
+    [
+        ([], 'is no id of an image'),
+        (['--annotations', 'DATA/instances_test.json'], 'lists no image'),
+        (['--annotations', 'DATA/cell_100.png'], 'is not in the format of COCO'),
+        (['--annotations', 'DATA/none.json'], 'cannot be read: No such file'),
+    ],
+)
+def test_images_without_an_id(run, wide, tmp_path, capsys, flags, says):
+    flags = [flag.replace('DATA', str(run.parent / 'data')) for flag in flags]
+    words = ['predict', '--workdir', run, '--coco', tmp_path / 'a.json', wide, *flags]
+    assert cli.main([str(word) for word in words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / 'a.json').exists()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._coco import add_coco_flags, image_ids, warn_of_ids, write_results
 from vit_jax.commands._model import (
     add_model_flags,
     check_model_flags,
@@ -22,7 +24,7 @@ from vit_jax.commands._pictures import (
     save_figure,
     save_images,
 )
-from vit_jax.errors import one_line
+from vit_jax.errors import nearest, one_line
 
 HELP = {'-h', '--help'}
 
@@ -37,17 +39,21 @@ def main(argv: Sequence[str]) -> int:
         help='a picture too: .png, .pdf, .svg or .jpg; or a folder, for one a file',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_coco_flags(parser)
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
     check_out(args)
+    numbers = image_ids(args, viz)
     from vit_jax.inference.predict import predict_photos, read_photos
     from vit_jax.runtime import sharding
     from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
-    context = Context(run.class_names, args, run.vocab, run.config.model.name)
+    context = Context(
+        run.class_names, args, run.vocab, run.config.model.name, class_ids=run.class_ids
+    )
     model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
     run = run.adapted(model=model, task=task)
     photos = read_photos(run, args.image, image_size(args))
@@ -67,12 +73,18 @@ def main(argv: Sequence[str]) -> int:
         path = save_images(images, image_names(args.image), args.out, '--out')
     elif args.out is not None:
         path = save_figure(viz.draw(predictions, photos, context), args.out, '--out')
+    if (args.json or args.coco is not None) and viz.coco:
+        warn_of_ids(run)
+    if args.coco is not None:
+        write_results(args.coco, numbers, results, viz.coco)
     if args.json:
         print(json.dumps({'step': run.step, 'images': results}))
         return 0
     print_tables(results, viz.columns, viz.bar)
     if args.out is not None:
         print(path)
+    if args.coco is not None:
+        print(args.coco)
     return 0
 
 
@@ -91,15 +103,25 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
 
     model_flags = Parser('predict', None)
     add_model_flags(model_flags)
-    args, _ = model_flags.parse_known_args([word for word in argv if word not in HELP])
+    args, rest = model_flags.parse_known_args([word for word in argv if word not in HELP])
     if HELP.intersection(argv) and args.workdir is None and args.checkpoint is None:
         return None, args  # the help of all tasks
+    if args.workdir is None and args.checkpoint is None:
+        require_no_misspelling(parser, rest)
     check_model_flags(parser, args)
     task = task_name(args)
     require_name(predictions.module_path(task), args.allow, f'what shows the task {task!r}')
     viz = predictions.require(task)
     viz.add_flags(parser)
     return viz, args
+
+
+def require_no_misspelling(parser: Parser, words: Sequence[str]) -> None:
+    """Raise UserError for a flag that is nearly one that names the model."""
+    for word in words:
+        flag = word.partition('=')[0]
+        if difflib.get_close_matches(flag, ('--workdir', '--checkpoint'), cutoff=0.7):
+            parser.error(nearest('flag', flag, ('--workdir', '--checkpoint')))
 
 
 def check_out(args: argparse.Namespace) -> None:

@@ -129,6 +129,7 @@ class Dataset:
             'input_size': self.image_size,
             'num_examples': self.num_examples,
             'shapes': as_facts(self.shapes),
+            **({'class_ids': list(self.info.class_ids)} if self.info.class_ids else {}),
             **({'vocab': self._file.digest} if self._file else {}),
         }
 

@@ -26,12 +26,14 @@ class SourceInfo:
       class_names: one name a class.
       vocab_size: ids of sequences are in 0..vocab_size-1; 0 if there are none.
       stuff: the classes, such as sky, with at most one segment in an image.
+      class_ids: the ids of the classes in the data's own files; empty if these have none.
     """
 
     num_classes: int
     class_names: tuple[str, ...]
     vocab_size: int = 0
     stuff: tuple[int, ...] = ()
+    class_ids: tuple[int, ...] = ()
 
     @property
     def has_names(self) -> bool:

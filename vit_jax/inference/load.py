@@ -297,6 +297,7 @@ def _read_run(
         image_size=tuple(size) if size else None,
         source=f'run {folder.parent}, step {found}',
         class_names=names,
+        class_ids=tuple(meta.get('class_ids', ())),
         collections={name: tree for name, tree in variables.items() if name != 'params'},
         path=paths.absolute(folder.parent),
         step=found,

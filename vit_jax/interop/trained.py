@@ -39,6 +39,8 @@ class TrainedModel:
         if they fit images of any size.
       source: its origin, a phrase for people.
       class_names: one for each output of the head; empty if unknown.
+      class_ids: those of the training data's own files; empty if these have none, and for runs
+        that did not keep them.
       notes: assumptions of the reader, a line each.
       collections: other Flax collections by name, such as `batch_stats`.
       path: the run folder, or the file.
@@ -61,6 +63,7 @@ class TrainedModel:
     num_classes: int | None = None
     raw_images: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     spec: Spec = dataclasses.field(default_factory=dict)
+    class_ids: tuple[int, ...] = ()
 
     @classmethod
     def of_file(

@@ -32,12 +32,15 @@ class Viz:
     Attributes:
       columns: keys of `rows` that are columns in the table of `predict`; None for all.
       bar: a key with values in [0, 1] that the table draws as bars.
+      coco: keys of `rows` that a result in the format of COCO has besides its `image_id`; empty for
+        a task that finds no objects.
       whole: whether the model sees whole files, squeezed to its size, instead of the crops of the
         run's transforms.
     """
 
     columns: tuple[str, ...] | None = None
     bar: str | None = None
+    coco: tuple[str, ...] = ()
     whole: bool = False
 
     # The command `predict`.

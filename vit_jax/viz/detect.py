@@ -36,6 +36,7 @@ class Viz(base.Viz):
 
     columns: tuple[str, ...] | None = ('class', 'score', 'bbox')
     bar = 'score'
+    coco: tuple[str, ...] = ('category_id', 'bbox', 'score')
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the least score of an object that is shown."""
@@ -50,8 +51,8 @@ class Viz(base.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The objects found, the most probable first, with the keys of COCO's results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` the index of the
-        class in the run's data, from 0.
+        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` that of
+        `Context.category_id`.
 
         Raises:
           UserError: if the threshold is not in [0, 1], or a transform of the run does not track
@@ -65,7 +66,7 @@ class Viz(base.Viz):
         return [
             {
                 'class': context.class_name(int(label)),
-                'category_id': int(label),
+                'category_id': context.category_id(int(label)),
                 'score': float(score),
                 'bbox': [round(float(side), 2) for side in box],
             }

@@ -117,6 +117,7 @@ class Context:
 
     Attributes:
       class_names: of the run's data; empty if they have none.
+      class_ids: of the classes in the files of the run's data; empty where they are not known.
       flags: of the command `predict`, including those of the task's `Viz`.
       vocab: decodes token ids; None if the data have no text.
       model: name of the model, for titles.
@@ -126,10 +127,15 @@ class Context:
     flags: argparse.Namespace = dataclasses.field(default_factory=argparse.Namespace)
     vocab: Vocabulary | None = None
     model: str = ''
+    class_ids: tuple[int, ...] = ()
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number where the data has no names."""
         return self.class_names[label] if label < len(self.class_names) else f'class {label}'
+
+    def category_id(self, label: int) -> int:
+        """The id of a class in the files of the data, or its number where that is not known."""
+        return self.class_ids[label] if label < len(self.class_ids) else label
 
     def texts(self, fields: Fields) -> dict[str, str]:
         """The arrays of token ids, decoded to texts; empty without a vocabulary."""

@@ -28,6 +28,7 @@ class Viz(detect.Viz):
     """Segments in colors."""
 
     columns = ('class', 'kind', 'score', 'area', 'bbox')
+    coco = (*detect.Viz.coco, 'segmentation')
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the least score of a segment that is shown."""
@@ -42,8 +43,8 @@ class Viz(detect.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The segments, the largest first, with the keys of COCO's panoptic results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, `category_id` the index of the class
-        in the run's data, from 0, and `segmentation` COCO's run-length encoding of the pixels, runs
+        `bbox` is (x, y, width, height) in pixels of the file, `category_id` that of
+        `Context.category_id`, and `segmentation` COCO's run-length encoding of the pixels, runs
         outside and inside of the segment in turn, column by column.
 
         Raises:
@@ -163,7 +164,7 @@ def _row(
     return {
         'id': number,
         'class': context.class_name(class_id),
-        'category_id': class_id,
+        'category_id': context.category_id(class_id),
         'isthing': int(thing),
         'kind': 'thing' if thing else 'stuff',
         'score': float(prediction['scores'][query]),

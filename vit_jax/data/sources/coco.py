@@ -47,7 +47,9 @@ class Source:
             categories = sorted(content['categories'], key=lambda c: c['id'])
             self._images = sorted(content['images'], key=lambda image: image['id'])
             self._objects = self._sort_objects(content.get('annotations', []), categories)
-            self.info = SourceInfo(len(categories), tuple(str(c['name']) for c in categories))
+            names = tuple(str(c['name']) for c in categories)
+            ids = tuple(int(c['id']) for c in categories)
+            self.info = SourceInfo(len(categories), names, class_ids=ids)
             self._folder = image_folder(root, split, self._images, self._name)
 
     def __len__(self) -> int:

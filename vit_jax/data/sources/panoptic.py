@@ -37,7 +37,9 @@ class Source:
             self._labels = {category['id']: i for i, category in enumerate(categories)}
             names = tuple(str(category['name']) for category in categories)
             stuff = tuple(i for i, category in enumerate(categories) if not category['isthing'])
-            self.info = SourceInfo(len(categories), names, stuff=stuff)
+            self.info = SourceInfo(
+                len(categories), names, stuff=stuff, class_ids=tuple(self._labels)
+            )
             self._images = sorted(content['images'], key=lambda image: image['id'])
             self._folder = coco.image_folder(root, split, self._images, name)
             self._segments = {one['image_id']: one for one in content['annotations']}
