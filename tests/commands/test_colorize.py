@@ -128,6 +128,18 @@ def test_no_file_given_is_written_over(colorize, tmp_path, capsys):
     assert not (tmp_path / 'photo_0.png').exists()
 
 
+@pytest.mark.parametrize('task', ['colorize', 'classify'])
+def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, task):
+    config = runs['core'].config.copy_and_resolve_references()
+    config.task = {'name': task}
+    other = dataclasses.replace(runs['core'], config=config)
+    monkeypatch.setattr(load_lib, 'open_run', lambda *args, **kwargs: other)
+    words = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
+    assert cli.main(['colorize', '--workdir', 'core', *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"is a run of the task '{task}', not of 'coltran': predict shows" in line
+
+
 def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):
     check_chain(runs['core'], [runs['color'], runs['spatial']])
     with pytest.raises(UserError, match="--workdir 'color' is a run of the task 'coltran_ups"):

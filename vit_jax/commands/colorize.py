@@ -21,7 +21,7 @@ from vit_jax.commands._pictures import (
 def main(argv: Sequence[str]) -> int:
     """Prints a line a sample, or JSON, and draws the samples if asked to."""
     args = parse_args(argv)
-    from vit_jax.inference.colorize import Colored, colorizer
+    from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import sharding
     from vit_jax.viz import coltran, figures
@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None and not folder:
         figures.check_format(args.out, '--out')
     core = open_run(args.workdir, **run_options(args))
+    check_task(core, 'coltran', '--workdir')
     core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))
     names = image_names(args.image, core.task.samples)
     if folder:

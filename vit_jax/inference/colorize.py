@@ -92,7 +92,7 @@ def check_task(run: TrainedModel, name: str, flag: str) -> None:
     if run.config.task.name != name:
         raise UserError(
             f'{flag} {str(run.path)!r} is a run of the task {run.config.task.name!r}, not of '
-            f'{name!r}'
+            f'{name!r}: predict shows what any run predicts'
         )
 
 
