@@ -61,3 +61,24 @@ def test_a_report_has_every_class_and_agrees_with_the_accuracy(smoke_run, tmp_pa
     assert [row['examples'] for row in rows] == list(map(sum, matrix))
     assert picture.stat().st_size > 0
     assert main(['evaluate', '--workdir', str(smoke_run), '--report', 'a.txt']) == 2
+
+
+def test_a_report_of_a_task_that_predicts_nothing_is_refused(
+    run_with, tmp_path, monkeypatch, capsys
+):
+    folder = run_with({'test': {}})
+    (tmp_path / 'mute_lab').mkdir()
+    (tmp_path / 'mute_lab' / 'tasks.py').write_text(
+        'from vit_jax.tasks import base, classify\n'
+        'class Task(classify.Task):\n'
+        '    predict = base.Task.predict\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = json.loads((folder / 'config.json').read_text())
+    config['task']['name'] = 'mute_lab.tasks'
+    (folder / 'config.json').write_text(json.dumps(config))
+    words = ['--allow', 'mute_lab', '--workdir', str(folder), '--report', str(tmp_path / 'a.png')]
+    assert main(['evaluate', *words]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "--report is of predicted classes, and task 'mute_lab.tasks' has no predictions" in line
+    assert not (tmp_path / 'a.png').exists()

@@ -94,11 +94,14 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
       Its evaluator, and the data.
 
     Raises:
-      UserError: if the data have no classes.
+      UserError: if the data have no classes, or the task predicts none.
     """
     from vit_jax.evaluators import confusion
     from vit_jax.trainer.evaluations import Evaluation
 
+    if not prepared.trained.task.predicts:
+        name = prepared.trained.config.task.name
+        raise UserError(f'--report is of predicted classes, and task {name!r} has no predictions')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
         evaluator.open(first.data)
