@@ -57,6 +57,24 @@ def run(tmp_path_factory):
     return made_once(tmp_path_factory, 'detr_on_coco', train)
 
 
+@pytest.mark.parametrize(('section', 'change'), [('data', {'annotations': []}), ('evals.ap', {})])
+def test_nothing_is_learned_of_no_annotations(tmp_path, capsys, caplog, section, change):
+    """Nor measured; the key may be missing, too."""
+    write_coco(tmp_path / 'data')
+    write_coco(tmp_path / 'bare')
+    for file in (tmp_path / 'bare').glob('*.json'):
+        content = json.loads(file.read_text())
+        content.pop('annotations')
+        file.write_text(json.dumps(content | change))
+    words = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke']
+    for name in ('data', 'evals.test', 'evals.ap'):
+        folder = tmp_path / ('bare' if name == section else 'data')
+        words += [f'--config.{name}.source=coco:{folder}', f'--config.{name}.split=test']
+    assert cli.main([*words, '--workdir', str(tmp_path / 'run')]) == 2
+    assert "there is no 'boxes'" in capsys.readouterr().err.splitlines()[-1]
+    assert 'instances_test.json: has no annotations' in caplog.text
+
+
 @pytest.fixture(scope='module')
 def wide(tmp_path_factory):
     path = tmp_path_factory.mktemp('photos') / 'wide.png'

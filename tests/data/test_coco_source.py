@@ -69,6 +69,14 @@ def test_annotations_need_no_image(tmp_path):
     assert all(np.array_equal(found[key], expected[key]) for key in found)
 
 
+def test_a_file_without_annotations_is_of_images_alone(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        source = open_source(write(tmp_path, []), 'val')
+    (line,) = [record.message for record in caplog.records]
+    assert 'has no annotations: its records are images alone' in line
+    assert (source[0].keys(), source.annotations(1)) == ({'image'}, {'size': (30, 40)})
+
+
 def test_repairs_are_counted(tmp_path, caplog):
     wrong = [
         annotation(4, 20, 7, [5, 5, 0, 3]),
@@ -111,8 +119,15 @@ def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
             {'annotations': [annotation(1, 21, 7, [0, 0, 1, 1])]},
             'annotation 1 is of the unknown image 21',
         ),
-        ({'annotations': [annotation(1, 20, 7, [0, 0, 1])]}, 'not in the format of COCO'),
-        ({'annotations': [annotation(1, 20, 7, 'box')]}, 'not in the format of COCO'),
+        (
+            {'annotations': [annotation(1, 20, 7, [0, 0, 1])]},
+            r'not in the format of COCO: annotation 1: the bbox \[0, 0, 1\] is no four numbers',
+        ),
+        ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: the bbox 'box' is no four"),
+        (
+            {'annotations': [{'id': 1, 'image_id': 20, 'category_id': 7}]},
+            'annotation 1: the bbox None is no four',
+        ),
         ({'annotations': [{'id': 1}]}, "there is no 'image_id'"),
     ],
 )

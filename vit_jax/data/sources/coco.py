@@ -35,7 +35,8 @@ class Source:
 
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
     objects, `areas` are in pixels, those of the outlines if there are any, and `ids` are those of
-    the annotations. Boxes without area are left out, and the log says how many.
+    the annotations. Boxes without area are left out, and the log says how many. A file without any
+    annotation makes records {image}.
     """
 
     def __init__(self, path: str, split: str):
@@ -46,7 +47,11 @@ class Source:
         with coco_format(self._file, self._name):
             categories = sorted(content['categories'], key=lambda c: c['id'])
             self._images = sorted(content['images'], key=lambda image: image['id'])
-            self._objects = self._sort_objects(content.get('annotations', []), categories)
+            listed = content.get('annotations') or []
+            self._objects = self._sort_objects(listed, categories)
+            if not listed:
+                log.warning('%s: has no annotations: its records are images alone', self._file)
+                self._objects = {image: {} for image in self._objects}
             names = tuple(str(c['name']) for c in categories)
             ids = tuple(int(c['id']) for c in categories)
             self.info = SourceInfo(len(categories), names, class_ids=ids)
@@ -88,7 +93,7 @@ class Source:
                 raise ValueError(
                     f'annotation {one["id"]} is of the unknown {kind} {one[f"{kind}_id"]}'
                 )
-            box, repair = _clipped(one['bbox'], *sizes[one['image_id']])
+            box, repair = _clipped(_bbox(one), *sizes[one['image_id']])
             repairs[repair] += 1
             if box is None:
                 continue
@@ -103,11 +108,22 @@ class Source:
         return {image: _arrays(objects) for image, objects in rows.items()}
 
 
+def _bbox(annotation: dict[str, Any]) -> list[float]:
+    """The box (x, y, w, h) of an annotation; ValueError if there is none."""
+    bbox = annotation.get('bbox')
+    try:
+        x, y, width, height = map(float, bbox or ())
+    except (TypeError, ValueError) as error:
+        name = f'annotation {annotation["id"]}'
+        raise ValueError(f'{name}: the bbox {bbox!r} is no four numbers') from error
+    return [x, y, width, height]
+
+
 def _clipped(
     bbox: list[float], width: float, height: float
 ) -> tuple[tuple[float, ...] | None, str]:
     """The corners of a box (x, y, w, h), clipped to the image, and its defect, empty if none."""
-    x, y, w, h = map(float, bbox)
+    x, y, w, h = bbox
     if not all(map(math.isfinite, (x, y, w, h))):
         return None, 'boxes left out that are not finite'
     corners = (max(x, 0), max(y, 0), min(x + w, width), min(y + h, height))
