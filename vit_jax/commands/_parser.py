@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,16 +24,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=f'vit_jax {command}', description=description, allow_abbrev=False)
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        self._require_flags(args)
         parsed, unknown = self.parse_known_args(args, namespace)
-        flags = [word for word in unknown if word.startswith('--')]
-        if flags:
-            valid = [f for f in self._option_string_actions if f.startswith('--')]
-            self.error(nearest('flag', flags[0].partition('=')[0], valid))
         if unknown:
             self.error(f'unexpected {unknown[0]!r}')
         for module in dict.fromkeys(getattr(parsed, 'allow', ())):
-            print(f'a stored config may name code of {module}: --allow', file=sys.stderr)
+            print(f'--allow {module}: a stored config may name code of it', file=sys.stderr)
         return parsed
+
+    def _require_flags(self, args: Sequence[str]) -> None:
+        """Name an unknown flag before what is missing, for it may be that, misspelled."""
+        valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
+        for word in itertools.takewhile(lambda word: word != '--', args):
+            flag = word.partition('=')[0]
+            if flag.startswith('--') and ' ' not in flag and flag not in valid:
+                self.error(nearest('flag', flag, valid))
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')

@@ -47,8 +47,8 @@ def check(config: ConfigDict, slice_: str) -> int:
 def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
     from vit_jax.profiling import topology
 
-    topology.require_compiler()
     slice_ = topology.parse(args.topology)
+    topology.require_compiler()
     return _sweep(args, slice_) if config is None else _config(args, config, slice_)
 
 

@@ -111,15 +111,34 @@ def parse(text: str) -> Topology:
 
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
     """The most cubic shape of `size`, with the shorter sides first; a whole machine is 2 x 2."""
-    chips, rest = divmod(size, chip.counted)
-    sides = _sides(chips, chip.dims) if not rest else []
-    if chips > 1:
-        sides = [s for s in sides if s[0] % 2 == 0 or (chip.dims == 3 and s[1] % 2 == 0)]
-    if not sides:
+    if not (sides := _shapes(chip, size)):
         what = 'cores, two a chip' if chip.counted == 2 else 'chips'
-        raise UserError(f'--topology {text!r}: no slice of {chip.generation} has {size} {what}')
+        near = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
+        raise UserError(
+            f'--topology {text!r}: no slice of {chip.generation} has {size} {what}; the nearest: '
+            f'{near}'
+        )
+    chips = size // chip.counted
     best = min(sides, key=lambda s: (max(s) / min(s), s))
     return best if chip.dims == 2 or chips > 4 else tuple(sorted(best, reverse=True))
+
+
+def _shapes(chip: Chip, size: int) -> list[tuple[int, ...]]:
+    """Every shape of a slice of `size`, with the shorter sides first; empty if there is none."""
+    chips, rest = divmod(size, chip.counted)
+    if rest or not chips:
+        return []
+    sides = _sides(chips, chip.dims)
+    if chips == 1:
+        return sides
+    return [s for s in sides if s[0] % 2 == 0 or (chip.dims == 3 and s[1] % 2 == 0)]
+
+
+def _nearest_sizes(chip: Chip, size: int) -> list[int]:
+    """The next smaller and the next larger size of a slice whose chips are a power of two."""
+    sizes = [chip.counted * 2**n for n in range(size.bit_length() + 2)]
+    known = [n for n in sizes if _shapes(chip, n)]
+    return [*[n for n in known if n < size][-1:], *[n for n in known if n > size][:1]]
 
 
 def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
