@@ -17,8 +17,6 @@ from vit_jax.errors import UserError
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
-COLUMNS = ('class', 'probability')
-BAR = 'probability'
 ACROSS = 4  # at most, images in a row of the picture
 WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
 

@@ -16,7 +16,6 @@ from vit_jax.ops import colors
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
-WHOLE = True
 TITLES = ('grey', 'colorized', 'original')
 SIDE = 3.0  # inches of an image
 PIXELS = 720  # of its longer side, in the picture

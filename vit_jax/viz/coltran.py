@@ -17,7 +17,6 @@ from vit_jax.ops.coarse_colors import to_luma
 from vit_jax.viz import base, colorize, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
-WHOLE = True
 SIDE = 1.8  # inches of an image
 LEAST = 128  # pixels of its shorter side
 Panels = list[tuple[str, UInt8[np.ndarray, '_ _ 3']]]  # with titles

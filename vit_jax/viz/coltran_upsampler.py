@@ -11,8 +11,6 @@ from vit_jax.viz import base
 from vit_jax.viz.coltran import Panels, is_grey, lines, psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
 
-WHOLE = True
-
 
 class Viz(base.Viz):
     """Images before and after an upsampler of colors."""

@@ -18,8 +18,6 @@ from vit_jax.errors import UserError
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
-COLUMNS = ('class', 'score', 'bbox')
-BAR = 'score'
 ACROSS = 3  # at most, images in a row of the picture
 WIDTH = 5.0  # inches of an image
 THRESHOLD = 0.7  # least score of an object that is shown

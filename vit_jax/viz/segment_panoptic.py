@@ -17,8 +17,6 @@ from vit_jax.ops import panoptic
 from vit_jax.viz import detect, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
-COLUMNS = ('class', 'kind', 'score', 'area', 'bbox')
-BAR = 'score'
 OPACITY = 0.5  # of a color on the image
 LINE = 0.004  # width of the lines between segments, as a share of the wider side of the image
 SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
