@@ -23,7 +23,7 @@ def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
     Raises:
       UserError: if there is no such file, or it is of another kind.
     """
-    text = paths.read_text(paths.path(path))
+    text = paths.read_text(paths.path(path), errors='replace')
     if text is None:
         raise UserError(
             f'config.task.prior: there is no {os.fspath(path)!r}; make it of the training data by '

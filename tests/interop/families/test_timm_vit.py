@@ -188,7 +188,7 @@ def test_attention_pooling(tmp_path, images):
 )
 def test_which_gelu(config, gelu):
     flat = timm_state(reference())
-    assert timm_vit.read(flat, CONFIG | config).model['gelu'] == gelu
+    assert timm_vit.read(flat, CONFIG | config).model_config['gelu'] == gelu
 
 
 @pytest.mark.slow

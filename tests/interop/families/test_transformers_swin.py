@@ -50,7 +50,7 @@ def test_both_versions_are_the_same_model(tmp_path):
         read.append(interop.read(folder))
     jax.tree.map(np.testing.assert_array_equal, read[0].params, read[1].params)
     assert read[0].model == read[1].model
-    assert read[0].model['gelu'] == 'tanh' and read[0].model['mlp_ratio'] == 2.5
+    assert read[0].model_config['gelu'] == 'tanh' and read[0].model_config['mlp_ratio'] == 2.5
 
 
 @pytest.mark.slow

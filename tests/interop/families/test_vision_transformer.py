@@ -335,7 +335,7 @@ def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturb
 def test_a_hybrid_says_its_layers(tmp_path, images, perturbed):
     params = perturbed(Reference(layers=(1, 2), patch=1), images(1, 16, 16, 3))
     np.savez(tmp_path / 'a.npz', **flat_params(params))
-    model = interop.read(tmp_path / 'a.npz').model
+    model = interop.read(tmp_path / 'a.npz').model_config
     assert (model['name'], model['layers'], model['patch_size']) == ('hybrid', (1, 2), 1)
 
 
