@@ -175,7 +175,7 @@ def test_without_a_config_the_size_tells_the_heads(tmp_path):
     fields = {'num_hidden_layers': 1, 'num_attention_heads': 2, 'intermediate_size': 128}
     arrays = state(reference(hidden_size=32, **fields), 4)
     files.write_safetensors(tmp_path / 'a.safetensors', arrays)
-    model = interop.read(tmp_path / 'a.safetensors').model
+    model = interop.read(tmp_path / 'a.safetensors').model_config
     assert (model['num_heads'], model['gelu'], model['norm_eps']) == (2, 'erf', 1e-12)
     files.write_safetensors(tmp_path / 'a.safetensors', state(reference(), 4))
     with pytest.raises(UserError, match=r'width 16, depth 2 and mlp_dim 24; put its config\.json'):
