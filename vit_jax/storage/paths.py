@@ -247,7 +247,7 @@ def remove(folder: Path) -> None:
     Other processes may still be writing there.
     """
     if not is_remote(folder):
-        if folder.is_symlink():
+        if os.path.islink(folder):
             folder.unlink()
         else:
             shutil.rmtree(folder)
