@@ -25,6 +25,7 @@ Table = tuple[tuple[str, str], ...]
 # Our fused parameters and their parts.
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
+_WEIGHTS: Mapping[str, tuple[str, ...]] = {'qk': ('query', 'key')}
 _LISTED = 3
 
 
@@ -85,18 +86,33 @@ def split(flat: Mapping[str, np.ndarray]) -> Flat:
 
 
 def join(flat: Mapping[str, np.ndarray]) -> Flat:
-    """The inverse of `split`; no projection may be absent."""
+    """The inverse of `split`.
+
+    Raises:
+      UserError: if a projection is absent.
+    """
     joined: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
         fused = _fused(parent)
         for target, parts in fused.items():
             if module == parts[0]:
-                arrays = [flat[f'{parent}/{part}/{leaf}'] for part in parts]
+                arrays = [require(flat, f'{parent}/{part}/{leaf}') for part in parts]
                 joined[f'{parent}/{target}/{leaf}'] = np.stack(arrays, axis=array.ndim - 2)
         if not any(module in parts for parts in fused.values()):
             joined[name] = array
     return joined
+
+
+def require(flat: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """The array of this name.
+
+    Raises:
+      UserError: if it is absent.
+    """
+    if name not in flat:
+        raise UserError(f'{name} is absent; get the file again')
+    return flat[name]
 
 
 def flattened(params: Mapping[str, Any]) -> Flat:
@@ -143,8 +159,10 @@ def _filled(template: str, counts: list[int]) -> str:
 
 def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
     """The fused projections of an attention module; none for any other module."""
-    if parent == 'map_head/attention':
+    if parent == 'map_head/attention' or parent.endswith('/cross'):
         return _CROSS
+    if parent == 'bbox_attention':
+        return _WEIGHTS
     return _SELF if parent.endswith('/attention') else {}
 
 

@@ -38,9 +38,15 @@ _LAYOUTS = (
         {2: lambda b: b.reshape(-1)},
     ),
     _Layout(
-        '.*/attention/out/kernel',  # [H K D]
+        '.*/(attention|cross)/out/kernel',  # [H K D]
         {2: lambda w, heads: w.T.reshape(heads, -1, len(w))},
         {3: lambda k: k.reshape(-1, k.shape[-1]).T},
+    ),
+    # A 1 x 1 convolution there.
+    _Layout(
+        'input_proj/kernel',
+        {4: lambda w, heads: w[..., 0, 0].T},
+        {2: lambda k: k.T[..., None, None]},
     ),
     _Layout(
         '.*/kernel',
@@ -48,6 +54,8 @@ _LAYOUTS = (
         {2: lambda k: k.T, 4: lambda k: k.transpose(3, 2, 0, 1)},
     ),
 )
+# Names of their fused projections, and of the parts.
+_FUSED = {'qkv': 'qkv', 'kv': 'kv', 'in_proj': 'qkv'}
 
 
 def ours(name: str, table: names.Table) -> str | None:
@@ -55,7 +63,7 @@ def ours(name: str, table: names.Table) -> str | None:
     translated = names.ours(name, table)
     if translated is None:
         return None
-    weight = '/scale' if re.search(r'norm\d?\.weight$', translated) else '/kernel'
+    weight = '/scale' if re.search(r'norm(_?\d)?\.weight$', translated) else '/kernel'
     return translated.replace('.weight', weight).replace('.bias', '/bias')
 
 
@@ -63,6 +71,27 @@ def theirs(name: str, table: names.Table) -> str:
     """The name to write for our parameter; our own if the table has none."""
     translated = names.theirs(name, table) or name
     return re.sub('/(kernel|scale)$', '.weight', translated).replace('/bias', '.bias')
+
+
+def parted(flat: Flat, source: str) -> Flat:
+    """Their arrays with fused projections split: `attn.qkv.weight` into `attn.q.weight` and so on.
+
+    Raises:
+      UserError: if an array cannot be split.
+    """
+    parts: Flat = {}
+    for name, array in flat.items():
+        module, _, leaf = name.rpartition('.')
+        parent, _, fused = module.rpartition('.')
+        letters = _FUSED.get(fused, '')
+        if not letters:
+            parts[name] = array
+        elif len(array) % len(letters):
+            raise UserError(f'{source}: {name} cannot have shape {array.shape}')
+        else:
+            each = zip(letters, np.split(array, len(letters)), strict=True)
+            parts |= {f'{parent}.{letter}.{leaf}': part for letter, part in each}
+    return parts
 
 
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:

@@ -154,7 +154,7 @@ def test_every_naming_of_masks_is_read(form):
     without = {
         name: array for name, array in flat.items() if '.k_' not in name or 'bbox' not in name
     }
-    with pytest.raises(UserError, match=r'bbox_attention/k\.weight is absent'):
+    with pytest.raises(UserError, match=r'bbox_attention/key/kernel is absent'):
         detr.read(without, {})
 
 
@@ -305,7 +305,7 @@ def test_colours_are_those_that_the_files_tell(flat):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('model.encoder.layers.0.self_attn.k_proj.weight', 'attention/k.weight is absent'),
+        ('model.encoder.layers.0.self_attn.k_proj.weight', 'attention/key/kernel is absent'),
         (
             'model.backbone.model.embedder.embedder.normalization.running_var',
             'root/norm.running_var is absent',

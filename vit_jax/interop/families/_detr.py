@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from vit_jax.data.transforms import parse, pillow
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, normalization
+from vit_jax.interop import labels, names, normalization, torch_layout
+from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.detr import Model
@@ -24,48 +23,6 @@ _PANOPTIC = 'detr_panoptic'
 # The defaults of the task, of ImageNet.
 _NORMALIZATION = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
-
-# Rows of the two code bases' modules, ours first.
-_RESNET = 'model.backbone.conv_encoder.model'
-_BOTTLENECK = f'{_RESNET}.encoder.stages.{{0}}.layers.{{0}}'
-_BLOCK = (
-    ('attention/out', 'self_attn.out_proj'),
-    ('attention', 'self_attn'),
-    ('attention_norm', 'self_attn_layer_norm'),
-    ('cross/out', 'encoder_attn.out_proj'),
-    ('cross', 'encoder_attn'),
-    ('cross_norm', 'encoder_attn_layer_norm'),
-    ('mlp', ''),
-    ('mlp_norm', 'final_layer_norm'),
-)
-_ROWS: names.Table = (
-    ('backbone/root/conv', f'{_RESNET}.embedder.embedder.convolution'),
-    ('backbone/root/norm', f'{_RESNET}.embedder.embedder.normalization'),
-    *(
-        (f'backbone/stage_{{0}}/block_{{0}}/{ours}', f'{_BOTTLENECK}.{theirs}')
-        for ours, theirs in (
-            ('proj_norm', 'shortcut.normalization'),
-            ('proj', 'shortcut.convolution'),
-            ('conv{1}', 'layer.{0}.convolution'),
-            ('norm{1}', 'layer.{0}.normalization'),
-        )
-    ),
-    *(
-        (f'{stack}/block_{{0}}/{ours}', f'model.{stack}.layers.{{0}}.{theirs}'.rstrip('.'))
-        for stack in ('encoder', 'decoder')
-        for ours, theirs in _BLOCK
-    ),
-    ('decoder/norm', 'model.decoder.layernorm'),
-    ('input_proj', 'model.input_projection'),
-    ('query_embed', 'model.query_position_embeddings.weight'),
-    ('class_embed', 'class_labels_classifier'),
-    ('bbox_embed/layer_{0}', 'bbox_predictor.layers.{0}'),
-    ('mask_head/conv_{0}', 'mask_head.lay{1}'),
-    ('mask_head/norm_{0}', 'mask_head.gn{1}'),
-    ('mask_head/adapter_{0}', 'mask_head.adapter{1}'),
-    ('mask_head/out', 'mask_head.out_lay'),
-)
-_TABLE = tuple((theirs, ours) for ours, theirs in _ROWS)
 
 
 def transformers(imported: TrainedModel) -> Written:
@@ -163,63 +120,16 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
 
 
 def _arrays(params: dict[str, Any]) -> Flat:
-    """Arrays by their names and in their layouts."""
-    written: Flat = {}
-    for name, leaf in flatten_dict(params, sep='/').items():
-        array = np.asarray(leaf, np.float32)
-        module, _, kind = name.rpartition('/')
-        if letters := re.fullmatch('(.*)/(qkv|q|kv|qk)', module):
-            for i, letter in enumerate(letters[2]):
-                written[f'{_projection(letters[1], letter)}.{_leaf(kind)}'] = _folded(array, i)
-        elif name == 'query_embed':
-            written[_theirs(name)] = array
-        elif module.startswith('backbone/') and kind in ('scale', 'bias'):
-            written |= _unfolded(_theirs(module), kind, array)
-        else:
-            written[f'{_theirs(module)}.{_leaf(kind)}'] = _layout(module, kind, array)
-    return {name: np.ascontiguousarray(array) for name, array in written.items()}
+    """Arrays by their names and in their layouts.
 
-
-def _projection(parent: str, letter: str) -> str:
-    if parent == 'bbox_attention':
-        return f'bbox_attention.{letter}_linear'
-    return f'{_theirs(parent)}.{letter}_proj'
-
-
-def _theirs(name: str) -> str:
-    found = names.theirs(name, _TABLE)
-    if found is None:
-        raise UserError(f'{name}: not a parameter of a DETR')
-    return found.replace('/', '.')
-
-
-def _leaf(kind: str) -> str:
-    return 'bias' if kind == 'bias' else 'weight'
-
-
-def _folded(array: np.ndarray, place: int) -> np.ndarray:
-    """One of the projections [D n H K] or [n H K], as [H K D] or [H K] without an axis of heads."""
-    one = np.take(array, place, axis=array.ndim - 3)
-    return one.reshape(len(one), -1).T if array.ndim == 4 else one.reshape(-1)
-
-
-def _unfolded(name: str, kind: str, array: np.ndarray) -> Flat:
-    """A factor or a summand as a batch norm with mean 0 and deviation 1."""
-    if kind == 'scale':
-        return {
-            f'{name}.weight': array,
-            f'{name}.running_var': np.full_like(array, np.float32(1) - np.float32(BN_EPS)),
-        }
-    return {f'{name}.bias': array, f'{name}.running_mean': np.zeros_like(array)}
-
-
-def _layout(module: str, kind: str, array: np.ndarray) -> np.ndarray:
-    if kind != 'kernel':
-        return array
-    if array.ndim == 4:
-        return array.transpose(3, 2, 0, 1)
-    flat = array.reshape(-1, array.shape[-1]).T
-    return flat[..., None, None] if module == 'input_proj' else flat
+    A `FrozenNorm` becomes a batch norm with mean 0 and deviation 1.
+    """
+    arrays = torch_layout.write(names.flattened(params), TABLE)
+    norms = {n.removesuffix('.bias'): a for n, a in arrays.items() if n.endswith('ization.bias')}
+    variance = np.float32(1) - np.float32(BN_EPS)
+    means = {f'{norm}.running_mean': np.zeros_like(bias) for norm, bias in norms.items()}
+    variances = {f'{n}.running_var': np.full_like(bias, variance) for n, bias in norms.items()}
+    return arrays | means | variances
 
 
 def _resizing(transforms: str) -> dict[str, Any] | None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from vit_jax.interop import names
 
+_PARTS = ('query', 'key', 'value')
+
 
 def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Table:
     return tuple((f'{theirs}.{a}', f'{ours}/{b}') for a, b in rows)
@@ -49,14 +51,12 @@ def _transformers_resnet(prefix: str) -> names.Table:
 
 
 def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Names of transformers, and of PyTorch's layer, whose projections are packed."""
-    letters = ((f'{theirs}.{letter}_proj', f'{ours}/{letter}') for letter in 'qkv')
+    """Names of transformers, and of the parts of PyTorch's layer, whose projections are fused."""
     return (
-        *letters,
-        (f'{theirs}.o_proj', f'{ours}/out'),
+        *((f'{theirs}.{part[0]}_proj', f'{ours}/{part}') for part in _PARTS),
+        *((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS),
         (f'{theirs}.out_proj', f'{ours}/out'),
-        (f'{theirs}.in_proj_weight', f'{ours}/packed.weight'),
-        (f'{theirs}.in_proj_bias', f'{ours}/packed.bias'),
+        (f'{theirs}.o_proj', f'{ours}/out'),
     )
 
 
@@ -71,13 +71,17 @@ _TRANSFORMERS_BLOCK = (
 _AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
 _AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
 
-# The names of transformers 5, and those of the authors and the hub.
+# Of the authors and the hub, then of transformers 5.
 _MASK_HEAD: names.Table = (
     *(
-        (f'bbox_attention.{letter}_{end}', f'bbox_attention/{letter}')
-        for letter in 'qk'
-        for end in ('proj', 'linear')
+        (f'bbox_attention.{part[0]}_{end}', f'bbox_attention/{part}')
+        for part in _PARTS[:2]
+        for end in ('linear', 'proj')
     ),
+    ('mask_head.lay{1}', 'mask_head/conv_{0}'),
+    ('mask_head.gn{1}', 'mask_head/norm_{0}'),
+    ('mask_head.adapter{1}', 'mask_head/adapter_{0}'),
+    ('mask_head.out_lay', 'mask_head/out'),
     ('mask_head.conv{1}.conv', 'mask_head/conv_{0}'),
     ('mask_head.conv{1}.norm', 'mask_head/norm_{0}'),
     ('mask_head.fpn_stages.{0}.fpn_adapter', 'mask_head/adapter_{0}'),
@@ -87,21 +91,18 @@ _MASK_HEAD: names.Table = (
         for kind in ('conv', 'norm')
     ),
     ('mask_head.output_conv', 'mask_head/out'),
-    ('mask_head.lay{1}', 'mask_head/conv_{0}'),
-    ('mask_head.gn{1}', 'mask_head/norm_{0}'),
-    ('mask_head.adapter{1}', 'mask_head/adapter_{0}'),
-    ('mask_head.out_lay', 'mask_head/out'),
 )
 
+# Of several rows with the same right side the first is written: names of transformers 4.
 TABLE: names.Table = (
     *_MASK_HEAD,
-    *_resnet('backbone.0.body.'),
-    *_resnet(''),
     *(
         row
         for prefix in ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
-        for row in (*_resnet(prefix), *_transformers_resnet(prefix))
+        for row in (*_transformers_resnet(prefix), *_resnet(prefix))
     ),
+    *_resnet('backbone.0.body.'),
+    *_resnet(''),
     *(
         row
         for stack in ('encoder', 'decoder')

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
@@ -50,13 +49,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     notes = []
     # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
     used = {
-        name.removeprefix('detr.'): array
+        name.removeprefix('detr.').replace('.in_proj_', '.in_proj.'): array
         for name, array in flat.items()
         if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }
-    named = names.rename(used, TABLE, source)
     heads = int(extra.get('encoder_attention_heads', _HEADS))
-    params = _converted(named, heads)
+    parts = torch_layout.parted(used, source)
+    params = names.join(_folded(torch_layout.read(parts, TABLE, heads, source)))
     panoptic = 'mask_head/out/kernel' in params
     model: dict[str, Any] = {'name': 'detr_panoptic' if panoptic else 'detr', **_backbone(params)}
     if 'query_embed' in params:
@@ -98,88 +97,24 @@ def _task(model: Mapping[str, Any]) -> dict[str, Any]:
     return {'name': 'segment_panoptic', 'stuff': stuff}
 
 
-def _converted(named: Flat, heads: int) -> Flat:
-    """Parameters by our names, in our layouts."""
-    params: Flat = {}
-    for name, array in named.items():
-        module, _, leaf = name.rpartition('.')
-        parent, _, last = module.rpartition('/')
-        if name == 'query_embed':
-            params[name] = array
-        elif module.startswith('backbone/') and 'norm' in last:
-            if leaf == 'weight':
-                params |= _folded(named, module)
-        elif parent == 'bbox_attention':
-            if leaf == 'weight' and last == 'q':
-                params |= _projections(named, parent, heads)
-        elif parent.endswith(('/attention', '/cross')) and last != 'out':
-            if leaf == 'weight' and last in ('q', 'packed'):
-                params |= _projections(named, parent, heads)
-        elif parent.endswith(('/attention', '/cross')) and leaf == 'weight':
-            params[f'{module}/kernel'] = array.T.reshape(heads, -1, len(array))
-        else:
-            params[f'{module}/{_leaf(last, leaf)}'] = _layout(module, array)
-    return params
-
-
-def _leaf(module: str, leaf: str) -> str:
-    if leaf != 'weight':
-        return leaf
-    return 'scale' if 'norm' in module else 'kernel'
-
-
-def _layout(module: str, array: np.ndarray) -> np.ndarray:
-    if array.ndim == 4 and module != 'input_proj':
-        return array.transpose(2, 3, 1, 0)
-    return array.reshape(array.shape[:2]).T if array.ndim > 1 else array
-
-
-def _folded(named: Flat, module: str) -> Flat:
-    """A batch norm as a factor and a summand for each channel."""
-    gamma, beta, mean, var = (
-        _get(named, f'{module}.{leaf}')
-        for leaf in ('weight', 'bias', 'running_mean', 'running_var')
-    )
-    scale = gamma / np.sqrt(var + _detr.BN_EPS)
-    return {f'{module}/scale': scale, f'{module}/bias': beta - mean * scale}
-
-
-def _projections(named: Flat, parent: str, heads: int) -> Flat:
-    """Queries, keys and values, fused or split, as the kernels of our attention."""
-    groups, parts = _groups(parent), {}
-    for leaf in ('weight', 'bias'):
-        if f'{parent}/packed.{leaf}' in named:
-            each = np.split(named[f'{parent}/packed.{leaf}'], 3)
-        else:
-            each = [_get(named, f'{parent}/{x}.{leaf}') for group in groups for x in group]
-        # [D H K] or [H K]
-        parts[leaf] = [a.T.reshape(*a.T.shape[:-1], heads, -1) for a in each]
-    params = {}
-    for group in groups:
-        places = ['qkv'.index(letter) for letter in group]
-        params[f'{parent}/{group}/kernel'] = np.stack([parts['weight'][i] for i in places], 1)
-        params[f'{parent}/{group}/bias'] = np.stack([parts['bias'][i] for i in places])
-    return params
-
-
-def _groups(parent: str) -> tuple[str, ...]:
-    """The letters of the projections that form one of our kernels."""
-    if parent == 'bbox_attention':
-        return ('qk',)
-    return ('qkv',) if parent.endswith('/attention') else ('q', 'kv')
-
-
-def _get(named: Flat, name: str) -> np.ndarray:
-    if name not in named:
-        raise UserError(f'DETR: {name} is absent; get the file again')
-    return named[name]
+def _folded(flat: Flat) -> Flat:
+    """Batch norms as a factor and a summand for each channel."""
+    folded = {name: array for name, array in flat.items() if '.running_' not in name}
+    for name in folded:
+        if name.startswith('backbone/') and name.endswith('/scale'):
+            norm = name.removesuffix('/scale')
+            mean, var = (names.require(flat, f'{norm}.running_{x}') for x in ('mean', 'var'))
+            scale = flat[name] / np.sqrt(var + _detr.BN_EPS)
+            shift = names.require(flat, f'{norm}/bias') - mean * scale
+            folded |= {name: scale, f'{norm}/bias': shift}
+    return folded
 
 
 def _backbone(params: Flat) -> dict[str, Any]:
     """Sizes of the ResNet."""
     stages = _count(params, r'backbone/stage_(\d+)/')
     layers = tuple(_count(params, rf'backbone/stage_{i}/block_(\d+)/') for i in range(stages))
-    width = _get(params, 'backbone/root/conv/kernel').shape[-1]
+    width = names.require(params, 'backbone/root/conv/kernel').shape[-1]
     return {'layers': layers, 'backbone_width': width, 'backbone_norm': 'frozen'}
 
 
@@ -187,13 +122,13 @@ def _transformer(params: Flat, heads: int) -> dict[str, Any]:
     """Sizes of the transformer and its heads."""
     queries, width = params['query_embed'].shape
     return {
-        'num_classes': _get(params, 'class_embed/bias').size - 1,
+        'num_classes': names.require(params, 'class_embed/bias').size - 1,
         'num_queries': queries,
         'width': width,
         'depth': _count(params, r'encoder/block_(\d+)/'),
         'decoder_depth': _count(params, r'decoder/block_(\d+)/'),
         'num_heads': heads,
-        'mlp_dim': _get(params, 'encoder/block_0/mlp/fc1/bias').size,
+        'mlp_dim': names.require(params, 'encoder/block_0/mlp/fc1/bias').size,
         'norm': 'pre' if 'encoder/norm/scale' in params else 'post',
     }
 

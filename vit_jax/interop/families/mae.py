@@ -100,7 +100,7 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
     if normalization.of_images(extra) is None:
         extra = {**extra, **normalization.given(**_IMAGENET)}
-    decoder = timm_vit.parted(decoder, source)
+    decoder = torch_layout.parted(decoder, source)
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
     note = (

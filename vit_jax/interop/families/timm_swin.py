@@ -7,14 +7,13 @@ distinguishes the two. The normalization comes from timm's config.json.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
@@ -76,23 +75,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         if name in flat:
             raise UserError(f'{source}: no such model is known here: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
-    imported = _swin.assemble(_parted(used, source), table, source, extra, image_size=_size(extra))
+    parts = torch_layout.parted(used, source)
+    imported = _swin.assemble(parts, table, source, extra, image_size=_size(extra))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
-
-
-def _parted(flat: Flat, source: str) -> Flat:
-    """Arrays with split projections."""
-    parted: Flat = {}
-    for name, array in flat.items():
-        match = re.fullmatch(r'(layers\.\d+\.blocks\.\d+\.attn\.)qkv(\.\w+)', name)
-        if match is None:
-            parted[name] = array
-        elif len(array) % 3:
-            raise UserError(f'{source}: {name} cannot have shape {array.shape}')
-        else:
-            parts = zip('qkv', np.split(array, 3), strict=True)
-            parted |= {f'{match[1]}{letter}{match[2]}': part for letter, part in parts}
-    return parted
 
 
 def _size(config: Mapping[str, Any]) -> _swin.Size | None:

@@ -24,8 +24,6 @@ _SOURCE = 'timm ViT'
 _NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
-# timm's fused projections and their parts.
-_FUSED = {r'(?:decoder_)?blocks\.\d+\.attn\.qkv': 'qkv', r'attn_pool\.kv': 'kv'}
 # Layer scales and the layers before them.
 _SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
 _UNSUPPORTED = {
@@ -86,7 +84,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     source = _SOURCE
     _require_supported(flat, source)
-    parts = parted(_unscaled(flat, source), source)
+    parts = torch_layout.parted(_unscaled(flat, source), source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     arguments = extra.get('model_args') or {}
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
@@ -132,23 +130,6 @@ def _unscaled(flat: Flat, source: str) -> Flat:
         if lost and lost != blocks:
             raise UserError(f'{source}: blocks.{min(lost)}.{scale}.gamma is not in the file')
     return folded
-
-
-def parted(flat: Flat, source: str) -> Flat:
-    """Arrays by the names in the file, with split projections."""
-    parts: Flat = {}
-    for name, array in flat.items():
-        module, _, leaf = name.rpartition('.')
-        letters = next((v for k, v in _FUSED.items() if re.fullmatch(k, module)), '')
-        if not letters:
-            parts[name] = array
-            continue
-        if len(array) % len(letters):
-            raise UserError(f'{source}: {name} cannot have shape {array.shape}')
-        parent = module.rpartition('.')[0]
-        for letter, part in zip(letters, np.split(array, len(letters)), strict=True):
-            parts[f'{parent}.{letter}.{leaf}'] = part
-    return parts
 
 
 def _heads(
