@@ -28,7 +28,7 @@ def write(page: pathlib.Path, script: str, table: str, headings: Row, rows: Sequ
     versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
     here = f'{platform.machine()}, {os.cpu_count()} cores'
     lines = ''.join(map(_line, (headings, ['---'] * len(headings), *rows)))
-    made_by = f'By `python {script}`, the latest rows with {versions} on {here}.'
+    made_by = f'Made by `python {script}`; latest rows with {versions} on {here}.'
     page.write_text(f'{before}{lines}\n{made_by}\n{after}')
 
 

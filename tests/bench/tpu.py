@@ -34,7 +34,7 @@ BLOCKS = (
 )
 BLOCK_HEADINGS = (
     *('block', 'ms at least', 'GB moved', 'GB of temporaries'),
-    *('Mcycles estimated', 'and of the kernels'),
+    *('Mcycles estimated', 'Mcycles of kernels'),
 )
 
 # Of `experiments/vit/imagenet2012.py:B/16,300ep`, 512 images on four chips.
@@ -48,7 +48,7 @@ STEPS = (
     *('model.attention=xla', 'model.attention=xla step.accum_steps=4'),
 )
 STEP_HEADINGS = (
-    *('`--config.`', 'GiB a chip', 'of it temporaries', 'ms at least', 'MFU at most'),
+    *('`--config.`', 'GiB per chip', 'GiB of temporaries', 'ms at least', 'MFU at most'),
     *('GB moved', 'Mcycles estimated'),
 )
 

@@ -44,7 +44,7 @@ RECIPES = (
     (WMT14, 'v5e:2x4'),
 )
 HEADINGS = (
-    *('recipe', 'slice', 'batch', 'fits', 'GiB a chip', 'ms at least', 'MFU at most'),
+    *('recipe', 'slice', 'batch', 'fits', 'GiB per chip', 'ms at least', 'MFU at most'),
     *('exchanges ms', 'steps', 'chip-hours at least'),
 )
 
