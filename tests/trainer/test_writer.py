@@ -5,10 +5,14 @@ import json
 import math
 import os
 import pathlib
+import threading
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -21,7 +25,12 @@ from vit_jax.trainer.lines import Lines
 from vit_jax.trainer.meter import Diverged, Meter
 from vit_jax.trainer.writer import Writer, clock
 
-TRAIN = {'train/loss': 1.5, 'train/images_per_sec': 10.0, 'train/step_sec': 0.1}
+TRAIN = {
+    'train/loss': 1.5,
+    'train/images_per_sec': 10.0,
+    'train/step_sec': 0.1,
+    'train/input_bound': 0.0,
+}
 
 
 def write(folder: pathlib.Path, start: int, steps: list[int]) -> None:
@@ -128,6 +137,51 @@ def test_the_interval_means_all_of_its_steps() -> None:
     assert logged['train/images_per_sec'] == pytest.approx(4 / logged['train/step_sec'])
     m.add(4, {'loss': jnp.float32(5.0)})
     assert m.log()['train/loss'] == 5.0
+
+
+class Running:
+    """A metric of a step that devices still work on until `finish` is called."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.finish = self._event.set
+
+    def block_until_ready(self) -> None:
+        self._event.wait()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._event.wait()
+        return np.float32(1.0).reshape(())
+
+
+def test_waiting_for_data_is_input_bound_only_while_the_devices_are_idle() -> None:
+    idle, busy, step = meter(), meter(), Running()
+    idle.add(1, {'loss': jnp.float32(1)})
+    time.sleep(0.2)  # the step is over long before data are waited for
+    busy.add(1, {'loss': step})
+    for m in (idle, busy):
+        with m.waiting():
+            time.sleep(0.2)
+    step.finish()
+    idle, busy = idle.log(), busy.log()
+    assert 0.2 < idle['train/input_bound'] <= 1
+    assert busy['train/input_bound'] == 0
+    assert busy['train/data_wait_sec'] >= 0.2
+
+
+def test_a_run_that_waits_for_data_says_so_and_advises_once(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    writer = Writer(tmp_path, 10, 0, 'images')
+    for step, share in ((1, 0.9), (2, 0.05), (3, 0.25), (4, 0.25)):
+        writer.progress(step)
+        writer.show_train(step, {**TRAIN, 'train/input_bound': share})
+    writer.close()
+    said = capsys.readouterr().out
+    assert said.count('25% waiting for data') == 2
+    assert '5% waiting' not in said.replace('25% waiting', '')
+    assert said.count('set config.data.workers') == 1
+    assert said.index('step 3/10') < said.index('set config.data.workers') < said.index('step 4/10')
 
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf])

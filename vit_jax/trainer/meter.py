@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import math
 import time
@@ -42,20 +43,26 @@ class Meter:
         self.step, self.schedule, self.utilisation = start, schedule, utilisation
         self.max_skips, self.skips_in_a_row = max_skips, 0
         self.running: list[tuple[int, dict[str, Any]]] = []
+        self._clock = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
+        self._finished: concurrent.futures.Future[float] | None = None
         self._restart()
 
     def _restart(self) -> None:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
+        self.starved = 0.0
         self.done: list[dict[str, float]] = []
         self.skipped = 0
         self.seen: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts as waiting for data."""
+        """Counts as waiting for data; as starved, where the devices had nothing else to do."""
         began = time.perf_counter()
         yield
-        self.data_wait += time.perf_counter() - began
+        ended = time.perf_counter()
+        self.data_wait += ended - began
+        if self._finished is not None and self._finished.done():
+            self.starved += max(0.0, ended - max(began, self._finished.result()))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -73,6 +80,7 @@ class Meter:
         """Takes the metrics of `step`; waits until at most two steps are in flight."""
         self.step, self.steps = step, self.steps + 1
         self.running.append((step, metrics))
+        self._finished = self._clock.submit(_finish_time, metrics)
         self._collect(2)
 
     def _collect(self, keep: int) -> None:
@@ -112,8 +120,16 @@ class Meter:
             **{f'{name}_per_sec': number / elapsed for name, number in self.seen.items()},
             'step_sec': elapsed / self.steps,
             'data_wait_sec': self.data_wait,
+            'input_bound': self.starved / elapsed,
         }
         if (mfu := self.utilisation(self.steps / elapsed)) is not None:
             means['mfu'] = mfu
         self._restart()
         return {f'train/{k}': v for k, v in means.items()}
+
+
+def _finish_time(metrics: dict[str, Any]) -> float:
+    """Waits for a step; a failure of it is raised where its metrics are read."""
+    with contextlib.suppress(Exception):
+        jax.block_until_ready(metrics)
+    return time.perf_counter()

@@ -27,6 +27,7 @@ from vit_jax.viz.base import Texts
 from vit_jax.writers import base
 
 UNKNOWN = '-:--'
+INPUT_BOUND = 0.1  # the share of an interval that devices may wait for data before a line says so
 
 
 class Eta(ProgressColumn):
@@ -76,7 +77,7 @@ class Writer:
     ):
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
-        self.first_interval = True
+        self.first_interval, self.advised = True, False
         self.enabled = jax.process_index() == 0
         if not self.enabled:
             return
@@ -184,12 +185,22 @@ class Writer:
         summary = f'loss {loss:.4f}  {rate:,.0f} {self.unit}/s'
         if skipped := metrics.get('train/skipped'):
             summary += f'  {skipped:.0f} steps skipped'
+        starved = metrics['train/input_bound']
+        if starved >= INPUT_BOUND:
+            summary += f'  {starved:.0%} waiting for data'
+        warm = not self.first_interval
         pace = self._pace(step, metrics['train/step_sec'])
         speed = None if pace is None else 1 / pace
         self.bar.update(self.task, completed=step, summary=summary, steps_per_sec=speed)
         if not self.console.is_terminal:
             eta = UNKNOWN if pace is None else clock((self.total_steps - step) * pace)
             self.say(f'step {step}/{self.total_steps}  {summary}  ETA {eta}')
+        if warm and starved >= INPUT_BOUND and not self.advised:
+            self.advised = True
+            self.say(
+                f'the devices waited for data {starved:.0%} of the time: set config.data.workers '
+                'or more threads; `python -m vit_jax data` times the pipeline alone (docs/data.md)'
+            )
 
     def show_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of evaluation results."""
