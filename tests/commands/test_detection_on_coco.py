@@ -13,6 +13,8 @@ from helpers.xla import use_one_device
 from PIL import Image
 
 from vit_jax import __main__ as cli
+from vit_jax.inference import load
+from vit_jax.trainer import measure
 
 # The smoke size of the experiment is compiled.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -73,6 +75,65 @@ def test_nothing_is_learned_of_no_annotations(tmp_path, capsys, caplog, section,
     assert cli.main([*words, '--workdir', str(tmp_path / 'run')]) == 2
     assert "there is no 'boxes'" in capsys.readouterr().err.splitlines()[-1]
     assert 'instances_test.json: has no annotations' in caplog.text
+
+
+def test_nothing_is_learned_of_no_segments(tmp_path, capsys):
+    write_coco(tmp_path / 'data')
+    content = json.loads((tmp_path / 'data' / 'instances_train.json').read_text())
+    categories = [category | {'isthing': 1} for category in CATEGORIES]
+    content |= {'annotations': [], 'categories': categories}
+    (tmp_path / 'data' / 'panoptic_train.json').write_text(json.dumps(content))
+    words = ['train', '--config', f'{ROOT}/experiments/detr/scenes_panoptic.py:smoke']
+    words += ['--workdir', str(tmp_path / 'run'), '--config.data.split=train']
+    assert cli.main([*words, f'--config.data.source=panoptic:{tmp_path / "data"}']) == 2
+    assert "there is no 'masks'" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture
+def dogs(tmp_path):
+    """`dogs(categories)`: the data, of which these categories are listed, and dogs annotated."""
+
+    def make(categories):
+        folder = tmp_path / f'{len(categories)}'
+        write_coco(folder)
+        file = folder / 'instances_test.json'
+        content = json.loads(file.read_text()) | {'categories': categories}
+        content['annotations'] = [o for o in content['annotations'] if o['category_id'] == 7]
+        file.write_text(json.dumps(content))
+        return ['--source', f'coco:{folder}', '--split', 'test']
+
+    return make
+
+
+def test_categories_are_numbered_as_in_training(run, dogs):
+    _, source, _, split = dogs(CATEGORIES[:1])
+    measured = measure.prepare(load.open_model(run), source=source, split=split)
+    for one in measured.evaluations.values():
+        assert one.data.info.class_names == ('cat', 'dog')
+        assert {label for i in range(8) for label in one.data.source[i]['labels']} == {1}
+
+
+@pytest.mark.long
+def test_a_file_may_lack_categories_of_training(run, dogs, capsys):
+    all_listed, dogs_listed = (
+        json.loads(call(capsys, 'evaluate', '--workdir', run, '--json', *dogs(listed)))
+        for listed in (CATEGORIES, CATEGORIES[:1])
+    )
+    assert all_listed == dogs_listed
+
+
+@pytest.mark.parametrize(
+    ('category', 'says'),
+    [
+        ({'id': 9, 'name': 'emu'}, "category 9 ('emu') is none of the training data"),
+        ({'id': 3, 'name': 'emu'}, "category 3 is 'emu', and 'cat' in another file"),
+    ],
+)
+def test_a_file_has_no_other_categories(run, dogs, capsys, category, says):
+    words = ['evaluate', '--workdir', str(run), *dogs([*CATEGORIES[:1], category])]
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
 
 
 @pytest.fixture(scope='module')

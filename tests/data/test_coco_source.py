@@ -77,6 +77,39 @@ def test_a_file_without_annotations_is_of_images_alone(tmp_path, caplog):
     assert (source[0].keys(), source.annotations(1)) == ({'image'}, {'size': (30, 40)})
 
 
+@pytest.fixture
+def two_splits(tmp_path):
+    """`two_splits(categories)`: the splits `val` and `more`, which lists other categories."""
+
+    def make(categories):
+        name = write(tmp_path)
+        file = tmp_path / 'annotations' / 'instances_val.json'
+        other = json.loads(file.read_text()) | {'categories': categories}
+        other['annotations'] = [annotation(1, 10, categories[0]['id'], [0, 0, 5, 5])]
+        (tmp_path / 'annotations' / 'instances_more.json').write_text(json.dumps(other))
+        (tmp_path / 'more').symlink_to(tmp_path / 'val')
+        return name
+
+    return make
+
+
+@pytest.mark.parametrize('split', ['val+more', 'more+val'])
+def test_splits_read_as_one_have_the_categories_of_both(two_splits, split):
+    source = open_source(two_splits([{'id': 5, 'name': 'emu'}, {'id': 7, 'name': 'dog'}]), split)
+    assert source.info.class_names == ('cat', 'emu', 'dog')
+    assert source.info.class_ids == (3, 5, 7)
+    labels = [source[i]['labels'].tolist() for i in range(len(source))]
+    assert labels == [source.annotations(i)['labels'].tolist() for i in range(len(source))]
+    parts = {'val': [[0], [2, 0], []], 'more': [[1], [], []]}
+    assert labels == [row for part in split.split('+') for row in parts[part]]
+
+
+def test_splits_read_as_one_agree_on_names(two_splits):
+    name = two_splits([{'id': 3, 'name': 'emu'}, {'id': 7, 'name': 'dog'}])
+    with pytest.raises(UserError, match="category 3 is 'emu', and 'cat' in another file"):
+        open_source(name, 'val+more')
+
+
 def test_repairs_are_counted(tmp_path, caplog):
     wrong = [
         annotation(4, 20, 7, [5, 5, 0, 3]),

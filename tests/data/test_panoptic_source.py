@@ -15,6 +15,7 @@ CATEGORIES = [
     {'id': 200, 'name': 'sky', 'isthing': 0},
     {'id': 1, 'name': 'person', 'isthing': 1},
 ]
+IMAGES = [{'id': 8, 'file_name': 'a.jpg', 'height': 3, 'width': 4}]
 SEGMENTS = [
     {'id': 70_000, 'category_id': 1, 'iscrowd': 0},
     {'id': 5, 'category_id': 200},
@@ -25,9 +26,8 @@ NUMBERS = np.array([[0, 5, 5, 5], [5, 70_000, 70_000, 5], [5, 5, 70_000, 5]])
 
 def write(folder, numbers=NUMBERS, segments=SEGMENTS, **changes):
     """One image of the split `val`; returns the source's name."""
-    images = [{'id': 8, 'file_name': 'a.jpg', 'height': 3, 'width': 4}]
     annotation = {'image_id': 8, 'file_name': 'a.png', 'segments_info': segments}
-    content = {'images': images, 'annotations': [annotation], 'categories': CATEGORIES, **changes}
+    content = {'images': IMAGES, 'annotations': [annotation], 'categories': CATEGORIES, **changes}
     pngs = folder / 'annotations' / 'panoptic_val'
     pngs.mkdir(parents=True, exist_ok=True)
     (folder / 'annotations' / 'panoptic_val.json').write_text(json.dumps(content))
@@ -52,6 +52,13 @@ def test_segments_are_objects(tmp_path):
     assert source.info.stuff == (1,)
 
 
+@pytest.mark.parametrize('changes', [{'annotations': []}, {'segments': []}])
+def test_a_file_without_segments_is_of_images_alone(tmp_path, caplog, changes):
+    source = open_source(write(tmp_path, **changes), 'val')
+    assert 'panoptic_val.json: has no annotations' in caplog.text
+    assert (source[0].keys(), source.annotations(0)) == ({'image'}, {'size': (3, 4)})
+
+
 def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
     source = panoptic.Source(write(tmp_path, NUMBERS + 2).partition(':')[2], 'val')
     with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is none of those'):
@@ -64,7 +71,7 @@ def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'annotations': []}, 'image 8 has no annotation'),
+        ({'images': [*IMAGES, {**IMAGES[0], 'id': 9}]}, 'image 9 has no annotation'),
         ({'segments': [{'id': 5, 'category_id': 3}]}, 'segment 5 is of the unknown category 3'),
         ({'categories': [{'id': 1, 'name': 'person'}]}, "there is no 'isthing'"),
     ],

@@ -192,13 +192,15 @@ class Section:
     cache: bool = False
     stall_seconds: float = STALL_SECONDS
 
-    def examples(self) -> Examples:
-        """Open the source."""
+    def examples(self, numbering: SourceInfo | None = None) -> Examples:
+        """Open the source, with classes numbered as those of `numbering`, by their ids."""
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
         source = sources.open_source(self.source, self.split)
         if self.classes is not None:
             source = source.only_classes(self.classes)
+        if numbering is not None:
+            source = source.numbered_as(numbering)
         return Examples(source, parsed, self.cache)
 
     def plan_of(self, examples: Examples, **options: Any) -> Plan:
@@ -221,6 +223,7 @@ def open_dataset(
     seed: int = 0,
     multiple: int = 1,
     process: Process = Process(),  # noqa: B008  frozen
+    numbering: SourceInfo | None = None,
     **section: Any,
 ) -> Dataset:
     """The data of `config.data`, or of an entry of `config.evals`.
@@ -231,6 +234,7 @@ def open_dataset(
       seed: of the order and the transforms of training.
       multiple: rows of an evaluation batch are a multiple of it.
       process: this one of the processes that share every batch.
+      numbering: the classes that give theirs their numbers, where both have ids in files.
       section: the fields of `Section`.
 
     Raises:
@@ -238,7 +242,7 @@ def open_dataset(
     """
     keys = Section(**section)
     plan = keys.plan_of(
-        keys.examples(),
+        keys.examples(numbering),
         batch_size=batch_size,
         seed=seed,
         multiple=math.lcm(multiple, process.count),

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.data import class_ids
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
 from vit_jax.errors import UserError
 
@@ -117,6 +118,18 @@ class Subset:
         if not any(len(indices) for _, indices in parts):
             raise UserError(f'{title}: none of the {len(self)} examples is of these classes')
         return Subset(title, parts)
+
+    def numbered_as(self, classes: SourceInfo) -> Subset:
+        """The examples with classes numbered as others', by their ids if both have ids.
+
+        Raises:
+          UserError: for a class that is not among those, or has another name there.
+        """
+        parts = [
+            (class_ids.numbered_as(source, classes, self.title), indices)
+            for source, indices in self._parts
+        ]
+        return Subset(self.title, parts)
 
     @property
     def broken_limit(self) -> int:
@@ -237,7 +250,10 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         parts.append((sources[base], _indices(sources[base], term, title)))
     if not sum(len(indices) for _, indices in parts):
         raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
-    return Subset(title, parts)
+    subset = Subset(title, parts)
+    if len(sources) == 1:
+        return subset
+    return subset.numbered_as(class_ids.union([source.info for source in sources.values()]))
 
 
 def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:

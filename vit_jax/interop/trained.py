@@ -145,7 +145,7 @@ class TrainedModel:
         """The classes of the training data; None if unknown."""
         if self.num_classes is None:
             return None
-        return SourceInfo(self.num_classes, self.class_names)
+        return SourceInfo(self.num_classes, self.class_names, class_ids=self.class_ids)
 
     @property
     def channels(self) -> int:

@@ -130,6 +130,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         image_size=data.image_size,
         source='this run',
         class_names=data.info.class_names,
+        class_ids=data.info.class_ids,
         num_classes=data.info.num_classes,
         spec=data.spec,
     )

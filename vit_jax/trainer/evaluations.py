@@ -137,10 +137,11 @@ def _open_eval(
     trained: TrainedModel | None,
 ) -> Evaluation:
     section, where = config.evals[name], f'config.evals.{name}'
-    data = open_once(section)
     evaluator = objects.make_evaluator(section, where)
+    has_own_classes = evaluator is not None and evaluator.learns
+    data = open_once(section, numbering=None if has_own_classes or not trained else trained.classes)
     if trained is not None:
-        if config.model.get('num_classes') and not (evaluator and evaluator.learns):
+        if config.model.get('num_classes') and not has_own_classes:
             compatibility.require_classes(trained, where, data)
         compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))

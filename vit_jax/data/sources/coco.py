@@ -28,6 +28,7 @@ from vit_jax.storage import paths
 log = logging.getLogger(__name__)
 
 PREFIX = 'instances_'
+NO_ANNOTATIONS = 'has no annotations: its records are images alone'
 
 
 class Source:
@@ -36,7 +37,7 @@ class Source:
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
     objects, `areas` are in pixels, those of the outlines if there are any, and `ids` are those of
     the annotations. Boxes without area are left out, and the log says how many. A file without any
-    annotation makes records {image}.
+    other makes records {image}.
     """
 
     def __init__(self, path: str, split: str):
@@ -47,10 +48,9 @@ class Source:
         with coco_format(self._file, self._name):
             categories = sorted(content['categories'], key=lambda c: c['id'])
             self._images = sorted(content['images'], key=lambda image: image['id'])
-            listed = content.get('annotations') or []
-            self._objects = self._sort_objects(listed, categories)
-            if not listed:
-                log.warning('%s: has no annotations: its records are images alone', self._file)
+            self._objects = self._sort_objects(content.get('annotations') or [], categories)
+            if not any(len(objects['boxes']) for objects in self._objects.values()):
+                log.warning('%s: %s', self._file, NO_ANNOTATIONS)
                 self._objects = {image: {} for image in self._objects}
             names = tuple(str(c['name']) for c in categories)
             ids = tuple(int(c['id']) for c in categories)

@@ -9,6 +9,7 @@ Kirillov et al., 2019, arXiv:1801.00868. Categories are renumbered without the g
 
 from __future__ import annotations
 
+import logging
 import pathlib
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.data.sources import coco
 from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
 
 PREFIX = 'panoptic_'
 
@@ -25,6 +28,7 @@ class Source:
 
     The objects are the segments, things and stuff alike; their boxes are the smallest around their
     pixels. A segment without a pixel is left out, and a pixel that belongs to none is in no mask.
+    A file without any segment makes records {image}.
     """
 
     def __init__(self, path: str, split: str):
@@ -42,10 +46,16 @@ class Source:
             )
             self._images = sorted(content['images'], key=lambda image: image['id'])
             self._folder = coco.image_folder(root, split, self._images, name)
-            self._segments = {one['image_id']: one for one in content['annotations']}
-            self._check()
+            listed = content.get('annotations') or []
+            self._segments = {one['image_id']: one for one in listed}
+            coco.require_inside(self._segments.values())
+            self._is_bare = not any(one['segments_info'] for one in listed)
+            if not self._is_bare:
+                self._check()
+        if self._is_bare:
+            log.warning('%s: %s', file, coco.NO_ANNOTATIONS)
         self._pngs = file.with_suffix('')
-        if not self._pngs.is_dir():
+        if not (self._is_bare or self._pngs.is_dir()):
             raise UserError(f'{name}: there is no folder {self._pngs} with the segments')
 
     def __len__(self) -> int:
@@ -61,6 +71,8 @@ class Source:
         """The record without its image, and the image's `size`, height and width."""
         image = self._images[index]
         size = int(image['height']), int(image['width'])
+        if self._is_bare:
+            return {'size': size}
         listed = self._segments[image['id']]
         path = self._pngs / listed['file_name']
         numbers = coco.read_image(path, size).astype(np.int64) @ [1, 256, 256**2]
@@ -90,8 +102,7 @@ class Source:
         return str(self._folder / self._images[index]['file_name'])
 
     def _check(self) -> None:
-        """Raise ValueError unless every image has segments of known categories, in the folder."""
-        coco.require_inside(self._segments.values())
+        """Raise ValueError unless every image has segments of known categories."""
         for image in self._images:
             if image['id'] not in self._segments:
                 raise ValueError(f'image {image["id"]} has no annotation')
