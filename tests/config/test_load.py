@@ -140,9 +140,9 @@ def test_stored_config_builds_the_same_objects() -> None:
         ('parallel', {'strategi': 'jit'}, "did you mean 'strategy'"),
         ('every', {'chekpoint': '1 epoch'}, "did you mean 'checkpoint'"),
         ('evals', {'test': 3}, 'config.evals.test=3: expected a group of keys'),
-        ('optim', {'name': 'adam'}, "config.optim: the key 'lr' is missing"),
+        ('optim', {'name': 'adam'}, "config: the key 'optim.lr' is missing"),
         ('optim', {'name': 'adam', 'lr': 1.0, 'schedule': 'cosine'}, 'expected a group of keys'),
-        ('model', {'width': 3}, "config.model: the key 'name' is missing"),
+        ('model', {'width': 3}, "config: the key 'model.name' is missing"),
         ('batch_size', 'large', "config.batch_size='large': expected int"),
         ('seed', 1.5, 'config.seed=1.5: expected int'),
     ],
@@ -152,6 +152,19 @@ def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> Non
     with pytest.raises(UserError) as error:
         validate(config)
     assert words in str(error.value)
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    given = {'model': {'name': 'vit'}, 'optim': {'name': 'sgd'}, 'data': {'source': 'digits'}}
+    with pytest.raises(UserError) as error:
+        config_lib.override(ConfigDict(given), [])
+    keys = "'total', 'batch_size', 'task.name', 'data.split', 'optim.lr'"
+    assert str(error.value) == f'config: the keys {keys} are missing'
+
+
+def test_a_misspelt_section_is_unknown_and_not_only_missing() -> None:
+    with pytest.raises(UserError, match="unknown key 'modle'; did you mean 'model'"):
+        config_lib.override(ConfigDict({'modle': {'name': 'vit'}}), [])
 
 
 def test_lists_count_as_tuples() -> None:

@@ -21,9 +21,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import flags
+from vit_jax.config import defaults, flags, schema, values
 from vit_jax.config.validate import validate
 from vit_jax.errors import UserError, nearest
+from vit_jax.signatures import keyword_only
 
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
@@ -63,8 +64,25 @@ def override(
         dotted, equals, value = text.partition('=')
         flags.apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
         check(config)
+    with config.unlocked():
+        _fill(config)
     validate(config)
     return config
+
+
+def _fill(config: ConfigDict) -> None:
+    """Add the seed, groups, and sources of evaluations that a config leaves out."""
+    for key, parameter in keyword_only(schema.Config).items():
+        if key in config or parameter.default is parameter.empty:
+            continue
+        if values.kinds(parameter) == (dict,):
+            config[key] = ConfigDict()
+        elif key == 'seed':
+            config.seed = parameter.default
+    source = defaults.at(config, 'data').get('source')
+    for entry in config.evals.values() if source else ():
+        if isinstance(entry, ConfigDict) and 'source' not in entry:
+            entry.source = source
 
 
 def _rename(config: ConfigDict) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -44,7 +44,8 @@ class Config:
       model: the model and its sizes.
       task: the task, which has the loss.
       data: the training data.
-      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator.
+      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator; one
+        without a source reads that of `data`.
       optim: the optimizer, its parameter groups and its schedule.
       step: accumulation, averaging and skipping in an update.
       every: intervals of logging, evaluation and checkpoints.
@@ -57,18 +58,18 @@ class Config:
         dotted modules of your own, see `vit_jax.writers`.
     """
 
-    seed: int
+    seed: int = 0
     total: Duration
     batch_size: int
     model: Group
     task: Group
     data: Group
-    evals: Group
+    evals: Group = dataclasses.field(default_factory=dict)
     optim: Group
-    step: Group
-    every: Group
-    checkpoint: Group
-    parallel: Group
+    step: Group = dataclasses.field(default_factory=dict)
+    every: Group = dataclasses.field(default_factory=dict)
+    checkpoint: Group = dataclasses.field(default_factory=dict)
+    parallel: Group = dataclasses.field(default_factory=dict)
     init: Group = dataclasses.field(default_factory=dict)
     branch: Group = dataclasses.field(default_factory=dict)
     early_stop: Group = dataclasses.field(default_factory=dict)
@@ -269,12 +270,49 @@ def check(section: Group, known: Parameters, where: str) -> None:
       known: as from `parameters`.
       where: its place, for the message.
     """
+    check_known(section, known, where)
+    if lacking := [key for key in required(known) if key not in section]:
+        raise UserError(f'{where}: {_missing(lacking)}')
+    for key, value in section.items():
+        if not (value is None and key in LEFT_OPEN):
+            values.check(known[key], value, f'{where}.{key}')
+
+
+def check_known(section: Group, known: Parameters, where: str) -> None:
+    """Raises UserError if a section has an unknown key."""
     for key in section:
         if key not in known:
             raise UserError(f'{where}: ' + nearest('key', key, known))
-    for key, parameter in known.items():
-        if key in section:
-            if not (section[key] is None and key in LEFT_OPEN):
-                values.check(parameter, section[key], f'{where}.{key}')
-        elif parameter.default is parameter.empty:
-            raise UserError(f'{where}: the key {key!r} is missing')
+
+
+def check_complete(config: ConfigDict) -> None:
+    """Raises UserError that names all keys that are missing in the sections that a run needs."""
+    known = parameters(config, '')
+    lacking = []
+    for key in required(known):
+        given = config.get(key, {})
+        if values.kinds(known[key]) != (dict,):
+            lacking += [] if key in config else [key]
+        elif isinstance(given, (ConfigDict, dict)):
+            lacking += (f'{key}.{name}' for name in _needs(config, key) if name not in given)
+    if lacking:
+        raise UserError(f'config: {_missing(lacking)}')
+
+
+def _needs(config: ConfigDict, section: str) -> list[str]:
+    """The keys that a section has to have; of one without a name those of every name."""
+    if section == 'data' or 'name' in config.get(section, {}):
+        return required(parameters(config, section))
+    return (
+        ['name'] if section in ('model', 'task') else required(keyword_only(constructor(section)))
+    )
+
+
+def required(known: Parameters) -> list[str]:
+    """The keys without a default."""
+    return [key for key, p in known.items() if p.default is p.empty]
+
+
+def _missing(keys: Sequence[str]) -> str:
+    names = ', '.join(map(repr, keys))
+    return f'the keys {names} are missing' if len(keys) > 1 else f'the key {names} is missing'

@@ -37,6 +37,8 @@ def validate(config: ConfigDict) -> None:
       UserError: for a key that is missing, unknown or has a value of the wrong type or range; a
         number that is not finite; a length that is no duration.
     """
+    schema.check_known(config, schema.parameters(config, ''), 'config')
+    schema.check_complete(config)
     schema.check(config, schema.parameters(config, ''), 'config')
     for place in _places(config):
         if not place.startswith('evals'):
