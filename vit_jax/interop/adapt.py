@@ -98,18 +98,13 @@ def adapt(
     notes: list[str] = []
     if select:
         have, want, notes = pick(have, want, select)
-    notes += _fit_head(have, want, head_layers(model))
+    notes += _fit_head(have, want, model.head_layers)
     tree = traverse_util.unflatten_dict(have, sep='/')
     tree, resized = resize(tree, model, old_size, new_size, posemb)
     have = traverse_util.flatten_dict(tree, sep='/')
     require_fit(have, want, 'does not fit the model')
     arrays = {name: np.asarray(have[name], want[name].dtype) for name in want}
     return _nest(arrays, target), notes + resized
-
-
-def head_layers(model: Any) -> tuple[str, ...]:
-    """The layers of a model's head, from the representation on; `head` if it does not say."""
-    return model.head_layers
 
 
 def resize(
@@ -191,24 +186,28 @@ def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
 
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
     """The differing fields of two models that determine their parameters, for people."""
-    ours = fields(model)
     same = {'name', 'num_classes', *model.weightless}  # `adapt` takes care of the classes
-    differ = [
-        key for key in theirs if key not in same and theirs[key] != ours.get(key, theirs[key])
-    ]
-    there, here = (', '.join(f'{key}={of[key]!r}' for key in differ) for of in (theirs, ours))
+    differ = {key: pair for key, pair in _differing(theirs, model).items() if key not in same}
+    there, here = (', '.join(f'{key}={differ[key][i]!r}' for key in differ) for i in (0, 1))
     return f' (the checkpoint has {there}; config.model has {here})' if differ else ''
 
 
 def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
-    """Compare the fields that change the outputs but no parameter: another GELU is an error."""
+    """Compare the fields that change the outputs but no parameter."""
+    differ = _differing(theirs, model)
+    for key in model.binding:
+        if key in differ:
+            there, here = differ[key]
+            raise UserError(
+                f'the checkpoint was trained with {key} {there!r}, config.model has {here!r}: '
+                f'set config.model.{key}={there!r}'
+            )
+    noted = {key: differ[key] for key in model.noted if key in differ}
+    return [f'{key}: {here}, but {there} in the checkpoint' for key, (there, here) in noted.items()]
+
+
+def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, Any]]:
+    """The values, theirs and ours, of fields that both models have and that differ."""
     ours = fields(model)
-    keys = ('gelu', 'norm_eps', 'pool_padding')
-    differ = [key for key in keys if key in ours and key in theirs]
-    differ = [key for key in differ if theirs[key] != ours[key]]
-    if 'gelu' in differ:
-        raise UserError(
-            f'the checkpoint was trained with gelu {theirs["gelu"]!r}, config.model has '
-            f'{ours["gelu"]!r}: set config.model.gelu={theirs["gelu"]!r}'
-        )
-    return [f'{key}: {ours[key]}, but {theirs[key]} in the checkpoint' for key in differ]
+    pairs = {key: (value, ours[key]) for key, value in theirs.items() if key in ours}
+    return {key: (there, here) for key, (there, here) in pairs.items() if there != here}

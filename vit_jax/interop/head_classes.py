@@ -13,7 +13,6 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.interop.adapt import head_layers
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.storage import paths
 
@@ -47,7 +46,7 @@ def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> Trai
       UserError: if the checkpoint has no such head or no such class, or the run has another number
         of classes.
     """
-    head, wanted = head_layers(model)[-1], model.num_classes
+    head, wanted = model.head_layers[-1], model.num_classes
     flat = traverse_util.flatten_dict(dict(imported.params), sep='/')
     of_classes = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     if not of_classes:

@@ -19,11 +19,15 @@ class Model(nn.Module):
     Attributes:
       head_layers: the layers from the representation on; the last has an output for each class.
       weightless: fields that do not change the parameters, up to scanning of blocks.
+      binding: those of them that must be as in the checkpoint that training starts from.
+      noted: those of them whose difference from the checkpoint is reported.
       translates: whether it generates sequences, by the methods listed in `vit_jax.ops.search`.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
     weightless: ClassVar[tuple[str, ...]] = ()
+    binding: ClassVar[tuple[str, ...]] = ('gelu',)
+    noted: ClassVar[tuple[str, ...]] = ('norm_eps',)
     translates: ClassVar[bool] = False
 
     @property

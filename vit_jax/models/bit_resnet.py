@@ -68,6 +68,7 @@ class Model(base.Model):
     pool_padding: str = 'zeros'
 
     weightless = ('head_bias', 'pool_padding', 'dtype')
+    noted = ('pool_padding',)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
