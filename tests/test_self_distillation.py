@@ -24,10 +24,11 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
-from vit_jax.config import load
+from vit_jax.config import load, objects
 from vit_jax.inference import load as inference
 from vit_jax.models import vit
 from vit_jax.ops import terms
+from vit_jax.profiling import task_flops
 from vit_jax.tasks import separable
 from vit_jax.trainer import build
 from vit_jax.trainer.loop import Preempted
@@ -126,7 +127,10 @@ def test_views_of_the_data(tmp_path):
 def test_benchmark(tmp_path):
     out = tmp_path / 'numbers.json'
     assert cli.main(['benchmark', '--config', CONFIG, '--steps', '2', '--json', str(out)]) == 0
-    assert json.loads(out.read_text())['train']['step_sec'] > 0
+    found = json.loads(out.read_text())
+    spec = {name: jax.ShapeDtypeStruct(*each) for name, each in found['example'].items()}
+    total = 16 * task_flops.of_training(*objects.model_and_task(load.load(CONFIG)), spec).total
+    assert found['train']['flops_per_sec'] * found['train']['step_sec'] == pytest.approx(total)
 
 
 def test_what_others_load_of_it_is_a_vit_with_the_same_features(run):

@@ -125,14 +125,14 @@ def report(subject: Subject) -> dict[str, Any]:
     }
     result['total'] = sum(row['count'] for row in result['parameters'])
     if subject.spec:
-        from vit_jax.profiling import flops
+        from vit_jax.profiling import task_flops
 
         model, task = objects.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
-        inputs = jax.eval_shape(task.inputs, one)
-        forward = flops.forward_flops(model, *inputs, rngs=task.rngs)
+        inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
+        counted = task_flops.of_training(model, task, subject.spec)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
-        result['flops'] = {'forward': forward, 'train': flops.TRAIN_TO_FORWARD * forward}
+        result['flops'] = {'forward': counted.forward, 'train': counted.total}
     return result
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -20,10 +20,9 @@ import optax
 
 import vit_jax
 from vit_jax import step as step_lib
-from vit_jax.profiling import flops
+from vit_jax.profiling import flops, task_flops
+from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import sharding
-
-Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def time_forward(
     variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
     compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
-    per_image = forward_flops(model, task, spec)
+    per_image = task_flops.of_evaluation(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
     return _timing(layout, batch_size, per_image, seconds)
 
@@ -112,7 +111,7 @@ def time_train(
         state, metrics = compiled(state, on_device)
         return metrics
 
-    per_image = flops.TRAIN_TO_FORWARD * forward_flops(model, task, spec)
+    per_image = task_flops.of_training(model, task, spec).total
     return _timing(layout, batch_size, per_image, time_calls(call, steps))
 
 
@@ -136,12 +135,6 @@ def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarr
         waiting = following
     jax.block_until_ready(waiting)
     return np.array([first, *np.diff(ends)])
-
-
-def forward_flops(model: Any, task: Any, spec: Spec) -> int:
-    """FLOPs of the model for one example."""
-    one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    return flops.forward_flops(model, *jax.eval_shape(task.inputs, one), rngs=task.rngs)
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from vit_jax.data.examples import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.profiling import benchmark, flops
+from vit_jax.profiling import benchmark, task_flops
 from vit_jax.profiling.examples import Spec, example_spec
 from vit_jax.profiling.plan import PlannedRun
 
@@ -51,13 +51,14 @@ def price(
     config, each = facts.config, facts.each
     model, task = objects.model_and_task(config)
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
-    spent = sum(k.rows * k.share * one for k, (_, one) in zip(facts.kinds, measured, strict=True))
+    spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
     return PlannedRun(
         point=point or {},
         parameters=measured[0][0],
         steps=facts.steps,
         batch_size=each,
-        forward=spent / each,
+        forward=sum(n * f.forward for n, f in spent),
+        train=sum(n * f.total for n, f in spent),
         count=count,
         tokens=facts.tokens,
     )
@@ -125,8 +126,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
         return None
     require_allowed(meta['config'], allowed, 'the checkpoint')
     model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
-    forward = sum(n * benchmark.forward_flops(model, task, spec) for n, spec in kinds)
-    return flops.TRAIN_TO_FORWARD * forward
+    return sum(n * task_flops.of_training(model, task, spec).total for n, spec in kinds)
 
 
 def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
@@ -178,9 +178,11 @@ def _open_source(section: ConfigDict) -> Subset:
 
 
 @functools.cache
-def _measure(model: Any, task: Any, spec: tuple[tuple[str, Any], ...]) -> tuple[int, int]:
-    """The number of parameters of a model, and the FLOPs of its forward pass on one example."""
+def _measure(
+    model: Any, task: Any, spec: tuple[tuple[str, Any], ...]
+) -> tuple[int, task_flops.Training]:
+    """The number of parameters of a model, and the FLOPs of its training on one example."""
     one = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
-    forward = benchmark.forward_flops(model, task, dict(spec))
-    return sum(leaf.size for leaf in jax.tree.leaves(params)), forward
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return count, task_flops.of_training(model, task, dict(spec))

@@ -1,7 +1,8 @@
 """The cost of planned runs: operations from shapes, time from the peak rate of a device.
 
 Operations are counted as in table 6 of Dosovitskiy et al. 2021 (arXiv:2010.11929): two for a
-multiply-accumulate, three times the forward pass for a training step, and nothing for evaluations.
+multiply-accumulate, three times the forward pass for a training step, where it has a gradient, and
+nothing for evaluations.
 Its row for B/16, 7 epochs of 303 million images, has 224 exaFLOPs.
 """
 
@@ -26,7 +27,8 @@ class PlannedRun:
       parameters: of the model.
       steps: that it makes itself, without those of a run that it branches from.
       batch_size: examples of a step; an average if there are buckets.
-      forward: FLOPs of the forward pass on one example, including the padding of its batch.
+      forward: FLOPs of the forward passes on one example, including the padding of its batch.
+      train: FLOPs of these and the backward passes.
       count: number of runs that cost this much, or less if a search chooses their points.
       tokens: of the target in a step, on average and without padding; 0 without text.
     """
@@ -36,6 +38,7 @@ class PlannedRun:
     steps: int
     batch_size: float
     forward: float
+    train: float
     count: int = 1
     tokens: float = 0
 
@@ -47,7 +50,7 @@ class PlannedRun:
     @property
     def flops(self) -> float:
         """FLOPs of all runs together, forward and backward."""
-        return self.count * self.examples * flops.TRAIN_TO_FORWARD * self.forward
+        return self.count * self.examples * self.train
 
 
 @dataclasses.dataclass(frozen=True)

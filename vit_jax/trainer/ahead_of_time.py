@@ -22,7 +22,7 @@ from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
-from vit_jax.profiling import benchmark, flops, topology
+from vit_jax.profiling import benchmark, task_flops, topology
 from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.runtime import lifeline, sharding
@@ -62,7 +62,6 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
 
 def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
     """The facts that do not depend on the compiler, as JSON."""
-    forward = [benchmark.forward_flops(made.model, made.task, dict(k.spec)) for k in facts.kinds]
     params = jax.tree.leaves(made.abstract_state.params)
     return {
         'parameters': sum(leaf.size for leaf in params),
@@ -73,9 +72,9 @@ def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
                 'rows': kind.rows,
                 'share': kind.share,
                 'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
-                'flops': {'train': flops.TRAIN_TO_FORWARD * n * kind.rows, 'eval': n * kind.rows},
+                'flops': {name: kind.rows * n for name, n in _model_flops(made, kind).items()},
             }
-            for kind, n in zip(facts.kinds, forward, strict=True)
+            for kind in facts.kinds
         ],
         'state': {
             name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
@@ -84,6 +83,12 @@ def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
         'mesh': dict(made.layout.mesh.shape),
         'devices': made.hardware,
     }
+
+
+def _model_flops(made: Program, kind: Shape) -> dict[str, int]:
+    """Model FLOPs of each of STEPS for one example."""
+    train = task_flops.of_training(made.model, made.task, kind.spec).total
+    return {'train': train, 'eval': task_flops.of_evaluation(made.model, made.task, kind.spec)}
 
 
 def _bytes_on_a_chip(leaf: Any) -> int:

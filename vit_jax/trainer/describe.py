@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
-from vit_jax.profiling import benchmark, flops
+from vit_jax.profiling import flops, task_flops
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.start import Beginning
 
@@ -38,8 +39,6 @@ def utilisation(training: Training) -> Callable[[float], float | None]:
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return lambda rate: None
-    forward = sum(
-        shape.rows * shape.share * benchmark.forward_flops(program.model, program.task, shape.spec)
-        for shape in training.data.shapes
-    )
-    return lambda rate: flops.mfu(flops.TRAIN_TO_FORWARD * forward * rate, 1.0, mesh.size, kind)
+    count = partial(task_flops.of_training, program.model, program.task)
+    step = sum(s.rows * s.share * count(s.spec).total for s in training.data.shapes)
+    return lambda rate: flops.mfu(step * rate, 1.0, mesh.size, kind)

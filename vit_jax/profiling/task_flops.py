@@ -1,0 +1,88 @@
+"""Model FLOPs of a task: those of its calls of the model, for one example.
+
+They are what the task asks for, as MFU counts them (Chowdhery et al. 2022, appendix B), not what
+the hardware does. Recomputation does not count: neither that of `remat`, nor the second forward
+pass of a loss that couples rows, which `gradients.coupled` makes in microbatches or under pmap.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.profiling import flops
+from vit_jax.tasks.base import Task
+
+Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
+
+
+class Training(NamedTuple):
+    """FLOPs of the forward passes of a training step, for one example.
+
+    Attributes:
+      learning: of the calls that have a gradient.
+      averaged: of the calls at the average of the parameters, which have none.
+    """
+
+    learning: int
+    averaged: int
+
+    @property
+    def forward(self) -> int:
+        """FLOPs of all forward passes."""
+        return self.learning + self.averaged
+
+    @property
+    def total(self) -> int:
+        """FLOPs of all passes, forward and backward."""
+        return flops.TRAIN_TO_FORWARD * self.learning + self.averaged
+
+
+def of_training(model: Any, task: Task, spec: Spec) -> Training:
+    """FLOPs of `task.outputs` for one example, before `task.augment`."""
+    apply = _Counting(model, task.rngs)
+    jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
+    return Training(apply.learning, apply.averaged)
+
+
+def of_evaluation(model: Any, task: Task, spec: Spec) -> int:
+    """FLOPs of the model for one example, called once on `task.inputs`."""
+    inputs = jax.eval_shape(task.inputs, _batch_of_one(spec))
+    return flops.forward_flops(model, *inputs, rngs=task.rngs)
+
+
+def _batch_of_one(spec: Spec) -> dict[str, jax.ShapeDtypeStruct]:
+    return {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+
+
+class _Counting:
+    """The model in training, as `tasks.base.Apply`; a call is traced by itself and gives zeros."""
+
+    train = True
+
+    def __init__(self, model: Any, rngs: tuple[str, ...]):
+        self.learning = self.averaged = 0
+        self._model = model
+        self._keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
+
+    def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
+        options = {'train': True} | options if method is None else {'method': method} | options
+        outputs, count = self._traced(inputs, options)
+        self.learning += count
+        return outputs
+
+    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
+        options = {'train': False} | options if method is None else {'method': method} | options
+        outputs, count = self._traced(inputs, options)
+        self.averaged += count
+        return outputs
+
+    def _traced(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
+        call = functools.partial(self._model.init_with_output, self._keys, *inputs, **options)
+        jaxpr, (shapes, _) = jax.make_jaxpr(call, return_shape=True)()
+        outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return outputs, flops.of_jaxpr(jaxpr)
