@@ -74,9 +74,9 @@ def test_void_and_crowd_count_together():
 
 def test_classes_that_do_not_occur_have_no_part_in_the_mean():
     counts = Counts(*map(np.array, ([1.5, 0.0, 0.0], [2, 0, 0], [0, 1, 0], [2, 0, 0])))
-    pq, sq, rq = quality(counts, np.arange(3))
+    pq, sq, rq = quality(counts, np.arange(3)).values()
     assert (pq, sq, rq) == pytest.approx((0.75 * 2 / 3 / 2, 0.75 / 2, 2 / 3 / 2))
-    assert quality(counts, np.array([2])) == (-1, -1, -1)
+    assert quality(counts, np.array([2])) == {}
 
 
 # -- the evaluator ---------------------------------------------------------------------------------

@@ -226,6 +226,7 @@ def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch)
     whole = sums(jnp.arange(ROWS))
     halves = [sums(jnp.arange(ROWS)[i::2]) for i in (0, 1)]
     assert whole.keys() == {'loss', 'class', 'box', 'giou', 'accuracy', 'unmatched'}
+    assert set(TASK.headline) < whole.keys()
     for name, pair in whole.items():
         assert np.sum([half[name] for half in halves], 0) == pytest.approx(pair, rel=1e-5)
     assert whole['loss'][1] == ROWS

@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
-from vit_jax.config import schema, validate
+from vit_jax.config import objects, schema, validate
 from vit_jax.data import sources
 from vit_jax.errors import UserError
+from vit_jax.evaluators import coco_ap, panoptic_quality
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import base, classify
@@ -330,3 +331,20 @@ def test_mistakes_in_flags_are_one_line(evaluated_run, flags, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count('\n') == 1
+
+
+def test_a_line_shows_the_headline_of_each_evaluation():
+    results = {'test/loss': 0.5, 'test/box': 0.25, 'ap/AP50': 0.75, 'ap/AR_1': 0.125, 'broken': 2}
+    config = ConfigDict({'task': {'name': 'detect'}, 'evals': {'test': {}, 'ap': {}}})
+    config.evals.ap.evaluator = 'coco_ap'
+    headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
+    line = evaluations.line(headlines, results)
+    assert line == 'test/loss 0.5000  ap/AP50 0.7500  broken 2.0000'
+    config.task.name = 'classify'
+    headlines['test'] = objects.headline(config, config.evals.test)
+    assert 'test/box 0.2500' in evaluations.line(headlines, results)
+
+
+@pytest.mark.parametrize('evaluator', [coco_ap.Evaluator, panoptic_quality.Evaluator])
+def test_headlines_are_metrics(evaluator):
+    assert set(evaluator.headline) < set(evaluator().names())

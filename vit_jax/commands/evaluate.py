@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         metavar='FILE',
         help='accuracy of each class too, and the confusion matrix as a picture',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument('--json', action='store_true', help='print JSON only, with every metric')
     args = parser.parse_args(argv)
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f'--batch-size {args.batch_size}: must be at least 1')
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     for title, one in prepared.evaluations.items():
         if one.signature:
             print(f'{title}: {one.signature}')
-    shown = '  '.join(f'{name} {value:.4f}' for name, value in results.items())
+    shown = prepared.line(results)
     print(shown if step is None else f'step {step}  {shown}')
     if classes:
         print(f'{class_table(classes["classes"])}\n{args.report}')

@@ -24,8 +24,9 @@ def main(argv: Sequence[str]) -> int:
         print_keys(config)
         return 0
     initialize(args)
+    from vit_jax.config import objects
     from vit_jax.runtime import output, processes
-    from vit_jax.trainer import train
+    from vit_jax.trainer import evaluations, train
 
     with output.unheard(), processes.shared_fate():
         try:
@@ -43,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
         except train.Preempted as e:
             print(e)
             return EXIT_PREEMPTED
-        numbers = '  '.join(f'{k} {v:.4f}' for k, v in result.items())
+        headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
+        numbers = evaluations.line(headlines, result)
         print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
 

@@ -57,3 +57,10 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
         return cls(**{k: v for k, v in defaults.keywords(section).items() if k in own})
     except (TypeError, UserError) as e:
         raise UserError(f'{where}: {e}') from e
+
+
+def headline(config: ConfigDict, section: ConfigDict) -> tuple[str, ...]:
+    """The metrics of an entry of `config.evals` that a line of text shows; empty for all."""
+    if section.get('evaluator'):
+        return schema.evaluator_class(section.evaluator).headline
+    return schema.task_class(config).headline

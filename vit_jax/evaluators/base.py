@@ -47,10 +47,12 @@ class Evaluator(abc.ABC):
     Attributes:
       learns: whether it learns from a second split, `fit` in the config.
       signature: the protocol of the measurement, so that numbers can be compared.
+      headline: the metrics of `result` that a line of text shows; empty for all of them.
     """
 
     learns: bool = False
     signature: str = ''
+    headline: tuple[str, ...] = ()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:  # noqa: B027, a default
         """Check the data and index the ground truth.
@@ -84,7 +86,7 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """The metrics of a pass; called once, after its last batch."""
+        """The metrics of a pass that have a value in it; called once, after its last batch."""
 
     def names(self) -> tuple[str, ...]:
         """Names of the numbers in `result` that are known in advance; empty if none are."""

@@ -25,12 +25,14 @@ MOST = 100  # predictions of an image that count, those of the highest scores
 
 
 class Evaluator(base.Evaluator):
-    """The twelve numbers of COCO, 0 to 1; -1 where there is no object of such a size.
+    """The twelve numbers of COCO, 0 to 1, without those of sizes of which there is no object.
 
     Objects are those of the source, at the size of its images, before any transforms. These must
     keep images whole, since predictions are read as shares of their sides. Predictions that lie on
     a crowd are ignored.
     """
+
+    headline = ('AP', 'AP50', 'AP75')
 
     def __init__(self) -> None:
         self._truth: Any = None
@@ -89,7 +91,12 @@ class Evaluator(base.Evaluator):
             measured.evaluate()
             measured.accumulate()
             measured.summarize()
-        return dict(zip(METRICS, measured.stats.tolist(), strict=True))
+        values = zip(METRICS, measured.stats.tolist(), strict=True)
+        # pycocotools has -1 for a mean over nothing.
+        return {name: value for name, value in values if value >= 0}
+
+    def names(self) -> tuple[str, ...]:
+        return METRICS
 
 
 def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:

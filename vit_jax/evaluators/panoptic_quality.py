@@ -17,6 +17,7 @@ from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.ops import panoptic
 
 NAMES = ('PQ', 'SQ', 'RQ')
+KINDS = ('things', 'stuff')
 NEEDED = ('masks', 'scores', 'labels', 'things', 'frame', 'size')
 
 
@@ -41,11 +42,13 @@ class Evaluator(base.Evaluator):
     the data have both.
 
     Segments are compared at the size of the source's images, before any transforms; these must
-    keep images whole.
+    keep images whole. Numbers of classes of which none occurs are left out.
 
     Args:
       threshold: least probability of a segment.
     """
+
+    headline = NAMES
 
     def __init__(self, threshold: float = panoptic.THRESHOLD):
         if not 0 <= threshold < 1:
@@ -79,16 +82,16 @@ class Evaluator(base.Evaluator):
         zeros = Counts(np.zeros(count), *np.zeros((3, count), int))
         counts = Counts(*(np.sum(x, axis=0) for x in zip(zeros, *self._counts, strict=True)))
         every = np.arange(count)
-        found = dict(zip(NAMES, quality(counts, every), strict=True))
+        found = quality(counts, every)
         stuff = np.isin(every, self._info.stuff)
         if stuff.any() and not stuff.all():
-            for kind, chosen in (('things', ~stuff), ('stuff', stuff)):
+            for kind, chosen in zip(KINDS, (~stuff, stuff), strict=True):
                 values = quality(counts, every[chosen])
-                found |= {f'{name}_{kind}': x for name, x in zip(NAMES, values, strict=True)}
+                found |= {f'{name}_{kind}': x for name, x in values.items()}
         return found
 
     def names(self) -> tuple[str, ...]:
-        return NAMES
+        return (*NAMES, *(f'{name}_{kind}' for kind in KINDS for name in NAMES))
 
     def _compare(self, prediction: Arrays, truth: dict[str, Any]) -> Counts:
         numbers, queries = panoptic.of_prediction(
@@ -154,17 +157,17 @@ def compare(
     )
 
 
-def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> tuple[float, float, float]:
-    """PQ, SQ and RQ, means over those of `classes` that occur; -1 if none does.
+def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> dict[str, float]:
+    """PQ, SQ and RQ, means over those of `classes` that occur; empty if none does.
 
     SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
     """
     iou, found, wrong, missed = (x[classes] for x in counts)
     occurs = found + wrong + missed > 0
     if not occurs.any():
-        return -1.0, -1.0, -1.0
+        return {}
     half = found + 0.5 * wrong + 0.5 * missed
     sq = iou / np.maximum(found, 1)
     rq = found / np.where(occurs, half, 1)
-    pq, sq, rq = (float(x[occurs].mean()) for x in (sq * rq, sq, rq))
-    return pq, sq, rq
+    values = (float(x[occurs].mean()) for x in (sq * rq, sq, rq))
+    return dict(zip(NAMES, values, strict=True))

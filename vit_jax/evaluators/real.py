@@ -80,7 +80,7 @@ class Evaluator(base.Evaluator):
         return right
 
     def result(self) -> dict[str, float]:
-        return {'real_accuracy': self._correct / self._count if self._count else float('nan')}
+        return {'real_accuracy': self._correct / self._count} if self._count else {}
 
     def names(self) -> tuple[str, ...]:
         return ('real_accuracy',)

@@ -55,11 +55,13 @@ class Task(abc.ABC):
         devices computed them. Each output has a row for every example, or is a scalar, which is
         averaged over microbatches and devices.
       multiple_reason: for messages, why `multiple` is not 1.
+      headline: the metrics of `evaluate` and `derive` that a line of text shows; empty for all.
     """
 
     rngs: ClassVar[tuple[str, ...]] = ()
     couples_rows: ClassVar[bool] = False
     multiple_reason: ClassVar[str] = ''
+    headline: ClassVar[tuple[str, ...]] = ()
 
     @property
     def multiple(self) -> int:

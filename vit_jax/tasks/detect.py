@@ -59,6 +59,7 @@ class Task(base.Task):
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     rngs = ('dropout',)
+    headline = ('loss', 'accuracy')
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

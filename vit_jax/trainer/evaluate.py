@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -121,14 +120,14 @@ def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[
 def evaluate(
     steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
 ) -> dict[str, float]:
-    """Means over one pass: {name: sum / count}, accumulated in float64 on the host."""
+    """Means over one pass: {name: sum / count}, accumulated in float64 on the host; without those
+    of which nothing was counted.
+    """
     totals: dict[str, np.ndarray] = {}
     for sums in _results(steps.evaluate, steps.layout, variables, batches, stopping):
         for name, pair in sums.items():
             totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
-    return {
-        name: float(total / count) if count else math.nan for name, (total, count) in totals.items()
-    }
+    return {name: float(total / count) for name, (total, count) in totals.items() if count}
 
 
 def predict(

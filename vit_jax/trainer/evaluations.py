@@ -38,11 +38,13 @@ class Evaluation:
       data: that is evaluated.
       evaluator: that measures; None for what the task itself measures.
       fit: what the evaluator learns from, if it learns.
+      headline: the metrics that a line of text shows; empty for all.
     """
 
     data: Dataset
     evaluator: Evaluator | None = None
     fit: Dataset | None = None
+    headline: tuple[str, ...] = ()
 
     @property
     def signature(self) -> str:
@@ -88,6 +90,22 @@ def run(
             found |= steps.derive(found)
         results |= {f'{name}/{metric}': value for metric, value in found.items()}
     return results
+
+
+def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float]) -> str:
+    """The results in words, of each evaluation the metrics of its headline.
+
+    Args:
+      headlines: metrics by the names of evaluations; empty for all of them.
+      results: {'NAME/METRIC': value}, and other numbers, which are shown too.
+    """
+    words = []
+    for key, value in results.items():
+        name, _, metric = key.partition('/')
+        chosen = headlines.get(name)
+        if not chosen or metric in chosen:
+            words.append(f'{key} {value:.4f}')
+    return '  '.join(words)
 
 
 def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, list[Take]]]:
@@ -140,13 +158,14 @@ def _open_eval(
     evaluator = objects.make_evaluator(section, where)
     has_own_classes = evaluator is not None and evaluator.learns
     data = open_once(section, numbering=None if has_own_classes or not trained else trained.classes)
+    headline = objects.headline(config, section)
     if trained is not None:
         if config.model.get('num_classes') and not has_own_classes:
             compatibility.require_classes(trained, where, data)
         compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))
     if evaluator is None:
-        return Evaluation(data)
+        return Evaluation(data, headline=headline)
     if steps.predict is None:
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
     fit = open_once(section, split=section.fit) if evaluator.learns else None
@@ -155,7 +174,7 @@ def _open_eval(
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''
         raise UserError(f'{where}{title}: {e}') from e
-    return Evaluation(data, evaluator, fit)
+    return Evaluation(data, evaluator, fit, headline)
 
 
 def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:

@@ -11,7 +11,7 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
 from vit_jax.runtime.watchdog import Watchdog
-from vit_jax.trainer import broken_records, profile
+from vit_jax.trainer import broken_records, evaluations, profile
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.describe import utilisation
 from vit_jax.trainer.due import due, due_evals, due_examples, evaluate_due, signatures
@@ -237,7 +237,8 @@ def show(
     """Write results, and examples where these are due; `ends` if no others follow."""
     writer = hooks.writer
     writer.write(step, {**results, **signatures(training, names)})
-    writer.show_eval(step, results)
+    headlines = {name: training.evaluations[name].headline for name in names}
+    writer.show_eval(step, evaluations.line(headlines, results))
     writer.draw()
     hooks.watchdog.beat(f'the evaluation after step {step}')
     if due_examples(training, step, names, ends):

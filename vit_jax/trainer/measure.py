@@ -41,6 +41,11 @@ class Measurement:
         variables = self.steps.layout.create(lambda loaded: loaded, self.trained.variables)
         return evaluations.run(self.steps, self.evaluations, variables)
 
+    def line(self, results: dict[str, float]) -> str:
+        """The results in words; see `evaluations.line`."""
+        headlines = {name: one.headline for name, one in self.evaluations.items()}
+        return evaluations.line(headlines, results)
+
 
 def prepare(
     trained: TrainedModel,

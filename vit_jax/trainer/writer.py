@@ -202,10 +202,9 @@ class Writer:
                 'or more threads; `python -m vit_jax data` times the pipeline alone (docs/data.md)'
             )
 
-    def show_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_eval(self, step: int, words: str) -> None:
         """A line of evaluation results."""
-        words = [f'{k} {v:.4f}' for k, v in metrics.items() if math.isfinite(v)]
-        self.say(f'step {step}/{self.total_steps}  ' + '  '.join(words))
+        self.say(f'step {step}/{self.total_steps}  {words}')
 
     def draw(self) -> None:
         """Refreshes curves.png; a folder that was deleted is not made anew for it."""
