@@ -15,15 +15,15 @@ from vit_jax.errors import resolve
 from vit_jax.optim import make as optim
 from vit_jax.signatures import Parameters, are_durations, is_duration, keyword_only
 
-HEAD = """# The keys of a config
+HEAD = """# Config keys
 
-`make docs` writes this page from the signatures and docstrings of the constructors that read the
-keys, and `python -m vit_jax list keys` prints it. Those of one config, with its values and the keys
-of its optimizer, are shown by
+`make docs` generates this page from the constructors' signatures and docstrings;
+`python -m vit_jax list keys` prints it. To see the keys of one config, with its values and the
+keys of its optimizer, run
 
     python -m vit_jax train --config experiments/vit/digits.py --help-config
 
-A duration is text: `'300 steps'`, `'30 epochs'`, `'1e6 examples'` or `'5%'` of the run.
+Durations are strings: `'300 steps'`, `'30 epochs'`, `'1e6 examples'` or `'5%'` of the run.
 """
 NAMED = (
     ('config.model, name=', 'vit_jax.models', 'Model', catalogue.models),
@@ -118,7 +118,7 @@ def markdown(sections: Mapping[str, list[Key]]) -> str:
     for heading, listed in sections.items():
         lines += [f'## {heading}', '', '| key | type | default | meaning |', '|---|---|---|---|']
         for key in listed:
-            default = f'`{key.default}`' if key.default else 'has to be given'
+            default = f'`{key.default}`' if key.default else 'required'
             cells = (f'`{key.name}`', key.type, default, key.text)
             lines.append(f'| {" | ".join(cell.replace("|", "&#124;") for cell in cells)} |')
         lines.append('')

@@ -38,7 +38,7 @@ class Config:
     """The keys of a config. Groups are its sections.
 
     Attributes:
-      seed: of all randomness.
+      seed: random seed.
       total: length of the run.
       batch_size: examples of a global batch; tokens if the data are sequences in buckets.
       model: the model and its sizes.
@@ -51,7 +51,7 @@ class Config:
       every: intervals of logging, evaluation and checkpoints.
       checkpoint: which checkpoints are kept.
       parallel: the layout of arrays on the devices.
-      init: the checkpoint that the parameters start from, instead of random numbers.
+      init: the checkpoint that the parameters start from, instead of random initialization.
       branch: the run whose state is continued.
       early_stop: when the run ends before its total.
       writers: receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or

@@ -26,8 +26,8 @@ class Evaluator(FeatureEvaluator):
     Args:
       c: inverse strengths of the L2 penalty to choose from, as in
         `sklearn.linear_model.LogisticRegression`; ties go to the first, so put the strongest first.
-      max_iter: of L-BFGS.
-      seed: of the choice of the held-out examples.
+      max_iter: maximum iterations of L-BFGS.
+      seed: seed for choosing the held-out examples.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Model(base.Model):
       layers: blocks of each stage.
       head_bias: initial value of the head's biases.
       width_factor: times 64 channels in the root, 256, 512, ... after the stages.
-      dtype: of the computation. Parameters, their standardization and the statistics of group norm
+      dtype: computation dtype. Parameters, their standardization and the statistics of group norm
         stay float32.
       pool_padding: padding of the first pooling: 'zeros', as in the authors' code, or 'nothing',
         which is -inf, as in big_vision.

@@ -46,10 +46,10 @@ class Model(base.Model):
       decoder_depth: blocks of the queries.
       posemb: 'sincos1d', the table of Vaswani et al. over the patches row by row; 'sincos2d'; or
         'learn', one table for the patches and one for the queries.
-      dropout: after the position embedding and each dense layer of a block.
+      dropout: dropout rate after the position embedding and each dense layer of a block.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
-      dtype: of the computation. Parameters, softmax and logits stay float32.
+      dtype: computation dtype. Parameters, softmax and logits stay float32.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions.

@@ -53,14 +53,14 @@ class Model(base.Model):
     """Encoder of the grey image, outer and inner decoder, and a parallel head on the encoder.
 
     Attributes:
-      width: D, of a place.
-      num_heads: of the attention; divides width.
+      width: D, width of a position.
+      num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
-      encoder_depth: pairs of row and column attention over the grey image.
+      encoder_depth: pairs of row and column attention over the gray image.
       outer_depth: pairs of row attention and causal column attention over the rows above.
       inner_depth: layers of causal row attention over the pixels to the left.
       norm_eps: added to the variance in layer norms.
-      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
 
     Raises:
       UserError: if a field has no such value.

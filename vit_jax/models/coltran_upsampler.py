@@ -29,12 +29,12 @@ class Model(base.Model):
     Attributes:
       levels: number of levels of a channel of the coarse image, a divisor of 256: 8 for the color
         upsampler, 256 for the spatial one.
-      width: D, of a place.
-      num_heads: of the attention; divides width.
+      width: D, width of a position.
+      num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
       depth: pairs of row and column attention.
       norm_eps: added to the variance in layer norms.
-      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
+      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
 
     Raises:
       UserError: if a field has no such value.

@@ -74,15 +74,15 @@ class Model(base.Model):
       frozen_stages: number of parts of the ResNet, from the root on, that get no gradient. Add
         their kernels to `config.optim.freeze` too, or weight decay will shrink them.
       num_queries: objects that an image can have.
-      width: of a token.
+      width: token width.
       depth, decoder_depth: blocks of the encoder and of the decoder.
       num_heads: of every attention; divides `width`.
       mlp_dim: hidden width of the blocks.
       dropout: on attention weights, on activations, and on the residual branches.
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
-      dtype: of the computation. Parameters, softmax and outputs stay float32.
-      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM,
+      dtype: computation dtype. Parameters, softmax and outputs stay float32.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM,
         without dropout of weights; or 'auto', the kernel if the devices support it and nothing is
         dropped, as in evaluation. See docs/tpu.md.
 

@@ -47,9 +47,9 @@ class Model(base.Model):
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         or 'auto', the kernel if the devices support it. See docs/tpu.md.
-      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions, or
@@ -218,8 +218,8 @@ class VisibleEncoder(nn.Module):
     Attributes:
       transformer: makes the blocks and the final norm, given their name.
       patch_size: side of a patch in pixels.
-      width: of a token.
-      dtype: of the computation.
+      width: token width.
+      dtype: computation dtype.
     """
 
     transformer: Callable[..., nn.Module]

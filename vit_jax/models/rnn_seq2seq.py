@@ -182,7 +182,7 @@ class Model(base.Model):
       attention: 'additive', 'dot_product' or 'scaled_dot_product'.
       dropout: on embeddings, between layers and before the scores.
       tied: one matrix for both embeddings and for the scores.
-      dtype: of the computation. Parameters, softmax and logits stay float32.
+      dtype: computation dtype. Parameters, softmax and logits stay float32.
 
     Raises:
       UserError: if a field has no such value.

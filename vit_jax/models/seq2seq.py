@@ -59,19 +59,19 @@ class Model(base.Model):
 
     Attributes:
       vocab_size: V, of source and target together.
-      width: D, of a token.
+      width: D, token width.
       depth: N, blocks of the encoder and blocks of the decoder.
-      num_heads: of the attention; divides width.
+      num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
       norm: 'post', as in the paper, or 'pre', which has a final layer norm after both stacks.
       positions: 'interleaved' sines and cosines, as in the paper, or 'concatenated' ones.
       dropout: on the sums of embedding and position, and on each branch before it is added.
-      attention_dropout: on the attention weights.
+      attention_dropout: dropout of the attention weights.
       activation: of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
       tied: one matrix for both embeddings and for the scores, as in section 3.4.
       norm_eps: added to the variance in layer norms.
-      dtype: of the computation. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         or 'auto', the kernel if the devices support it. See docs/tpu.md.
 
     Raises:

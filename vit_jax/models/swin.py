@@ -69,14 +69,14 @@ class Model(base.Model):
       num_heads: of each stage.
       window: M, side of a window in tokens.
       mlp_ratio: hidden width of the blocks' MLPs, times that of their tokens.
-      dropout: after the embedding, the attention and each dense layer of an MLP.
-      attention_dropout: on the attention weights.
+      dropout: dropout rate after the embedding, the attention and each dense layer of an MLP.
+      attention_dropout: dropout of the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
-      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
       UserError: if a field has no such value.

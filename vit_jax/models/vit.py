@@ -82,10 +82,10 @@ class Model(base.Model):
     Attributes:
       num_classes: outputs of the head; None or 0 leaves the head out.
       patch_size: side of a patch in pixels.
-      width: D, of a token.
+      width: D, token width.
       depth: L, number of blocks.
       mlp_dim: hidden width of the blocks' MLPs.
-      num_heads: of the attention; divides width.
+      num_heads: attention heads; divides width.
       pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
         tokens. 'patches': the mean of the patches, in a model that also has a class token. 'map':
         attention pooling. 'none': every token by itself.
@@ -95,8 +95,8 @@ class Model(base.Model):
       posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
         width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
-      dropout: after the position embedding and each dense layer of a block.
-      attention_dropout: on the attention weights.
+      dropout: dropout rate after the position embedding and each dense layer of a block.
+      attention_dropout: dropout of the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       head_norm: 'none', or 'batch': batch normalization without parameters before the head, for a
         linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
@@ -106,9 +106,9 @@ class Model(base.Model):
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: its implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         or 'auto', the kernel if the devices support it. See docs/tpu.md.
-      dtype: of the computation. Parameters, layer norm statistics and softmax stay float32.
+      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the residual stream; that of the computation if None. big_vision uses
         'float32' with bfloat16 computation.
 

@@ -113,7 +113,7 @@ class AxialAttention(nn.Module):
       num_heads: H; divides the width.
       axis: 'row' for attention within rows, 'column' for attention within columns.
       causal: whether no place attends to those after it on its line.
-      dtype: of the computation; the softmax stays float32.
+      dtype: computation dtype; the softmax stays float32.
     """
 
     num_heads: int

@@ -111,7 +111,7 @@ class Encoder(nn.Module):
       remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final layer norm.
-      dtype: of the computation.
+      dtype: computation dtype.
     """
 
     block: Callable[..., nn.Module]

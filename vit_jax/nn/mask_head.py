@@ -53,7 +53,7 @@ class MaskHead(nn.Module):
 
     Attributes:
       width: of the features; the channels fall from there to a sixteenth of it.
-      dtype: of the computation; the masks are float32.
+      dtype: computation dtype; the masks are float32.
     """
 
     width: int

@@ -119,8 +119,8 @@ class MultiHeadAttention(nn.Module):
       kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
         product, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
       dropout: on the weights.
-      dtype: of the computation; the softmax stays float32.
-      attention: its implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
+      dtype: computation dtype; the softmax stays float32.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
         causal masks and segments, but no bias; or 'auto', the kernel if it can be used. Both drop
         the same weights.
 

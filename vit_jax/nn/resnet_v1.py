@@ -47,7 +47,7 @@ class ResNet(nn.Module):
         Carion et al., 2020, arXiv:2005.12872, section 4).
       frozen_stages: the root and the stages up to this number get no gradient: 1 is the root
         alone, 2 the root and the first stage.
-      dtype: of the computation.
+      dtype: computation dtype.
 
     Raises:
       UserError: if a stage has no block.

@@ -28,7 +28,7 @@ class Stage(nn.Module):
       merges: whether the stage ends with merging four neighbors into one token.
       remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       norm_eps: added to the variance in the norm of the merging.
-      dtype: of the computation.
+      dtype: computation dtype.
     """
 
     block: Callable[..., nn.Module]

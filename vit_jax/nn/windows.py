@@ -134,7 +134,7 @@ class WindowAttention(nn.Module):
       shifted: whether the windows are, by half of their side.
       dropout: on the weights.
       kernel_init: of both projections.
-      dtype: of the computation; the softmax stays float32.
+      dtype: computation dtype; the softmax stays float32.
     """
 
     num_heads: int

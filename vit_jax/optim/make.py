@@ -81,7 +81,7 @@ def make(
       name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
       lr: peak learning rate.
       schedule: keywords of `schedules.make`, with durations as strings.
-      weight_decay: its strength.
+      weight_decay: strength of weight decay.
       decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
         peak, such as `dict(name='cosine', final=0.4)`.
       decay_mask: pattern of the parameters that decay. The default excludes

@@ -94,7 +94,7 @@ def make(
         `product`, in which the shape goes on falling and its distance from
         `final` is multiplied by a ramp from 1 to 0, as in the code of Zhai et
         al. (big_vision).
-      timescale: of `rsqrt`, in steps.
+      timescale: timescale of `rsqrt`, in steps.
       boundaries: of `stair`, in steps from the start of training, rising.
       factor: of `stair`, in (0, 1].
       init: learning rate at step 0, if there is a warm-up.

@@ -31,7 +31,8 @@ class Task(base.Task):
         colors the same weight. Only training and evaluation read it.
       rebalance: lambda of the weights, see `color_bins.class_weights`.
       temperature: of the mean color of a distribution; 0.38 in the paper.
-      value_range: to which bytes 0..255 are mapped before the model; float images have it already.
+      value_range: range to which bytes 0..255 are scaled for the model; float images are in it
+        already.
     """
 
     prior: str = ''

@@ -31,7 +31,7 @@ class Task(base.Task):
 
     Attributes:
       target: 'normalized', a patch less its mean and divided by its deviation; or 'pixels'.
-      value_range: to which bytes 0..255 are mapped before the model.
+      value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of the target's pixels, which are in [0, 1]: a number, or one for
         each color. For normalized patches only the ratios of `std` matter.
     """
