@@ -1,4 +1,4 @@
-"""Decoding of image files to RGB bytes."""
+"""Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, all else by Pillow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import io
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+import simplejpeg
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.records import BrokenRecord
 
@@ -31,7 +32,8 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
     Raises:
       BrokenRecord: if the bytes are not an image of these formats, are damaged or
-        truncated, or have more than `MAX_PIXELS` pixels.
+        truncated, or have more than `MAX_PIXELS` pixels. A JPEG file is damaged if libjpeg has a
+        warning about it, such as of bytes that belong to no block.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -39,13 +41,56 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
                 raise ValueError(
                     f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
                 )
-            image.load()
-            _turn_upright(image)
-            return _to_array(image, channels)
+            return _decode(image, data, channels)
     except UnidentifiedImageError as error:
         raise BrokenRecord(f'{name}: no {", ".join(FORMATS)} image ({len(data)} bytes)') from error
     except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
+
+
+def _decode(image: Image.Image, data: bytes, channels: int) -> np.ndarray:
+    warning = None
+    if _is_plain_jpeg(image, data, channels):
+        try:
+            return _turbo_jpeg(data, channels)
+        except ValueError as error:
+            warning = error
+    image.load()
+    if warning is not None and _has_pixels(data, channels):
+        raise warning  # Pillow does not pass it on
+    _turn_upright(image)
+    return _to_array(image, channels)
+
+
+def _is_plain_jpeg(image: Image.Image, data: bytes, channels: int) -> bool:
+    """Whether libjpeg-turbo itself decodes the file to what is wanted, as Pillow would."""
+    modes = ('RGB', 'L') if channels == 3 else ('L',)
+    if image.format != 'JPEG' or image.mode not in modes or _orientation(image) != 1:
+        return False
+    try:
+        return simplejpeg.decode_jpeg_header(data)[:2] == (image.height, image.width)
+    except ValueError:
+        return False
+
+
+def _orientation(image: Image.Image) -> int:
+    with contextlib.suppress(Exception):
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    return 1
+
+
+def _turbo_jpeg(data: bytes, channels: int, strict: bool = True) -> np.ndarray:
+    """Decode a file; ValueError if it cannot be, or if `strict` and libjpeg has a warning."""
+    return simplejpeg.decode_jpeg(data, 'RGB' if channels == 3 else 'GRAY', strict=strict)
+
+
+def _has_pixels(data: bytes, channels: int) -> bool:
+    """Whether libjpeg-turbo decodes a file to its end, with warnings or without."""
+    try:
+        _turbo_jpeg(data, channels, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _turn_upright(image: Image.Image) -> None:
