@@ -1,6 +1,7 @@
 """`launch`: what it prints, what it hands over, and mistakes in one line."""
 
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -83,6 +84,13 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
         (['slurm', '--node', '2', '--', *TRAIN], "did you mean '--nodes'"),
         (['slurm', '--nodes', '2', '--', 'benchmark'], 'benchmark runs in one process'),
         (['slurm', '--array', '2', '--', *TRAIN], '--array starts the same command 2 times'),
+        (['slurm', '--nodes', '-1', '--', *TRAIN], "--nodes: '-1' is not a whole number"),
+        (['slurm', '--gpus', 'x', '--', *TRAIN], "--gpus: 'x' is not a whole number"),
+        (
+            ['slurm', '--time', '1:00', '--', *TRAIN],
+            'would come before the job starts, whose limit',
+        ),
+        (['slurm', '--grace', '65536', '--', *TRAIN], '--grace 65536: must be at most 65535'),
         (['slurm', '--sbatch', 'a\nb', '--', *TRAIN], 'must be one line'),
         (['slurm', '--', *TRAIN], 'sbatch was not found; run this on a login node'),
         (['sky', '--', *TRAIN], '--tpu'),
@@ -103,12 +111,69 @@ def test_a_mistake_is_one_line(words, message, capsys, monkeypatch, tmp_path):
     assert message in line
 
 
+# What the client of Slurm refuses, and some that only its controller does.
+REFUSED = {
+    '--time=': ['abc', '1h', '1.5', '-5', '1:2:3:4', '1-', ' 5', '12:00:00 '],
+    '--sbatch=time=': ['abc', ''],
+    '--sbatch=mem=': ['abc', '1.5G', '-4', '4P', "'4 G'", '4Mx', ''],
+    '--sbatch=mem-per-gpu=': ['abc'],
+    '--partition=': ['a b', 'a,', '-a;b'],
+    '--sbatch=nodes=': ['0', '-1', 'x'],
+    '--sbatch=gpus-per-node=': ['-1', 'x', '1.5', 'gpu:a100:2'],
+    '--sbatch=': ['', '-N 2', 'comment=two words', "comment='", '=3'],
+    '--job-name=': [' ', 'a/b', 'a' * 300, 'a\nb'],
+}
+
+
+@pytest.mark.parametrize('flag', REFUSED)
+def test_values_that_slurm_does_not_take(flag, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv('PATH', program(tmp_path, 'sbatch', f'touch {tmp_path}/submitted'))
+    for value in REFUSED[flag]:
+        for dry in ([], ['--dry-run']):
+            assert cli.main(['launch', 'slurm', f'{flag}{value}', *dry, '--', *TRAIN]) == 2
+            shown = capsys.readouterr()
+            (line,) = shown.err.splitlines()
+            assert 'launch slurm: ' in line and 'must be ' in line
+            assert shown.out == ''
+    assert [path.name for path in tmp_path.iterdir()] == ['sbatch']
+
+
+TAKEN = {
+    'time': ['3', '2:30', '1:2:3', '1-2', '1-2:3', '01-02:03:04', '0', 'UNLIMITED', 'infinite'],
+    'mem': ['4', '4G', '4g', '4GB', '0', '2T'],
+    'mem-per-cpu': ['500M'],
+    'nodes': ['2', '1-2'],
+    'partition': ['gpu', 'gpu-long,b_2'],
+    'comment': ["'two words'"],
+}
+
+
+def test_values_that_slurm_takes(capsys, monkeypatch, tmp_path):
+    """By its own client too, where it is installed, which then finds no cluster."""
+    conf = 'ClusterName=a\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n'
+    conf += 'AuthType=auth/none\nCredType=cred/none\nMessageTimeout=1\nNodeName=a\n'
+    (tmp_path / 'slurm.conf').write_text(conf)
+    monkeypatch.setenv('SLURM_CONF', str(tmp_path / 'slurm.conf'))
+    for option, values in TAKEN.items():
+        for value in values:
+            given = f'{option}={value}'
+            words = [f'--{given}'] if option in ('time', 'partition') else [f'--sbatch={given}']
+            assert cli.main(['launch', 'slurm', *words, '--dry-run', '--', *TRAIN]) == 0
+            script = capsys.readouterr().out
+            assert f'#SBATCH --{given}\n' in script
+            if shutil.which('sbatch'):
+                done = subprocess.run(
+                    ['sbatch', '--test-only'], input=script, capture_output=True, text=True
+                )
+                assert 'Unable to contact slurm controller' in done.stderr
+
+
 @pytest.mark.fault(57)
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
         (['sky', '--tpu', 'v4-8', '--job-name', '../../x', '--', *TRAIN, GS], "'../../x': must be"),
-        (['slurm', '--job-name', '../x', '--', *TRAIN], 'would lie elsewhere'),
+        (['slurm', '--job-name', '../x', '--', *TRAIN], "'../x': must be at most 200"),
     ],
 )
 def test_a_job_whose_name_leads_elsewhere(words, message, capsys, monkeypatch, tmp_path):

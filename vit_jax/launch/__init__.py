@@ -2,6 +2,7 @@
 
 command   the command line of each process of the job
 slurm     an sbatch script
+sbatch    formats of its options
 sky       a SkyPilot task
 submit    submission of either
 

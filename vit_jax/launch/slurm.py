@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import command
+from vit_jax.launch import command, sbatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +89,11 @@ def script(job: SlurmJob) -> str:
             f'launch slurm: --array starts the same command {job.array} times, which only '
             f'the workers of a sweep can share: -- sweep work NAME'
         )
-    if '/' in job.name:
-        raise UserError(f'launch slurm: --job-name {job.name!r}: its output would lie elsewhere')
     words = command.for_processes(job.words, job.nodes * max(job.gpus, 1))
     run = shlex.join([job.python, '-m', 'vit_jax', *words])
     body = BODY.format(command=run, preempted=EXIT_PREEMPTED, restarts=job.restarts)
-    lines = [_line(option) for option in (*_options(job), *job.options)]
+    lines = [sbatch.directive(option) for option in (*_options(job), *job.options)]
+    sbatch.check_grace(job.grace, job.time)
     return '\n'.join(['#!/bin/bash', *lines, '', body])
 
 
@@ -114,9 +113,3 @@ def _options(job: SlurmJob) -> list[str]:
     }
     given = [f'{name}={shlex.quote(str(value))}' for name, value in options.items() if value]
     return [*given, 'requeue']
-
-
-def _line(option: str) -> str:
-    if not option.isprintable():
-        raise UserError(f'launch slurm: option {option!r} of sbatch: must be one line')
-    return f'#SBATCH --{option.removeprefix("--")}'
