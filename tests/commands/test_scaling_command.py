@@ -169,6 +169,26 @@ def test_a_report_leaves_out_runs_that_cannot_be_fitted(tmp_path, capsys):
         scaling.main([*map(str, words), '--y', 'val/loss', '--x', 'val/loss'])
 
 
+def test_runs_of_equal_length_have_no_curve(tmp_path, capsys):
+    for i, width in enumerate((16, 32, 64)):
+        folder = tmp_path / 'runs' / str(i)
+        folder.mkdir(parents=True)
+        config = {'batch_size': 10, 'model': {'name': 'vit', 'width': width}}
+        (folder / 'config.json').write_text(json.dumps(config))
+        (folder / 'metrics.jsonl').write_text(f'{{"step": 100, "test/accuracy": 0.{5 + i}}}\n')
+        (folder / 'result.json').write_text('{}')
+    words = ['scaling', 'report', tmp_path / 'runs', '--output', tmp_path / 'out']
+    assert cli.main([str(word) for word in words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        'error: --x: examples_seen=1000 is the same in all 3 rows; what differs is '
+        'config.model.width'
+    )
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['runs.csv']
+    words += ['--x', 'config.model.width', '--holdout', '0', '--bootstrap', '0']
+    assert cli.main([str(word) for word in words]) == 0
+
+
 def test_a_fit_takes_one_thread(points, capsys, monkeypatch):
     threads = []
 

@@ -70,7 +70,9 @@ def fit(argv: Sequence[str]) -> int:
     from vit_jax.scaling import table
 
     options = read_options(args)
-    curves = table.fit_curves(table.read_csv(args.csv), options)
+    rows = table.read_csv(args.csv)
+    table.require_growth(rows, options)
+    curves = table.fit_curves(rows, options)
     table.require_fit(curves)
     text = json.dumps(table.summary(curves, options), indent=2, allow_nan=False) + '\n'
     if args.json == '-':
@@ -125,6 +127,7 @@ def report(argv: Sequence[str]) -> int:
     skipped = others + skipped
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
+    table.require_growth(fitted, options)
     curves = table.fit_curves(fitted, options)
     summary = table.summary(curves, options)
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'

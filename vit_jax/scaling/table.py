@@ -167,6 +167,22 @@ def require_fit(curves: Sequence[Curve]) -> None:
         raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
 
 
+def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
+    """Raise UserError if x is the same in several rows; the message names columns that differ."""
+    rows = [row for row in rows if all(_cell(row, *flag) for flag in _needed(options))]
+    if len(rows) < 2 or any(len({_cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
+        return
+    known = {'run', options.y.removeprefix('1-'), *options.by}
+    # Metrics, which have a /, are results and do not grow by themselves.
+    names = [name for name in rows[0] if name and '/' not in name and name not in known]
+    differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
+    same = ', '.join(f'{x}={_cell(rows[0], x, "--x")}' for x in options.x)
+    raise UserError(
+        f'--x: {same} is the same in all {len(rows)} rows; what differs is '
+        f'{", ".join(differing) or "no other column"}'
+    )
+
+
 def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Sort by each column in turn."""
     keys = list(keys)
