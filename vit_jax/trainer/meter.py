@@ -80,10 +80,12 @@ class Meter:
         """Takes the metrics of `step`; waits until at most two steps are in flight."""
         self.step, self.steps = step, self.steps + 1
         self.running.append((step, metrics))
-        self._finished = self._clock.submit(_finish_time, metrics)
+        self._finished = self._clock.submit(_finish_time, [metrics])
         self._collect(2)
 
     def _collect(self, keep: int) -> None:
+        if not keep and self._finished is not None:
+            self._finished.result()
         while len(self.running) > keep:
             step, metrics = self.running.pop(0)
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -128,8 +130,11 @@ class Meter:
         return {f'train/{k}': v for k, v in means.items()}
 
 
-def _finish_time(metrics: dict[str, Any]) -> float:
-    """Waits for a step; a failure of it is raised where its metrics are read."""
+def _finish_time(running: list[dict[str, Any]]) -> float:
+    """Waits for a step, of which it keeps no array, and takes it out of the list.
+
+    A failure of the step is raised where its metrics are read.
+    """
     with contextlib.suppress(Exception):
-        jax.block_until_ready(metrics)
+        jax.block_until_ready(running.pop())
     return time.perf_counter()

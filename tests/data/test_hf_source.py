@@ -1,0 +1,217 @@
+"""Data sets of Hugging Face: where they are found, what is read of them, and damaged files."""
+
+import io
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import loading
+from PIL import Image
+
+from vit_jax.data.sources import hf, open_source
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+FEATURES = {
+    'image': {'_type': 'Image'},
+    'label': {'_type': 'ClassLabel', 'names': ['daisy', 'rose']},
+    'caption': {'_type': 'Value', 'dtype': 'string'},
+}
+
+
+def png(value):
+    file = io.BytesIO()
+    Image.new('RGB', (8, 6), (value, value, value)).save(file, 'PNG')
+    return file.getvalue()
+
+
+def table(values, features=FEATURES):
+    columns = {
+        'image': [{'bytes': png(v), 'path': f'{v}.png'} for v in values],
+        'label': [v % 2 for v in values],
+        'caption': [f'grey {v}' for v in values],
+    }
+    made = pa.table(columns)
+    about = json.dumps({'info': {'features': features}}) if features else '{}'
+    return made.replace_schema_metadata({'huggingface': about})
+
+
+def write_parquet(file, values, **options):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table(values, **options), file, row_group_size=3)
+
+
+def write_arrow(file, values):
+    """Write a file as `datasets.Dataset.save_to_disk` does."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(file), 'wb') as opened:
+        made = table(values)
+        with pa.ipc.new_stream(opened, made.schema) as stream:
+            stream.write_table(made, max_chunksize=4)
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setenv('HF_HOME', str(tmp_path / 'huggingface'))
+    return tmp_path / 'cache'
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """A repository of Parquet files: the pixels' value is the number of the row."""
+    root = tmp_path / 'flowers'
+    for part, values in enumerate((range(7), range(7, 12))):
+        write_parquet(root / 'data' / f'train-{part:05}-of-00002-ab12.parquet', values)
+    write_parquet(root / 'data' / 'test-00000-of-00001.parquet', [100, 101])
+    return root
+
+
+def values(source):
+    return [int(source[i]['image'][0, 0, 0]) for i in range(len(source))]
+
+
+def test_rows_of_parquet_files_in_their_order(flowers):
+    source = open_source(f'hf:{flowers}', 'train')
+    assert values(source) == list(range(12))
+    assert source.info.class_names == ('daisy', 'rose')
+    assert source.labels().tolist() == [0, 1] * 6
+    record = source[8]
+    assert record['image'].shape == (6, 8, 3)
+    assert (record['label'], record['caption']) == (0, 'grey 8')
+    assert source.record_name(8) == f'hf:{flowers} train row 8'
+    assert values(open_source(f'hf:{flowers}', 'test')) == [100, 101]
+
+
+def test_parquet_is_copied_once(flowers, cache_folder):
+    open_source(f'hf:{flowers}', 'test')
+    (copy,) = (cache_folder / 'vit_jax' / 'arrow').iterdir()
+    before = copy.stat().st_mtime_ns
+    open_source(f'hf:{flowers}', 'test')
+    assert copy.stat().st_mtime_ns == before
+    write_parquet(flowers / 'data' / 'test-00000-of-00001.parquet', [50, 51, 52])
+    assert values(open_source(f'hf:{flowers}', 'test')) == [50, 51, 52]
+
+
+@pytest.mark.parametrize(
+    ('path', 'name', 'split'),
+    [
+        ('saved/train/data-00000-of-00001.arrow', '{}/saved', 'train'),
+        ('single/data-00000-of-00001.arrow', '{}/single', 'train'),
+        (
+            'huggingface/datasets/ann___flowers/default/0.0.0/ab/flowers-test.arrow',
+            'ann/flowers',
+            'test',
+        ),
+    ],
+)
+def test_layouts_of_arrow_files(tmp_path, path, name, split, cache_folder):
+    write_arrow(tmp_path / path, range(9))
+    assert values(open_source(f'hf:{name.format(tmp_path)}', split)) == list(range(9))
+    assert not cache_folder.exists(), 'Arrow is read where it is'
+
+
+def test_a_repository_in_the_cache_of_the_hub(tmp_path):
+    repository = tmp_path / 'huggingface' / 'hub' / 'datasets--ann--flowers'
+    write_parquet(repository / 'snapshots' / 'abc' / 'big' / 'train-00000-of-00001.parquet', [1])
+    write_parquet(repository / 'snapshots' / 'abc' / 'tiny' / 'train-00000-of-00001.parquet', [2])
+    (repository / 'refs').mkdir()
+    (repository / 'refs' / 'main').write_text('abc')
+    assert values(open_source('hf:ann/flowers/tiny', 'train')) == [2]
+    with pytest.raises(UserError, match=r'several configs, big, tiny: name one as hf:ann/flowers/'):
+        open_source('hf:ann/flowers', 'train')
+
+
+def test_columns_without_features_are_chosen_by_their_types(tmp_path):
+    write_parquet(tmp_path / 'train.parquet', range(4), features=None)
+    source = open_source(f'hf:{tmp_path}', 'train')
+    assert source.info.class_names == ('0', '1')
+    assert source[3].keys() == {'image', 'label', 'caption'}
+
+
+def test_batches_do_not_depend_on_threads_and_workers(flowers):
+    def batches(**options):
+        source = open_source(f'hf:{flowers}', 'train')
+        transforms = parse_transforms('inception_crop(4)|flip|keep("image", "label")')
+        coming = loading.train_batches(source, transforms, batch_size=4, seed=1, **options)
+        return [next(coming)['image'] for _ in range(3)]
+
+    expected = batches(threads=0)
+    for options in ({'threads': 2}, {'workers': 1}):
+        np.testing.assert_array_equal(batches(**options), expected)
+
+
+def test_a_copy_for_a_worker_maps_the_files_anew(flowers):
+    source = hf.Source(str(flowers), 'train')
+    copy = pickle.dumps(source)
+    assert len(copy) < 2000
+    assert values(pickle.loads(copy)) == values(source)
+
+
+def test_a_row_without_bytes_is_broken(tmp_path, caplog):
+    made = table(range(40)).to_pydict()
+    made['image'][3] = {'bytes': None, 'path': '/elsewhere/3.png'}
+    file = tmp_path / 'train.parquet'
+    pq.write_table(pa.table(made), file)
+    source = open_source(f'hf:{tmp_path}', 'train')
+    with pytest.raises(Exception, match="row 3: 'image' holds no bytes"):
+        source[3]
+    assert list(source.broken) == [3]
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-300])
+
+
+def spoil(file):
+    content = bytearray(file.read_bytes())
+    content[4:400] = bytes(396)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize('damage', [cut, spoil])
+@pytest.mark.parametrize('kind', ['parquet', 'arrow'])
+def test_a_damaged_file_is_named_in_one_line(tmp_path, cache_folder, kind, damage):
+    file = tmp_path / 'rows' / f'train.{kind}'
+    (write_arrow if kind == 'arrow' else write_parquet)(file, range(12))
+    damage(file)
+    with pytest.raises(UserError, match=f'train.{kind} cannot be read') as error:
+        open_source(f'hf:{tmp_path / "rows"}', 'train')
+    assert '\n' not in str(error.value)
+    assert not list(cache_folder.rglob('*.*')), 'nothing half-written'
+
+
+@pytest.mark.parametrize(
+    ('name', 'split', 'message'),
+    [
+        ('{}', 'val', r"unknown split 'val' \(valid: test, train\)"),
+        ('ann/none', 'train', 'hf download ann/none --repo-type dataset'),
+        ('{}/data/..', 'validation', 'unknown split'),
+    ],
+)
+def test_what_there_is_not(flowers, name, split, message):
+    with pytest.raises(UserError, match=message):
+        open_source(f'hf:{name.format(flowers)}', split)
+
+
+def test_a_folder_without_rows_or_images(tmp_path):
+    rows = tmp_path / 'rows'
+    rows.mkdir()
+    with pytest.raises(UserError, match=r'holds no file of \.parquet or \.arrow'):
+        open_source(f'hf:{rows}', 'train')
+    pq.write_table(pa.table({'text': ['a']}), rows / 'train.parquet')
+    with pytest.raises(UserError, match='none of its columns is an image: text'):
+        open_source(f'hf:{rows}', 'train')
+    pq.write_table(table([]), rows / 'train.parquet')
+    with pytest.raises(UserError, match='has no rows'):
+        open_source(f'hf:{rows}', 'train')
+
+
+def test_a_cache_folder_that_cannot_be_written(flowers, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+    with pytest.raises(UserError, match='name another cache folder by XDG_CACHE_HOME'):
+        open_source(f'hf:{flowers}', 'train')

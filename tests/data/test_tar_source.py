@@ -1,0 +1,200 @@
+"""Shards of WebDataset: what an example is, splits, the index, and damaged shards."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from helpers import loading
+from PIL import Image
+
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.errors import UserError
+
+
+def png(value):
+    file = io.BytesIO()
+    Image.new('RGB', (8, 6), (value, value, value)).save(file, 'PNG')
+    return file.getvalue()
+
+
+def write(file, members):
+    """Write a shard of {name: bytes}."""
+    with tarfile.open(file, 'w') as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def labelled(values):
+    members = {}
+    for value in values:
+        members |= {f'a/{value:04}.png': png(value), f'a/{value:04}.cls': b'%d\n' % (value % 3)}
+    return members
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return tmp_path / 'cache' / 'vit_jax' / 'tar'
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Two shards of training and one of tests; the pixels' value is the number of the example."""
+    folder = tmp_path / 'shards'
+    folder.mkdir()
+    write(folder / 'train-000.tar', labelled(range(5)))
+    write(folder / 'train-001.tar', labelled(range(5, 9)))
+    write(folder / 'test-000.tar', labelled([200, 202]))
+    return folder
+
+
+def values(source):
+    return [int(source[i]['image'][0, 0, 0]) for i in range(len(source))]
+
+
+def test_examples_in_the_order_of_the_shards(shards):
+    source = open_source(f'tar:{shards}', 'train')
+    assert values(source) == list(range(9))
+    assert source.labels().tolist() == [0, 1, 2] * 3
+    assert source.info.class_names == ('0', '1', '2')
+    assert source[4]['label'] == 1
+    assert source.record_name(6) == f'{shards}/train-001.tar a/0006'
+    assert values(open_source(f'tar:{shards}', 'test')) == [200, 202]
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'split', 'expected'),
+    [
+        ('train-{000..001}.tar', 'train', range(9)),
+        ('train-{001..001}.tar', 'train', range(5, 9)),
+        ('{split}-*.tar', 'test', (200, 202)),
+        ('t*n-00[1].tar', 'train', range(5, 9)),
+    ],
+)
+def test_patterns(shards, pattern, split, expected):
+    assert values(open_source(f'tar:{shards}/{pattern}', split)) == list(expected)
+
+
+def test_names_of_classes_stand_beside_the_shards(shards):
+    (shards / 'classnames.txt').write_text('daisy\nrose\ntulip\nviolet\n')
+    info = open_source(f'tar:{shards}', 'train').info
+    assert info.class_names == ('daisy', 'rose', 'tulip', 'violet')
+    (shards / 'classnames.txt').write_text('daisy\nrose\n')
+    with pytest.raises(UserError, match=r'classnames.txt names 2 classes, but a label is 2'):
+        open_source(f'tar:{shards}', 'train')
+
+
+def test_captions_and_objects(tmp_path):
+    about = {'label': 1, 'title': 'Two cats', 'width': 8, 'image': 'x'}
+    members = {
+        '1.jpg.notes': b'not an image',
+        '2.png': png(2),
+        '2.txt': 'Zwei Kätzchen\n'.encode(),
+        '2.json': json.dumps(about).encode(),
+        '3.txt': b'without an image',
+        '4.PNG': png(4),
+        '4.json': b'[1]',
+    }
+    write(tmp_path / 'shard.tar', members)
+    source = open_source(f'tar:{tmp_path}', 'train')
+    assert len(source) == 2
+    record = source[0]
+    assert record.pop('image').shape == (6, 8, 3)
+    assert record == {'title': 'Two cats', 'caption': 'Zwei Kätzchen'}
+    assert source[1].keys() == {'image'}
+    assert source.info.num_classes == 0, 'not every example has a class'
+    with pytest.raises(UserError, match='not every image has a class'):
+        source.labels()
+
+
+def test_classes_of_objects(tmp_path):
+    write(tmp_path / 'shard.tar', {'1.png': png(1), '1.json': b'{"label": 2}'})
+    source = open_source(f'tar:{tmp_path}', 'train')
+    assert (source[0]['label'], source.info.num_classes) == (2, 3)
+
+
+def test_a_shard_is_indexed_once(shards, cache_folder, monkeypatch):
+    open_source(f'tar:{shards}', 'train')
+    assert len(list(cache_folder.iterdir())) == 2
+
+    def scan(*_):
+        raise AssertionError('scanned again')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, 'open', scan)
+        assert values(open_source(f'tar:{shards}', 'train')) == list(range(9))
+    write(shards / 'train-001.tar', labelled(range(20, 30)))
+    assert values(open_source(f'tar:{shards}', 'train')) == [*range(5), *range(20, 30)]
+
+
+def test_a_damaged_index_is_made_anew(shards, cache_folder):
+    expected = values(open_source(f'tar:{shards}', 'train'))
+    for index in cache_folder.iterdir():
+        index.write_bytes(b'PK no index')
+    for _ in range(2):
+        assert values(open_source(f'tar:{shards}', 'train')) == expected
+
+
+def test_batches_do_not_depend_on_threads_and_workers(shards):
+    def batches(**options):
+        source = open_source(f'tar:{shards}', 'train')
+        transforms = parse_transforms('inception_crop(4)|flip')
+        coming = loading.train_batches(source, transforms, batch_size=4, seed=1, **options)
+        return [next(coming)['image'] for _ in range(3)]
+
+    expected = batches(threads=0)
+    for options in ({'threads': 2}, {'workers': 1}):
+        np.testing.assert_array_equal(batches(**options), expected)
+
+
+def test_a_shard_that_is_cut_off_is_refused(shards):
+    shard = shards / 'train-001.tar'
+    shard.write_bytes(shard.read_bytes()[:4700])
+    with pytest.raises(UserError, match=r'train-001.tar cannot be read after \d examples') as error:
+        open_source(f'tar:{shards}', 'train')
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'content', [b'', b'no tar at all' * 100, b'\x1f\x8b compressed' * 60], ids=len
+)
+def test_what_is_no_shard_is_refused(tmp_path, content):
+    (tmp_path / 'shard.tar').write_bytes(content)
+    with pytest.raises(UserError, match=r'shard\.tar cannot be read|no shard has a member'):
+        open_source(f'tar:{tmp_path}', 'train')
+
+
+@pytest.mark.parametrize('content', [b'three', b'-1', b''])
+def test_a_class_that_is_no_number_is_refused(tmp_path, content):
+    write(tmp_path / 'shard.tar', {'1.png': png(1), '1.cls': content})
+    with pytest.raises(UserError, match=r'shard\.tar cannot be read'):
+        open_source(f'tar:{tmp_path}', 'train')
+
+
+@pytest.mark.parametrize('content', [b'\xff', b'x' * 2**21])
+def test_a_caption_that_cannot_be_read_is_broken(tmp_path, content):
+    members = {f'{i}.png': png(i) for i in range(40)}
+    write(tmp_path / 'shard.tar', {'0.png': png(0), '0.txt': content} | members)
+    source = open_source(f'tar:{tmp_path}', 'train')
+    with pytest.raises(Exception, match=r'shard\.tar 0: '):
+        source[0]
+    assert list(source.broken) == [0]
+
+
+@pytest.mark.parametrize(
+    ('path', 'split', 'message'),
+    [
+        ('', 'val', r"unknown split 'val' \(valid: test, train\)"),
+        ('/train-{000..002}.tar', 'train', r'there is no file .*train-002\.tar'),
+        ('/train-*.tar', 'test', r'has no split .*write \{split\}'),
+        ('/none', 'train', 'there is no file'),
+    ],
+)
+def test_what_there_is_not(shards, path, split, message):
+    with pytest.raises(UserError, match=message):
+        open_source(f'tar:{shards}{path}', split)

@@ -1,0 +1,262 @@
+"""`tar:PATTERN`: shards of WebDataset, tar files in which an example is a few members in a row.
+
+    tar:/data/flowers                      SPLIT-*.tar, or all of *.tar as `train`
+    tar:/data/cc3m-{split}-*.tar           the same with names of your own
+    tar:/data/cc3m-{000000..000331}.tar    a range, as `train`
+
+The members of an example share the name up to the first dot: `0001.jpg` (or png, webp) is the
+image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object, of
+which `label` is a class and texts are fields under their own names. `classnames.txt` beside the
+shards has a name a line. Shards are indexed once, in the user's cache folder; examples are in the
+order of the shards.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import pathlib
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from vit_jax.data import images
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.errors import UserError, nearest
+from vit_jax.storage import cache
+
+IMAGES = ('jpg', 'jpeg', 'png', 'webp')
+FIELDS = ('image', 'cls', 'txt', 'json')
+CLASSES = ('cls', 'json')
+SPLIT = '{split}'
+RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
+CLASS_NAMES = 'classnames.txt'
+NO_LABEL = -1
+JSON_LIMIT = 2**20  # bytes; what stands beside an image is small
+
+
+class Source:
+    """Records {image, label} and {image, caption} of all shards of a split."""
+
+    def __init__(self, path: str, split: str):
+        self._title = f'source tar:{path}'
+        self._shards = find_shards(path, split)
+        indices = [indexed(shard, self._title) for shard in self._shards]
+        self._ends = np.cumsum([len(index['names']) for index in indices])
+        self._names = [index['names'] for index in indices]
+        self._members = [index['members'] for index in indices]
+        self._labels = np.concatenate([index['labels'] for index in indices])
+        if not len(self):
+            raise UserError(f'{self._title}: no shard has a member {"|".join(IMAGES)}')
+        self.info = self._classes()
+
+    def _classes(self) -> SourceInfo:
+        if (self._labels == NO_LABEL).any():
+            return SourceInfo(0, ())
+        count = int(self._labels.max()) + 1
+        file = self._shards[0].parent / CLASS_NAMES
+        names = (
+            tuple(file.read_text().splitlines())
+            if file.is_file()
+            else tuple(map(str, range(count)))
+        )
+        if len(names) < count:
+            raise UserError(
+                f'{self._title}: {file} names {len(names)} classes, but a label is {count - 1}'
+            )
+        return SourceInfo(len(names), names)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int, /) -> Record:
+        name = self.record_name(index)
+        shard, row = self._locate(index)
+        try:
+            with self._shards[shard].open('rb') as file:
+                found = dict(_contents(file, self._members[shard][row]))
+        except OSError as error:
+            raise BrokenRecord(f'{name}: {error.strerror or error}') from error
+        record: Record = {'image': images.decode_image(found['image'], name=name)}
+        if self.info.num_classes:
+            record['label'] = int(self._labels[index])
+        try:
+            return record | texts(found)
+        except ValueError as error:
+            raise BrokenRecord(f'{name}: {error}') from error
+
+    def labels(self) -> np.ndarray:
+        if not self.info.num_classes:
+            raise UserError(f'{self._title}: not every image has a class (NAME.cls)')
+        return self._labels
+
+    def record_name(self, index: int, /) -> str:
+        shard, row = self._locate(index)
+        return f'{self._shards[shard]} {self._names[shard][row].decode(errors="replace")}'
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self._ends, index, side='right'))
+        return shard, index - int(self._ends[shard - 1] if shard else 0)
+
+
+def find_shards(path: str, split: str) -> list[pathlib.Path]:
+    """The tar files of a split, sorted by name.
+
+    Raises:
+      UserError: if there are none.
+    """
+    folder = pathlib.Path(path).expanduser()
+    if folder.is_dir():
+        by_split = sorted(folder.glob(f'{glob.escape(split)}-*.tar'))
+        if by_split or split != 'train':
+            return by_split or _no_split(path, split, sorted(folder.glob('*-*.tar')))
+        return sorted(folder.glob('*.tar')) or _none(path, '*.tar')
+    pattern = str(folder)
+    if SPLIT in pattern:
+        pattern = pattern.replace(SPLIT, glob.escape(split))
+    elif split != 'train':
+        raise UserError(
+            f'source tar:{path}: has no split {split!r}, for its pattern names all of its files: '
+            "write {split} into it, or use 'train'"
+        )
+    found = [pathlib.Path(name) for one in _expanded(pattern) for name in sorted(glob.glob(one))]
+    if missing := [one for one in _expanded(pattern) if not glob.glob(one)]:
+        return _none(path, missing[0])
+    return found
+
+
+def _expanded(pattern: str) -> list[str]:
+    """The patterns that a range in braces stands for."""
+    if (match := RANGE.search(pattern)) is None:
+        return [pattern]
+    first, last = match.groups()
+    numbers = [f'{n:0{len(first)}}' for n in range(int(first), int(last) + 1)]
+    return [pattern[: match.start()] + number + pattern[match.end() :] for number in numbers]
+
+
+def _none(path: str, pattern: str) -> list[pathlib.Path]:
+    raise UserError(f'source tar:{path}: there is no file {pattern}')
+
+
+def _no_split(path: str, split: str, files: list[pathlib.Path]) -> list[pathlib.Path]:
+    splits = {file.name.rpartition('-')[0] for file in files} or {'train'}
+    raise UserError(f'source tar:{path}: ' + nearest('split', split, splits))
+
+
+def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
+    """The examples of a shard: where their members lie, and their classes.
+
+    Returns:
+      names: bytes [n]; members: int64 [n, fields, 2], position and size of each of `FIELDS`, size
+      -1 for none; labels: int64 [n], `NO_LABEL` where there is none.
+
+    Raises:
+      UserError: if the shard is damaged, or the index cannot be kept.
+    """
+    file = cache.folder('tar') / f'{cache.key([shard])}.npz'
+
+    def make(path: pathlib.Path) -> None:
+        with path.open('wb') as opened:
+            arrays: Any = scanned(shard, title)
+            np.savez(opened, **arrays)
+
+    try:
+        with np.load(cache.made_once(file, make)) as arrays:
+            return dict(arrays)
+    except (ValueError, EOFError, KeyError, OSError):  # a damaged index is made anew
+        file.unlink(missing_ok=True)
+        return scanned(shard, title)
+
+
+def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
+    """Read the headers of a shard and the classes in it; see `indexed`."""
+    names: list[bytes] = []
+    members: list[np.ndarray] = []
+    labels: list[int] = []
+    try:
+        with tarfile.open(shard, 'r:') as tar, shard.open('rb') as file:
+            for name, row in _examples(tar, shard.stat().st_size):
+                names.append(name.encode())
+                members.append(row)
+                labels.append(label_of(dict(_contents(file, row, CLASSES))))
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise UserError(
+            f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
+            'again; compressed shards have to be unpacked to .tar first'
+        ) from error
+    return {
+        'names': np.array(names, np.bytes_),
+        'members': np.array(members, np.int64).reshape(-1, len(FIELDS), 2),
+        'labels': np.array(labels, np.int64),
+    }
+
+
+def _examples(tar: tarfile.TarFile, size: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The name and the members of each example with an image."""
+    name, row = '', np.full((len(FIELDS), 2), -1)
+    for member in tar:
+        tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+        if not member.isfile():
+            continue
+        if member.offset_data + member.size > size:
+            raise tarfile.ReadError(f'{member.name} is cut off')
+        folder, _, base = member.name.rpartition('/')
+        stem, _, kind = base.partition('.')
+        if f'{folder}/{stem}' != name:
+            if row[0, 1] >= 0:
+                yield name.lstrip('/'), row
+            name, row = f'{folder}/{stem}', np.full((len(FIELDS), 2), -1)
+        field = 'image' if kind.lower() in IMAGES else kind.lower()
+        if field in FIELDS:
+            row[FIELDS.index(field)] = member.offset_data, member.size
+    if row[0, 1] >= 0:
+        yield name.lstrip('/'), row
+
+
+def _contents(
+    file: IO[bytes], row: np.ndarray, fields: tuple[str, ...] = FIELDS
+) -> Iterator[tuple[str, bytes]]:
+    for field in fields:
+        position, size = row[FIELDS.index(field)].tolist()
+        if size >= 0:
+            if field != 'image' and size > JSON_LIMIT:
+                raise OSError(f'{field} has {size:,} bytes')
+            file.seek(position)
+            yield field, file.read(size)
+
+
+def label_of(found: dict[str, bytes]) -> int:
+    """The class of an example, or `NO_LABEL`.
+
+    Raises:
+      ValueError: if it is no number of at least 0.
+    """
+    label = int(found['cls']) if 'cls' in found else _object(found).get('label')
+    if not isinstance(label, int):
+        return NO_LABEL
+    if label < 0:
+        raise ValueError(f'class {label}')
+    return label
+
+
+def texts(found: dict[str, bytes]) -> Record:
+    """The texts of an example: `caption`, and those of its JSON under their own names.
+
+    Raises:
+      ValueError: if they cannot be read.
+    """
+    record: Record = {k: v for k, v in _object(found).items() if isinstance(v, str)}
+    if 'txt' in found:
+        record['caption'] = found['txt'].decode().strip()
+    return {k: v for k, v in record.items() if k not in ('image', 'label')}
+
+
+def _object(found: dict[str, bytes]) -> dict:
+    try:
+        about = json.loads(found.get('json', b'{}'))
+    except RecursionError as error:
+        raise ValueError('JSON of too many levels') from error
+    return about if isinstance(about, dict) else {}
