@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.commands._parser import writing
 from vit_jax.errors import UserError, one_line
 
 
@@ -67,10 +68,8 @@ def write_results(
         for number, result in zip(ids, results, strict=True)
         for row in result['predictions']
     ]
-    try:
+    with writing(path, '--coco'):
         paths.write_text_atomic(path, json.dumps(rows) + '\n')
-    except OSError as e:
-        raise UserError(f'--coco {path!r} cannot be written: {e.strerror}') from e
 
 
 def warn_of_ids(run: Any) -> None:

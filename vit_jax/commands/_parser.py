@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from vit_jax.errors import UserError, nearest, one_line
@@ -61,6 +62,15 @@ def module_name(text: str) -> str:
     if not re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*', text):
         raise UserError(f'--allow {text!r}: write the name of a module, as my_lab or my_lab.models')
     return text
+
+
+@contextlib.contextmanager
+def writing(path: object, flag: str) -> Iterator[None]:
+    """Raise UserError that names the flag if the file it gave cannot be written."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e
 
 
 def overview(

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vit_jax.commands._parser import writing
 from vit_jax.errors import UserError
 
 
@@ -18,10 +19,8 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
     """
     from vit_jax.viz import figures
 
-    try:
+    with writing(path, flag):
         return figures.save(figure, path)
-    except OSError as e:
-        raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e
 
 
 def is_folder(out: str) -> bool:
@@ -55,14 +54,12 @@ def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: 
     from vit_jax.storage import paths
 
     target = paths.path(folder)
-    try:
+    with writing(folder, flag):
         paths.make_folder(target)
         for image, name in zip(images, names, strict=True):
             encoded = io.BytesIO()
             Image.fromarray(image).save(encoded, format='png')
             paths.write_atomic(target / name, encoded.getvalue())
-    except OSError as e:
-        raise UserError(f'{flag} {folder!r} cannot be written: {e.strerror}') from e
     return target
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, writing
 from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
@@ -72,10 +72,8 @@ def main(argv: Sequence[str]) -> int:
             **environment,
             **{name: dataclasses.asdict(timing) for name, timing in results.items()},
         }
-        try:
+        with writing(args.json, '--json'):
             write_text_atomic(args.json, json.dumps(record, indent=2) + '\n')
-        except OSError as e:
-            raise UserError(f'--json {args.json!r} cannot be written: {e.strerror}') from e
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, writing
 from vit_jax.errors import UserError
 
 PIXELS = 1024  # of an image
@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     source = sources.open_source(args.source, args.split)
     every = max(1, len(source) // (args.images or len(source)))
     counts = count_colors(source, range(0, len(source), every)[: args.images])
-    color_prior.write(out, counts, source.title)
+    with writing(out, '--out'):
+        color_prior.write(out, counts, source.title)
     used = np.argsort(-counts, kind='stable')[:3]
     top = ', '.join(f'{tuple(color_bins.centres()[i].astype(int).tolist())}' for i in used)
     print(

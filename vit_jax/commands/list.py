@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from vit_jax.commands._parser import Parser, align
@@ -13,14 +14,14 @@ from vit_jax.config import catalogue
 from vit_jax.errors import UserError, modules
 
 KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
-    'models': catalogue.models,
-    'tasks': catalogue.tasks,
-    'sources': catalogue.sources,
+    'models': partial(catalogue.modules_of, 'vit_jax.models'),
+    'tasks': partial(catalogue.modules_of, 'vit_jax.tasks'),
+    'sources': partial(catalogue.modules_of, 'vit_jax.data.sources'),
     'transforms': catalogue.transforms,
     'optimizers': catalogue.optimizers,
     'schedules': catalogue.schedules,
-    'evaluators': catalogue.evaluators,
-    'writers': catalogue.writers,
+    'evaluators': partial(catalogue.modules_of, 'vit_jax.evaluators'),
+    'writers': partial(catalogue.modules_of, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 WIDTH, INDENT = 40, 4

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.commands import _preflight_table as table
 from vit_jax.commands._parser import Parser
+from vit_jax.commands._pictures import save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
 
@@ -157,16 +158,13 @@ def _each(report: Any) -> dict[str, Any]:
 
 def _draw(report: Any, path: str) -> None:
     from vit_jax.profiling.preflight import MEANWHILE
-    from vit_jax.viz import chip_costs, figures
+    from vit_jax.viz import chip_costs
 
     seconds = {cost.path: cost.seconds for cost in report.costs}
     beside = seconds.pop(MEANWHILE, 0.0)
     title = f'{table.describe(report)}, at least {1e3 * report.bound:.3g} ms'
     figure = chip_costs.draw(title, report.memory, report.usable, seconds, beside)
-    try:
-        figures.save(figure, path)
-    except OSError as e:
-        raise UserError(f'--out {path!r} cannot be written: {e.strerror}') from e
+    save_figure(figure, path, '--out')
 
 
 def _sweep(args: argparse.Namespace, slice_: Topology) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._coverage import coverage
-from vit_jax.commands._parser import Parser, add_allow_flag, align
+from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
@@ -240,11 +240,9 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
     from vit_jax.storage.paths import write_text_atomic
 
     path = pathlib.Path(path)
-    try:
+    with writing(path, flag):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, text)
-    except OSError as e:
-        raise UserError(f'{flag}: {str(path)!r} cannot be written: {e.strerror}') from e
 
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:

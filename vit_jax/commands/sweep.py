@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser, add_allow_flag, overview
+from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 
@@ -162,10 +162,8 @@ def plot(args: argparse.Namespace) -> int:
         figures.check_format(args.output, '--output')
     study = open_study(args)
     output = args.output or study.folder / 'sweep.png'
-    try:
+    with writing(output, '--output'):
         print(picture.plot(study, output))
-    except OSError as e:
-        raise UserError(f'--output {str(output)!r} cannot be written: {e.strerror}') from e
     return 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, writing
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
         for text in texts:
             print(text, flush=True)
         return 0
-    write_text_atomic(args.output, ''.join(f'{text}\n' for text in texts))
+    whole = ''.join(f'{text}\n' for text in texts)
+    with writing(args.output, '--output'):
+        write_text_atomic(args.output, whole)
     print(f'{args.output}: {len(lines):,} lines translated')
     return 0
 

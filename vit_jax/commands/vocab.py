@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, writing
 from vit_jax.errors import UserError
 
 
@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     for sentence in sentences(source, fields, args.lower):
         length = len(vocab.encode(sentence)) + 1
         count, pieces, longest = count + 1, pieces + length, max(longest, length)
-    storage.write_atomic(output, vocab.model)
+    with writing(output, '--output'):
+        storage.write_atomic(output, vocab.model)
     print(
         f'{output}: {len(vocab):,} pieces of {count:,} sentences, which have {pieces / count:.1f} '
         f'on average and {longest} at most, the end included'
