@@ -11,12 +11,17 @@ from vit_jax.optim import make, schedules
 
 
 @pytest.mark.parametrize(
-    ('kind', 'attribute'),
-    [('models', 'Model'), ('tasks', 'Task'), ('evaluators', 'Evaluator'), ('sources', 'Source')],
+    ('room', 'attribute'),
+    [
+        ('models', 'Model'),
+        ('tasks', 'Task'),
+        ('evaluators', 'Evaluator'),
+        ('data.sources', 'Source'),
+    ],
 )
-def test_every_module_that_is_listed_can_be_named(kind, attribute):
-    package = f'vit_jax.{"data.sources" if kind == "sources" else kind}'
-    found = getattr(catalogue, kind)()
+def test_every_module_that_is_listed_can_be_named(room, attribute):
+    package = f'vit_jax.{room}'
+    found = catalogue.modules_of(package)
     assert found and all(one.line for one in found)
     for one in found:
         assert resolve(package, one.name, attribute)

@@ -40,31 +40,6 @@ def modules_of(package: str) -> list[Named]:
     return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
 
 
-def models() -> list[Named]:
-    """Valid values of `config.model.name`."""
-    return modules_of('vit_jax.models')
-
-
-def tasks() -> list[Named]:
-    """Valid values of `config.task.name`."""
-    return modules_of('vit_jax.tasks')
-
-
-def sources() -> list[Named]:
-    """Valid beginnings of `config.data.source`."""
-    return modules_of('vit_jax.data.sources')
-
-
-def evaluators() -> list[Named]:
-    """Valid values of `evaluator` in an entry of `config.evals`."""
-    return modules_of('vit_jax.evaluators')
-
-
-def writers() -> list[Named]:
-    """Valid names in `config.writers`."""
-    return modules_of('vit_jax.writers')
-
-
 def transforms() -> list[Named]:
     """The functions that `config.data.transforms` may name, with their arguments."""
     found = importlib.import_module('vit_jax.data.transforms.registry').plain()

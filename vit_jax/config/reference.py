@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import catalogue, defaults, docstrings, schema, values
-from vit_jax.errors import resolve
+from vit_jax.config import defaults, docstrings, schema, values
+from vit_jax.errors import modules, resolve
 from vit_jax.optim import make as optim
 from vit_jax.signatures import Parameters, are_durations, is_duration, keyword_only
 
@@ -26,9 +26,9 @@ keys of its optimizer, run
 Durations are strings: `'300 steps'`, `'30 epochs'`, `'1e6 examples'` or `'5%'` of the run.
 """
 NAMED = (
-    ('config.model, name=', 'vit_jax.models', 'Model', catalogue.models),
-    ('config.task, name=', 'vit_jax.tasks', 'Task', catalogue.tasks),
-    ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator', catalogue.evaluators),
+    ('config.model, name=', 'vit_jax.models', 'Model'),
+    ('config.task, name=', 'vit_jax.tasks', 'Task'),
+    ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
 
 
@@ -85,10 +85,10 @@ def of_package() -> dict[str, list[Key]]:
     found['config.evals.NAME, beside the keys of config.data'] = entry
     for name, function in optim.OWN.items():
         found[f'config.optim, name={name}'] = keys(optim.options(name), [function])
-    for heading, package, attribute, listed in NAMED:
-        for one in listed():
-            cls = resolve(package, one.name, attribute)
-            found[f'{heading}{one.name}'] = keys(schema.keys_of(cls), [cls])
+    for heading, package, attribute in NAMED:
+        for name in modules(package):
+            cls = resolve(package, name, attribute)
+            found[f'{heading}{name}'] = keys(schema.keys_of(cls), [cls])
     return {heading: listed for heading, listed in found.items() if listed}
 
 
