@@ -122,18 +122,18 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True) if n]
 
 
-def on_process_0(act: Callable[[], int]) -> int:
-    """Runs `act` on process 0 alone and returns its result on every process.
+def on_process_0(act: Callable[[], int | None]) -> int:
+    """Runs `act` on process 0 alone and returns its result, 0 for None, on every process.
 
     Raises:
       UserError: on every process if `act` raises it.
     """
     if not jax.distributed.is_initialized():
-        return act()
+        return act() or 0
     result, error = 0, None
     if jax.process_index() == 0:
         try:
-            result = act()
+            result = act() or 0
         except UserError as mistake:
             error = mistake
     failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))

@@ -59,20 +59,15 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
     """
     with contextlib.ExitStack() as held:
         checks: list[Check] = []
-
-        def take() -> int:
-            checks.append(_hold(held, paths.path(path), silent_seconds))
-            return 0
-
-        on_process_0(take)
+        on_process_0(lambda: checks.append(_hold(held, paths.path(path), silent_seconds)))
         yield checks[0] if checks else lambda: None
 
 
 @contextlib.contextmanager
-def hold(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+def hold(path: str | Path) -> Iterator[None]:
     """Lock a folder as `lock` does, by this process alone, without the others of its job."""
     with contextlib.ExitStack() as held:
-        _hold(held, paths.path(path), silent_seconds)
+        _hold(held, paths.path(path), _SILENT_SECONDS)
         yield
 
 

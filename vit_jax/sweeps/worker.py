@@ -188,7 +188,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
         if (value := metrics.of_entry(results, metric, 'sweep')) is None:
             return False  # this one has an `every` of its own
         with intact(f'the study {study.name!r}'):
-            return bool(processes.on_process_0(lambda: int(report_value(step, value))))
+            return bool(processes.on_process_0(lambda: report_value(step, value)))
 
     return report
 

@@ -122,4 +122,4 @@ def is_best(bests: Bests, step: int) -> bool:
 
 
 def _agreed(decision: bool) -> bool:
-    return bool(processes.on_process_0(lambda: int(decision)))
+    return bool(processes.on_process_0(lambda: decision))

@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
+from functools import partial
 
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
-from vit_jax.trainer import workdir
+from vit_jax.trainer import ownership, workdir
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.loop import Hooks, Report
-from vit_jax.trainer.ownership import Ownership
 from vit_jax.trainer.profile import Profile
 from vit_jax.trainer.writer import Writer
 
@@ -58,6 +58,7 @@ class OpenRun:
                 held=self.held,
             )
         profile = Profile(self.folder, traced, writer.say)
+        require_own = partial(ownership.require, training, self.folder, self.held, writer.say)
         try:
             yield Hooks(
                 self.checkpointer,
@@ -67,7 +68,7 @@ class OpenRun:
                 stop_at=stop_at,
                 report=report or (lambda step, results: False),
                 profile=profile,
-                require_own=Ownership(training, self.folder, self.held, writer.say).require,
+                require_own=require_own,
             )
         finally:
             profile.close()

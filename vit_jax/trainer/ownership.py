@@ -13,45 +13,33 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.save import write_config
 
 
-class Ownership:
-    """The claim of a run to its folder.
+def require(
+    training: Training, folder: pathlib.Path, held: lock.Check, say: Callable[[str], None]
+) -> None:
+    """Check before a save that the folder is there and this run's; every process calls it.
+
+    A config that was deleted or replaced is written again.
 
     Args:
       training: of the run.
       folder: of the run, with its config.
       held: the check of the folder's lock.
       say: prints a line for the user.
+
+    Raises:
+      UserError: if the folder is gone, which a save would make anew, or was taken over.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        folder: pathlib.Path,
-        held: lock.Check,
-        say: Callable[[str], None],
-    ):
-        self._training, self._folder, self._held, self._say = training, folder, held, say
-
-    def require(self) -> None:
-        """Check before a save that the folder is there and this run's; every process calls it.
-
-        A config that was deleted or replaced is written again.
-
-        Raises:
-          UserError: if the folder is gone, which a save would make anew, or was taken over.
-        """
-        processes.on_process_0(self._require)
-
-    def _require(self) -> int:
-        folder = self._folder
+    def check() -> None:
         if not paths.is_remote(folder) and not folder.is_dir():
             raise UserError(
                 f'{folder} was deleted during the run, which cannot save itself any more'
             )
         with paths.writing(folder):
-            self._held()
+            held()
             stored = paths.read_text(folder / run_folder.CONFIG, errors='replace')
-            if stored != config_lib.to_json(self._training.config):
-                self._say(f'{run_folder.CONFIG} was replaced during the run: written again')
-                write_config(self._training, folder)
-        return 0
+            if stored != config_lib.to_json(training.config):
+                say(f'{run_folder.CONFIG} was replaced during the run: written again')
+                write_config(training, folder)
+
+    processes.on_process_0(check)

@@ -71,13 +71,13 @@ def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
 
 def begun(folder: pathlib.Path) -> bool:
     """Whether the folder holds a finished checkpoint, so that the run resumes."""
-    return bool(processes.on_process_0(lambda: int(bool(run_folder.steps(folder)))))
+    return bool(processes.on_process_0(lambda: bool(run_folder.steps(folder))))
 
 
 def intact(folder: pathlib.Path) -> bool:
     """Whether a checkpoint is left that the run can resume from; reads its files."""
     root = folder / run_folder.CHECKPOINTS
-    return bool(processes.on_process_0(lambda: int(manifest.newest_intact(root)[0] is not None)))
+    return bool(processes.on_process_0(lambda: manifest.newest_intact(root)[0] is not None))
 
 
 def set_aside(folder: pathlib.Path) -> None:
@@ -86,14 +86,13 @@ def set_aside(folder: pathlib.Path) -> None:
     All of it goes to a new folder in `checkpoints/rejected/`: the steps, metrics and result.
     """
 
-    def move() -> int:
+    def move() -> None:
         place = manifest.set_all_aside(folder / run_folder.CHECKPOINTS)
         for name in (run_folder.METRICS, run_folder.RESULT):
             if (text := paths.read_text(folder / name, errors='replace')) is not None:
                 paths.make_folder(place)
                 paths.write_text_atomic(place / name, text)
                 (folder / name).unlink()
-        return 0
 
     processes.on_process_0(move)
 
