@@ -154,7 +154,7 @@ def module_of(name: str) -> str:
 
 # Modules below their own room that strings name: they are looked up for those that call from below.
 NAMED_BELOW = {
-    'vit_jax.config.catalogue': set(ours('data.sources', 'data.transforms.registry')),
+    'vit_jax.config.catalogue': set(ours('data.transforms.registry')),
     'vit_jax.config.schema': set(ours('checkpoints.checkpointer', 'data.dataset')),
     'vit_jax.profiling.compile_for': set(ours('trainer.ahead_of_time')),
 }

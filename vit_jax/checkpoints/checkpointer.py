@@ -101,7 +101,7 @@ class Checkpointer:
           UserError: if the disk is full or not writable, in this save or the one before.
         """
         self.wait()
-        if on_process_0(lambda: int(step in self._there())):
+        if on_process_0(lambda: step in self._there()):
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
@@ -154,7 +154,7 @@ class Checkpointer:
             self._leave_place()
 
     def restore_latest(
-        self, target: PyTree, *, strict: bool = False, cast: bool = False
+        self, target: PyTree, *, strict: bool = False
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Restore the newest intact step; None if no save was ever finished.
 
@@ -165,7 +165,6 @@ class Checkpointer:
           target: the state with a `jax.ShapeDtypeStruct` with sharding for each array;
             the device layout of the run that saved it does not matter.
           strict: raise if a newer step is damaged instead of going back.
-          cast: allow arrays stored in another dtype.
 
         Returns:
           The step, the state, and the `meta` given to `save`.
@@ -176,7 +175,7 @@ class Checkpointer:
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
-        return None if step < 0 else _read(self.directory, step, target, cast)
+        return None if step < 0 else _read(self.directory, step, target)
 
     def _list_files(self) -> None:
         """Write the manifest: on process 0, when all processes have written, before the commit.
@@ -229,42 +228,38 @@ class Checkpointer:
         return -1 if step is None else step
 
 
-def restore(
-    directory: str | Path, step: int, target: PyTree, *, cast: bool = False
-) -> tuple[int, PyTree, dict[str, Any]]:
+def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
     """Restore one step of any run, as `Checkpointer.restore_latest`, without changing its files.
 
     Args:
       directory: a run's `checkpoints` directory.
       step: one that it kept.
       target: see `Checkpointer.restore_latest`.
-      cast: allow arrays stored in another dtype.
 
     Raises:
       UserError: if there is no such step, it is damaged, or does not fit `target`.
     """
     directory = paths.absolute(directory)
     on_process_0(lambda: _require_intact(directory, step))
-    return _read(directory, step, target, cast)
+    return _read(directory, step, target)
 
 
-def _read(
-    directory: Path, step: int, target: PyTree, cast: bool
-) -> tuple[int, PyTree, dict[str, Any]]:
+def _read(directory: Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
     with staging.here(directory / str(step)) as here:
-        state, meta = checkpoint_format.read(here, target, cast)
+        state, meta = checkpoint_format.read(here, target)
     return step, state, meta
 
 
 def load_variables(
-    directory: str | Path, step: Step = None, *, ema: bool = True
+    directory: str | Path, step: Step = None
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
     """Read the variables for inference into numpy arrays, without the optimizer state.
+
+    The parameters are the averaged ones if the run kept them.
 
     Args:
       directory: a run's `checkpoints` directory; not changed.
       step: the step to read, or 'best'; by default the newest intact one.
-      ema: take the averaged parameters if the run kept them.
 
     Returns:
       The step, `{'params': ..., other collections}` and the `meta` given to `save`.
@@ -281,7 +276,7 @@ def load_variables(
     else:
         _require_intact(directory, step, items)
     with staging.here(directory / str(step)) as here:
-        variables, meta = checkpoint_format.read_variables(here, ema)
+        variables, meta = checkpoint_format.read_variables(here)
     return step, variables, meta
 
 
@@ -311,10 +306,9 @@ def load_mean(
     return step, jax.tree.map(lambda x: x / np.asarray(count, x.dtype), variables), meta
 
 
-def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> int:
+def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> None:
     try:
         manifest.verify(directory / str(step), items)
-        return step
     except (step_folder.Unfinished, step_folder.Damaged) as fault:
         finished = step_folder.finished(directory) or 'none'
         there = (directory / str(step)).is_dir()

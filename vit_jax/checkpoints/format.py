@@ -41,12 +41,12 @@ def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
     return ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
 
 
-def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str, Any]]:
+def read(directory: Path, target: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """The state with the shardings of `target`, and `meta`.
 
     Raises:
-      UserError: names the arrays that are missing or unknown, or differ in shape or (unless
-        `cast`) dtype, with both; or if they cannot be read.
+      UserError: names the arrays that are missing or unknown, or differ in shape or dtype, with
+        both; or if they cannot be read.
     """
     wanted = _split(target)
     with _reader(directory) as reader:
@@ -54,7 +54,7 @@ def read(directory: Path, target: PyTree, cast: bool) -> tuple[PyTree, dict[str,
             _arrays(_stored(reader, directory)),
             _arrays(wanted),
             f'the checkpoint {directory} does not fit this config',
-            dtypes=not cast,
+            dtypes=True,
             first='params/',
             advice='. Use the config that it was trained with, or another --workdir',
         )
@@ -82,15 +82,15 @@ def require_written(directory: Path, saved: Items) -> None:
     require_fit(_arrays(stored), _arrays(saved), 'it is not the state that was saved', dtypes=True)
 
 
-def read_variables(directory: Path, ema: bool) -> tuple[dict[str, PyTree], dict[str, Any]]:
-    """The parameters (averaged if `ema` and available), the collections, and `meta`.
+def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    """The parameters (averaged if available), the collections, and `meta`.
 
     Raises:
       UserError: if they cannot be read, or are larger than the memory of this machine.
     """
     with _reader(directory) as reader:
         stored = _stored(reader, directory)[VARIABLES]
-        params = 'ema' if ema and stored.get('ema') is not None else 'params'
+        params = 'ema' if stored.get('ema') is not None else 'params'
         wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
         _require_memory(directory, wanted)
         arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)

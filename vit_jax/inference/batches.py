@@ -10,15 +10,9 @@ import numpy as np
 Batch = dict[str, np.ndarray]
 
 
-def augmented(task: Any, batch: Batch, seed: int = 0) -> Batch:
-    """A training batch after the task's augmentation on the device, such as mixup.
-
-    Args:
-      task: of the config.
-      batch: on the host.
-      seed: of the augmentation.
-    """
-    return jax.device_get(jax.jit(task.augment)(jax.random.key(seed), batch))
+def augmented(task: Any, batch: Batch) -> Batch:
+    """A training batch after the task's augmentation on the device, such as mixup."""
+    return jax.device_get(jax.jit(task.augment)(jax.random.key(0), batch))
 
 
 def images(task: Any, batch: Batch) -> np.ndarray | None:

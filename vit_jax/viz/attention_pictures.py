@@ -187,9 +187,9 @@ def stack_name(attention_map: AttentionMap) -> str:
     return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
 
 
-def stacked(maps: Sequence[AttentionMap], example: int = 0) -> np.ndarray:
-    """The weights [L H Q K] of a stack for one example of the batch."""
-    return np.stack([np.asarray(m.weights)[example] for m in maps])
+def stacked(maps: Sequence[AttentionMap]) -> np.ndarray:
+    """The weights [L H Q K] of a stack for the first example of the batch."""
+    return np.stack([np.asarray(m.weights)[0] for m in maps])
 
 
 def sentence_axes(
