@@ -7,11 +7,14 @@ import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align
 from vit_jax.config import catalogue
 from vit_jax.errors import UserError, modules
+
+if TYPE_CHECKING:
+    from vit_jax.profiling.variants import Variant
 
 KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
     'models': partial(catalogue.modules_of, 'vit_jax.models'),
@@ -109,7 +112,7 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
     from vit_jax.profiling import variants
 
     models = [name for name in modules(variants.PACKAGE) if chosen(name, words)]
-    found = variants.variants(models, image_size) if models else iter(())
+    found = variants_of(models, image_size)
     if as_json:
         print(to_json(found))
         return 0
@@ -122,6 +125,20 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
         + ', '.join(f'{key} {size:,}' for key, size in variants.ASSUMED.items())
     )
     return 0
+
+
+def variants_of(models: Iterable[str], image_size: int) -> Iterator[Variant]:
+    """The variants of some models, counted if the table does not have them."""
+    from vit_jax.profiling import variants
+
+    table = variants.read_table() if image_size == variants.IMAGE_SIZE else {}
+    for model in models:
+        if model in table:
+            yield from table[model]
+        else:
+            from vit_jax.profiling.count_variants import count
+
+            yield from count(model, image_size)
 
 
 def to_json(found: Iterable[Any]) -> str:

@@ -1,31 +1,20 @@
-"""The cost of the named sizes of every model, from shapes alone."""
+"""The table of the costs of every model's named sizes on the usual images.
+
+`make docs` counts them, which takes half a minute.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
-import types
-import typing
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import jax
-import numpy as np
-
-from vit_jax.config import schema
-from vit_jax.errors import UserError, check_choice, modules
-from vit_jax.profiling import flops
-from vit_jax.profiling.examples import CLASSES
-from vit_jax.signatures import Parameters, parameters
+import json
+import pathlib
 
 PACKAGE = 'vit_jax.models'
+TABLE = pathlib.Path(__file__).with_suffix('.json')
+IMAGE_SIZE = 224  # of the table
 TOKENS = 64  # of a sentence
-# Sizes that depend on the data otherwise.
-ASSUMED = {'num_classes': CLASSES, 'vocab_size': 32_000}
-PIXELS = {'H', 'W'}
-# Lengths of one example along the dimensions of a model's annotations.
-LENGTHS = {'B': 1, 'C': 3}
+# Sizes that depend on the data otherwise; the classes are those of ImageNet.
+ASSUMED = {'num_classes': 1000, 'vocab_size': 32_000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,58 +34,9 @@ class Variant:
     gmacs: float
 
 
-def variants(names: Sequence[str] = (), image_size: int = 224) -> Iterator[Variant]:
-    """Every variant of some models, one after the other.
-
-    Args:
-      names: of the models; all of them if there are none.
-      image_size: side in pixels of square images.
-
-    Raises:
-      UserError: for an unknown model.
-    """
-    known = modules(PACKAGE)
-    for model in names:
-        check_choice('model', model, known)
-    for model in names or known:
-        module = importlib.import_module(f'{PACKAGE}.{model}')
-        for shape in getattr(module, 'VARIANTS', ()):
-            name, keywords = _complete(module, shape)
-            yield _measure(model, name, module.Model, keywords, image_size)
-
-
-def _complete(module: types.ModuleType, shape: str) -> tuple[str, dict[str, Any]]:
-    """The name and keywords of a shape; with the model's default patch if it names none."""
-    try:
-        return shape, module.variant(shape)
-    except UserError:
-        name = f'{shape}/{module.Model.patch_size}'
-        return name, module.variant(name)
-
-
-def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_size: int) -> Variant:
-    fields = parameters(cls)
-    sizes = {key: ASSUMED[key] for key in schema.LEFT_OPEN if key in fields}
-    quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
-    module = cls(**sizes | quick | keywords)
-    inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
-    variables, forward = flops.variables_and_flops(module, *inputs)
-    count = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
-    return Variant(model, name, count, forward / 2e9)
-
-
-def _required(cls: Any) -> Parameters:
-    """The required inputs of a model."""
-    known = parameters(cls.__call__)
-    return {k: p for k, p in known.items() if k != 'self' and p.default is inspect.Parameter.empty}
-
-
-def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an example for a jaxtyping annotation such as `B H W C`."""
-    names = annotation.dim_str.split()
-    shape = [image_size if n in PIXELS else LENGTHS.get(n, TOKENS) for n in names]
-    kinds = typing.cast(tuple[str, ...], annotation.dtypes)
-    for kind in ('float32', 'int32', 'bool'):
-        if kind in kinds:
-            return jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind))
-    raise TypeError(f'{annotation}: no array of this type can be made')
+def read_table() -> dict[str, list[Variant]]:
+    """The variants of every model on images of `IMAGE_SIZE`."""
+    return {
+        model: [Variant(model, *row) for row in rows]
+        for model, rows in json.loads(TABLE.read_text()).items()
+    }

@@ -1,0 +1,86 @@
+"""Counting of parameters and FLOPs of the named sizes of every model, from shapes alone.
+
+`python -m vit_jax.profiling.count_variants` writes the table that `profiling.variants` reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.errors import UserError, modules
+from vit_jax.profiling import flops
+from vit_jax.profiling.variants import ASSUMED, IMAGE_SIZE, PACKAGE, TABLE, TOKENS, Variant
+from vit_jax.signatures import Parameters, parameters
+
+PIXELS = {'H', 'W'}
+# Lengths of one example along the dimensions of a model's annotations.
+LENGTHS = {'B': 1, 'C': 3}
+
+
+def count(model: str, image_size: int) -> Iterator[Variant]:
+    """Count every variant of a model on square images, `image_size` pixels a side."""
+    module = importlib.import_module(f'{PACKAGE}.{model}')
+    for shape in getattr(module, 'VARIANTS', ()):
+        name, keywords = _complete(module, shape)
+        yield _measure(model, name, module.Model, keywords, image_size)
+
+
+def _complete(module: types.ModuleType, shape: str) -> tuple[str, dict[str, Any]]:
+    """The name and keywords of a shape; with the model's default patch if it names none."""
+    try:
+        return shape, module.variant(shape)
+    except UserError:
+        name = f'{shape}/{module.Model.patch_size}'
+        return name, module.variant(name)
+
+
+def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_size: int) -> Variant:
+    fields = parameters(cls)
+    sizes = {key: ASSUMED[key] for key in schema.LEFT_OPEN if key in fields}
+    quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
+    module = cls(**sizes | quick | keywords)
+    inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
+    variables, forward = flops.variables_and_flops(module, *inputs)
+    count = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
+    return Variant(model, name, count, forward / 2e9)
+
+
+def _required(cls: Any) -> Parameters:
+    """The required inputs of a model."""
+    known = parameters(cls.__call__)
+    return {k: p for k, p in known.items() if k != 'self' and p.default is inspect.Parameter.empty}
+
+
+def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an example for a jaxtyping annotation such as `B H W C`."""
+    names = annotation.dim_str.split()
+    shape = [image_size if n in PIXELS else LENGTHS.get(n, TOKENS) for n in names]
+    kinds = typing.cast(tuple[str, ...], annotation.dtypes)
+    for kind in ('float32', 'int32', 'bool'):
+        if kind in kinds:
+            return jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind))
+    raise TypeError(f'{annotation}: no array of this type can be made')
+
+
+def main() -> None:
+    """Write the table, a line a model, those without variants too."""
+    counted = {
+        model: [(v.name, v.parameters, v.gmacs) for v in count(model, IMAGE_SIZE)]
+        for model in modules(PACKAGE)
+    }
+    lines = (f'{json.dumps(model)}: {json.dumps(rows)}' for model, rows in counted.items())
+    TABLE.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+if __name__ == '__main__':
+    main()
