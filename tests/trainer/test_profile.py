@@ -43,6 +43,19 @@ def test_a_trace_of_the_steps_and_a_table_of_their_time(repo, tmp_path, capsys):
     assert 'the run takes the steps 6 to 6, not 5 to 7' in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_a_trace_that_cannot_be_read_ends_no_run(repo, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'sitecustomize.py').write_text('import os\nos.abort()\n')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--config.total=4']
+    assert main([*words, '--workdir', str(tmp_path / 'run'), '--profile', '1']) == 0
+    said = capsys.readouterr().out
+    assert re.search(r'cannot read .*\.xplane\.pb \(exit code -6\)', said)
+    assert 'profile of the steps 3 to 3' in said and 'a device is busy' not in said
+    assert list(tmp_path.glob('run/profile/**/*.xplane.pb'))
+
+
 def test_steps_as_they_are_given():
     assert profile_steps('5') == (5, None)
     assert profile_steps('10:15') == (6, 10)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import jax
+
+from vit_jax.errors import UserError
 
 Span = tuple[float, float]  # begin and end in nanoseconds
 
@@ -28,7 +33,24 @@ class Devices:
 
 
 def read(file: pathlib.Path) -> Devices:
-    """The operations of a trace of the profiler, `*.xplane.pb`; may be empty."""
+    """The operations of a trace of the profiler, `*.xplane.pb`; may be empty.
+
+    Read by a process of its own, since JAX's reader aborts its process where it fails.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    words = [sys.executable, '-m', 'vit_jax.profiling.trace', str(file)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(
+            f'jax {jax.__version__} cannot read {file.name} (exit code {done.returncode}): '
+            'open the trace with TensorBoard or https://ui.perfetto.dev'
+        )
+    return Devices(**json.loads(done.stdout))
+
+
+def _read(file: pathlib.Path) -> Devices:
     spans: dict[str, list[Span]] = collections.defaultdict(list)
     ops: dict[str, float] = collections.defaultdict(float)
     for device, name, span in _operations(jax.profiler.ProfileData.from_file(str(file))):
@@ -66,3 +88,7 @@ def covered(spans: Iterable[Span]) -> float:
         total += max(0.0, last - max(first, end))
         end = max(end, last)
     return total
+
+
+if __name__ == '__main__':
+    print(json.dumps(dataclasses.asdict(_read(pathlib.Path(sys.argv[1])))))

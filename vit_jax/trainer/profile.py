@@ -117,15 +117,23 @@ class Profile:
         with self._spool as local:
             seconds = time.perf_counter() - self._began
             jax.profiler.stop_trace()
-            found = [trace.read(file) for file in pathlib.Path(local).rglob('*.xplane.pb')]
+            devices = self._read(pathlib.Path(local))
             try:
                 with paths.writing(self._folder):
                     paths.copy(pathlib.Path(local), self._folder)
             except UserError as error:  # the run is worth more than its profile
                 self._say(str(error))
         self._spool = None
-        devices = found[0] if found else trace.Devices(0.0, {})
         self._say('\n'.join(self._table(seconds, devices)))
+
+    def _read(self, folder: pathlib.Path) -> trace.Devices:
+        """The operations of the trace; none, with a line about it, if it cannot be read."""
+        try:
+            for file in folder.rglob('*.xplane.pb'):
+                return trace.read(file)
+        except UserError as error:
+            self._say(str(error))
+        return trace.Devices(0.0, {})
 
     def _table(self, seconds: float, devices: trace.Devices) -> Iterator[str]:
         first, rest = self._steps[0], seconds - sum(self._parts.values())
