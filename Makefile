@@ -91,20 +91,25 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	  print("Python", platform.python_version(), "JAX", jax.__version__)'; \
 	TESTS_XLA=default .venv-newest/bin/python $(PYTEST) $(PYTEST_ARGS)
 
-docs: .venv/.core  ## Write docs/config.md anew, the keys of a config
+docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes that `list variants` shows
 	.venv/bin/python -m vit_jax list keys > docs/config.md
+	.venv/bin/python -m vit_jax.profiling.count_variants
 
-gallery: .venv/.core  ## Make the pictures of docs/gallery.md, by the commands of that page
-	.venv/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight]'
-	.venv/bin/python docs/gallery/make.py
-	.venv/bin/python docs/gallery/hero.py docs/hero.png
+# With libtpu JAX looks for TPUs at every start, and complains where there are none.
+.venv-tpu/.done: pyproject.toml constraints.txt | .venv/bin/python
+	"$(PYTHON)" -m venv .venv-tpu
+	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight]'
+	@touch $@
 
-preflight: .venv/.core  ## Compile the published recipes for TPUs: docs/tpu.md
-	.venv/bin/python -m pip install -q -c constraints.txt -e '.[preflight]'
-	JAX_PLATFORMS=cpu .venv/bin/python tests/bench/tpu_recipes.py
+gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the commands of that page
+	JAX_PLATFORMS=cpu .venv-tpu/bin/python docs/gallery/make.py
+	.venv-tpu/bin/python docs/gallery/hero.py docs/hero.png
+
+preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.md
+	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_recipes.py
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py
 
 clean:  ## Remove environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-newest .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-newest .venv-tpu .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
