@@ -44,6 +44,17 @@ def test_area_is_the_mean_of_what_a_pixel_covers(size):
     floor_agrees(tf_resampling.area(image, *size), expected)
 
 
+@pytest.mark.parametrize(
+    'window', [(slice(3, 50), slice(9, 40)), (slice(0, 40), slice(None, None, -1))]
+)
+@pytest.mark.parametrize('method', tf_resampling.METHODS)
+def test_windows_and_mirrored_images_are_resized_as_they_are(method, window):
+    """Views of other memory, whose rows are not one after the other."""
+    view = picture(60, 70)[window]
+    found = tf_resampling.METHODS[method](view, 24, 24)
+    np.testing.assert_array_equal(found, tf_resampling.METHODS[method](view.copy(), 24, 24))
+
+
 @pytest.mark.parametrize('method', tf_resampling.METHODS)
 @pytest.mark.parametrize('value', [0, 1, 127, 255])
 def test_one_colour_stays_what_it_is(method, value):
