@@ -2,10 +2,14 @@
 
 import importlib.util
 import json
+import re
+import shlex
 import subprocess
 import sys
 
+import jax
 import pytest
+from test_readme import ROOT, commands_in
 
 from vit_jax import __main__
 from vit_jax.commands import _preflight_table as table
@@ -14,9 +18,11 @@ from vit_jax.commands import preflight as command
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.recompute import POLICIES
-from vit_jax.profiling import compile_for, preflight, roofline, topology
+from vit_jax.profiling import compile_for, cost, preflight, roofline, topology
+from vit_jax.trainer import ahead_of_time
 
 DIGITS = 'experiments/vit/digits.py:smoke'
+LINEAR = 'tests/helpers/linear.py'
 with_compiler = pytest.mark.skipif(
     importlib.util.find_spec('libtpu') is None,
     reason="libtpu, the compiler of TPUs, is not installed: pip install 'vit_jax[preflight]'",
@@ -38,6 +44,7 @@ def fake_compiler(monkeypatch):
         facts = {
             'parameters': 10,
             'steps': 3600,
+            'refusal': 'a warm-up that is too long' if rows in (16, 64) else '',
             'state': {'params': 40, 'opt_state': 80, 'ema': 0, 'collections': 0},
             'mesh': {'data': 4, 'fsdp': 1, 'tensor': 1},
             'kinds': [
@@ -107,6 +114,18 @@ def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):
     assert 'batch 64 on' in capsys.readouterr().out
     sizes = [request['config']['batch_size'] for request in fake_compiler]
     assert sorted(sizes) == sorted(set(sizes)), 'each is compiled once'
+
+
+def test_a_schedule_that_does_not_fit_is_said_after_the_answer(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5e:2x2')
+    assert run(*words, '--batch-size', 'fit') == 0, 'the batch is the answer'
+    shown = capsys.readouterr()
+    assert 'batch 64 on' in shown.out
+    (line,) = shown.err.splitlines()
+    assert 'batch_size=64, train refuses the 3,600 steps of this run: a warm-up that is' in line
+    assert run(*words, '--config.batch_size=16') == 2
+    shown = capsys.readouterr()
+    assert 'batch 16 on' in shown.out and shown.err.startswith('error: train refuses')
 
 
 @pytest.mark.parametrize(
@@ -193,6 +212,22 @@ def test_every_run_of_a_sweep_is_priced(fake_compiler, capsys, tmp_path):
     assert total.split()[-2:] == fits.split()[-2:]
 
 
+def test_a_run_of_a_sweep_that_is_refused_loses_no_other(fake_compiler, capsys, tmp_path):
+    sweep = tmp_path / 'sweep.py'
+    sweep.write_text(
+        'from vit_jax.sweeps.space import Sweep, grid\n'
+        'def get_sweep(arg=None):\n'
+        f'    return Sweep({DIGITS!r}, "test/loss", points=grid({{"batch_size": [16, 32]}}))\n'
+    )
+    assert run('--sweep', str(sweep), '--topology', 'v5e:2x2') == 2
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()[-3:-1]] == [
+        'batch_size=16',
+        'batch_size=32',
+    ]
+    assert '1 of 2 runs: batch_size=16: a warm-up that is too long' in shown.err
+
+
 def test_nothing_is_rented_for_what_does_not_fit(fake_compiler, capsys):
     words = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
     config = ['gs://bucket/run', '--config', DIGITS, '--config.batch_size=128']
@@ -253,6 +288,43 @@ def test_what_is_wrong_in_the_other_process_is_told_here():
     config = config_lib.load(DIGITS, ['parallel.fsdp=3'])
     with pytest.raises(UserError, match='must divide the 4 devices'):
         preflight.preflight(config, topology.parse('v5e:2x2'))
+
+
+TPU_PAGE = (ROOT / 'docs' / 'tpu.md').read_text()
+# What the page says that it answered, by command.
+ANSWERS = dict(
+    re.findall(r'^\| `(--[^`]+ --topology [^`]+)` \| ([^|]+) \|', TPU_PAGE, re.MULTILINE)
+)
+PRINTED = {line.partition(' ')[2]: '' for line in commands_in(TPU_PAGE) if 'preflight' in line}
+
+
+@with_compiler
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize('line', PRINTED | ANSWERS)
+def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
+    answer = (PRINTED | ANSWERS)[line]
+    # The sweep of the paper has twelve runs.
+    words = shlex.split(line.replace('vit_data_size.py:vit', 'vit_data_size.py:smoke'))
+    assert run(*words) == (EXIT_FAILED if 'exit code 1' in answer else 0)
+    shown = capsys.readouterr().out
+    if memory := re.match(r'[\d.]+ of [\d.]+ GiB', answer):
+        assert memory[0] in shown
+    assert (tmp_path / 'costs.png').exists() == ('a picture' in answer)
+
+
+@pytest.mark.slow
+def test_a_warm_up_longer_than_the_run_is_no_part_of_the_step(one_device):
+    """It is what `train` refuses; what does not depend on it is refused here."""
+    config = config_lib.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
+    made, refusal = ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
+    assert 'warmup of 100' in refusal and 'do not fit into 20 steps' in refusal
+    assert made.abstract_state.step.shape == ()
+    config = config_lib.load(LINEAR, ['optim.schedule.name=stair'])
+    with pytest.raises(UserError, match='stair'):
+        ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,11 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
             table.print_remedies(tried, preflight.stacks_all(config) and not args.eval)
     if args.out and fits:
         _draw(reports[0], args.out)
+    if run.refusal:
+        refused = f'train refuses the {run.steps:,} steps of this run: {run.refusal}'
+        if args.batch_size != FIT:
+            raise UserError(refused)
+        print(f'note: with batch_size={config.batch_size}, {refused}', file=sys.stderr)
     return 0 if fits else EXIT_FAILED
 
 
@@ -172,17 +178,24 @@ def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
     from vit_jax.sweeps import price, space
 
     sweep = space.load(args.sweep, 'preflight')
-    rows = []
+    rows, refusals = [], []
     for point in sweep.points:
         words = ', '.join(f'{k}={v}' for k, v in point.items())
-        with table.status(f'compiling {words}'):
-            config = price.config_of(sweep, point)
-            reports, run = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
-        rows.append((words, reports, run))
-    if not rows:
+        try:
+            with table.status(f'compiling {words}'):
+                config = price.config_of(sweep, point)
+                found = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
+        except UserError as e:
+            refusals.append(f'{words}: {e}')
+            continue
+        rows.append((words, *found))
+        refusals += [f'{words}: {found[1].refusal}'] if found[1].refusal else []
+    if not (rows or refusals):
         raise UserError(f'--sweep {args.sweep}: it has no points of its own, a search chooses them')
     if args.json:
         print(json.dumps([{'point': w} | _record(r, u, {}, args.price) for w, r, u in rows]))
-    else:
+    elif rows:
         table.print_sweep(rows, args.price)
+    if refusals:
+        raise UserError(f'{len(refusals)} of {len(sweep.points)} runs: {refusals[0]}')
     return 0 if all(r.fits for _, reports, _ in rows for r in reports) else EXIT_FAILED

@@ -101,11 +101,13 @@ class Run:
       steps: that it makes.
       seconds: of a step at its bound, an average if batches have several shapes.
       chips: of the slice.
+      refusal: why `train` would refuse the schedules of a run of so many steps; '' if it would not.
     """
 
     steps: int
     seconds: float
     chips: int
+    refusal: str = ''
 
     @property
     def hours(self) -> float:
@@ -159,7 +161,8 @@ def preflight(
         shares.append(kinds[kind]['share'])
         reports.append(report(compiled, topology, step, kind))
     seconds = sum(share * r.bound for share, r in zip(shares, reports, strict=True))
-    return reports, Run(compiled.facts['steps'], seconds, topology.chips)
+    facts = compiled.facts
+    return reports, Run(facts['steps'], seconds, topology.chips, facts['refusal'])
 
 
 def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:

@@ -7,6 +7,8 @@ whoever started it, who would have removed the folder.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -18,7 +20,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults
+from vit_jax.config import defaults, durations
 from vit_jax.config import load as config_lib
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
@@ -31,8 +33,14 @@ from vit_jax.trainer.build import Program, make_program
 STEPS = ('train', 'eval')
 
 
-def program(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]) -> Program:
+def program(
+    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
+) -> tuple[Program, str]:
     """The program that `train` would run on these devices.
+
+    Returns:
+      The program, and why `train` would refuse the length of the run, or ''. A batch of another
+      size may leave fewer steps than a warm-up takes; the step and its memory are the same.
 
     Raises:
       UserError: as `trainer.build.build`, or for a layout that is not `jit`.
@@ -40,7 +48,12 @@ def program(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device])
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     if not isinstance(layout, sharding.Jit):
         raise UserError('config.parallel.strategy=pmap cannot be compiled ahead; use jit')
-    return make_program(facts.config, facts.kinds, layout, facts.times)[0]
+    make = functools.partial(make_program, facts.config, facts.kinds, layout)
+    try:
+        return make(facts.times)[0], ''
+    except UserError as refusal:
+        longest = dataclasses.replace(facts.times, total_steps=durations.MAX_STEPS)
+        return make(longest)[0], str(refusal)
 
 
 def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
@@ -60,12 +73,13 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
     return compiled.lower(made.target.variables, batch)
 
 
-def describe(made: Program, facts: DataFacts) -> dict[str, Any]:
-    """The facts that do not depend on the compiler, as JSON."""
+def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
+    """The facts that do not depend on the compiler, as JSON; the arguments are of `program`."""
     params = jax.tree.leaves(made.abstract_state.params)
     return {
         'parameters': sum(leaf.size for leaf in params),
         'steps': facts.steps,
+        'refusal': refusal,
         'batch_size': facts.config.batch_size,
         'kinds': [
             {
@@ -105,8 +119,9 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
     """
     config = config_lib.from_dict(request['config'])
     facts = data_facts(config, request['examples'], request['image_size'])
-    made = program(config, facts, topology.devices(topology.parse(request['topology'])))
-    (folder / FACTS).write_text(json.dumps(describe(made, facts)))
+    devices = topology.devices(topology.parse(request['topology']))
+    made, refusal = program(config, facts, devices)
+    (folder / FACTS).write_text(json.dumps(describe(made, facts, refusal)))
     lowered = lower(made, facts.kinds[request['kind']], request['step'])
     memory = lowered.compile().memory_analysis()
     fields = ('argument', 'output', 'alias', 'temp', 'generated_code')
