@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from helpers import loading
+from helpers.packed_vit.data import cut
 
 from vit_jax.config.allowed import dotted_names
 from vit_jax.data import batches, vocabulary
@@ -16,6 +17,7 @@ from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
 LENGTH = 24
+FITTED = 'helpers.packed_vit.data.fit_patches(4, 9)'
 
 
 class Mixed:
@@ -58,8 +60,8 @@ def opened(kind, plan, transforms='', vocab=None, **options):
 
 
 def packed(**options):
-    plan = f'helpers.my_plans.packing(length={LENGTH})'
-    return opened('sizes', plan, 'helpers.my_plans.transforms.patches(4)', **options)
+    plan = f'helpers.packed_vit.data(side=4, length={LENGTH}, most=4)'
+    return opened('sizes', plan, FITTED, **options)
 
 
 def take(data, n, start=0):
@@ -71,23 +73,23 @@ def take(data, n, start=0):
 
 def test_a_row_may_hold_several_examples():
     data, source = packed(), Mixed('sizes')
-    patches = parse_transforms('helpers.my_plans.transforms.patches(4)')
+    transforms = parse_transforms(FITTED)
     seen = []
-    for batch in take(data, len(data.plan.packs) // 4):
+    for batch in take(data, len(data.plan.rows) // 4):
         assert batch['patches'].shape == (4, LENGTH, 48)
         assert batch['index'].shape == batch['mask'].shape == (4, 4)
         for row in range(4):
             at = 0
             real = batch['mask'][row] == 1
             for slot, index in enumerate(batch['index'][row][real].tolist()):
-                record = patches(source[index], None)
-                here = slice(at, at + len(record['patches']))
-                for name in ('patches', 'positions'):
-                    np.testing.assert_array_equal(batch[name][row, here], record[name])
-                assert (batch['segment'][row, here] == slot + 1).all()
+                patches, places = cut(transforms(source[index], None)['image'], side=4)
+                here = slice(at, at + len(patches))
+                np.testing.assert_array_equal(batch['patches'][row, here], patches)
+                np.testing.assert_array_equal(batch['places'][row, here], places)
+                assert (batch['segments'][row, here] == slot + 1).all()
                 assert batch['label'][row, slot] == index % 10
                 at, seen = here.stop, [*seen, index]
-            assert not batch['segment'][row, at:].any()
+            assert not batch['segments'][row, at:].any()
     assert len(seen) == len(set(seen)) > 20
     assert data.plan.examples_per_step > 4
 
@@ -104,13 +106,14 @@ def test_batches_of_a_users_plan_are_functions_of_seed_and_number():
 
 
 def test_evaluation_has_an_example_a_row_unless_a_plan_says_otherwise():
-    data = packed(batch_size=8, broken=(5,))
+    plan = 'helpers.my_plans.clips(frames=6)'
+    data = opened('clips', plan, batch_size=8, broken=(5,))
     found = list(data.eval_batches())
     index, mask = (np.concatenate([b[name] for b in found]) for name in ('index', 'mask'))
     assert index.shape == mask.shape == (32,)
     np.testing.assert_array_equal(index[mask == 1], np.setdiff1d(np.arange(30), [5]))
     labels = np.concatenate([batch['label'] for batch in found])[mask == 1]
-    np.testing.assert_array_equal(labels[:, 0], index[mask == 1] % 10)
+    np.testing.assert_array_equal(labels, index[mask == 1] % 10)
 
 
 # -- clips -----------------------------------------------------------------------------------------
