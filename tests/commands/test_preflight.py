@@ -182,10 +182,10 @@ def test_copies_that_run_meanwhile_are_no_part_of_the_time(capsys):
         roofline.Operation('mlp', 'fusion', 197 * 10**9, 8, 1),
         roofline.Operation('mlp', 'copy-start', 0, 819 * 10**7, 1, asynchronous=True),
     ]
-    costs = preflight._costs(found, topology.parse('v5e:2x2'))
+    costs = preflight.costs_of(found, topology.parse('v5e:2x2'))
     assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.MEANWHILE]
     assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
-    shown = table._shown(costs[:2] * table.COSTLIEST + costs[2:])
+    shown = table.costliest(costs[:2] * table.COSTLIEST + costs[2:])
     assert [cost.path for cost in shown] == [*['mlp'] * table.COSTLIEST, preflight.MEANWHILE]
 
 

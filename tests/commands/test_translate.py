@@ -195,7 +195,7 @@ def test_few_shapes(run):
     reader = dataclasses.replace(text_lib.sentence_reader(run), bounds=(8, 16))
     sentences = [reader.read(line) for line in ['A dog runs.'] * 70 + ['A'] * 3]
     translate = text_lib.Translator(run, reader, Search(), batch_size=32)
-    batches = list(translate._batches(sentences, range(73)))
+    batches = list(translate.batches(sentences, range(73)))
     assert {(length, rows) for length, _, rows in batches} <= {(8, 4), (8, 32), (16, 32)}
     assert sorted(i for _, numbers, _ in batches for i in numbers) == list(range(73))
 

@@ -47,7 +47,7 @@ def test_a_region_is_contiguous_in_the_map(shape):
     rows, columns = (n * windows.side for n in windows.grid)
     y, x = np.divmod(np.arange(rows * columns).reshape(rows, columns), columns)
     shift = (-windows.shift, -windows.shift)
-    y, x = (windows._cut_plain(np.roll(axis, shift, (0, 1))) for axis in (y, x))
+    y, x = (windows.cut_plain(np.roll(axis, shift, (0, 1))) for axis in (y, x))
     region = windows.regions()
     together = region[:, :, None] == region[:, None]
     near = [abs(a[:, :, None] - a[:, None]) < windows.side for a in (y, x)]

@@ -240,7 +240,7 @@ def test_an_exchange_that_goes_on_beside_other_work_counts_once(module, found):
     ],
 )
 def test_groups_in_every_notation(text, groups):
-    assert collectives._groups(text) == groups
+    assert collectives.groups_of(text) == groups
 
 
 def test_the_bound_is_that_of_operations_one_after_the_other(found):

@@ -51,5 +51,5 @@ def test_mistakes_are_one_line(capsys, words, message):
 def test_a_law_holds_itself():
     law = {'a': 1.0, 'b': 0.5, 'c': 0.1, 'd': 2.0}
     x = np.array([coverage.SPAN])
-    assert coverage._broken(law, x) == pytest.approx(coverage._value(law, x))
-    assert coverage._broken(law, 4 * x) > coverage._value(law, 4 * x)
+    assert coverage.broken(law, x) == pytest.approx(coverage.value(law, x))
+    assert coverage.broken(law, 4 * x) > coverage.value(law, 4 * x)

@@ -81,7 +81,7 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
         place = detect.label_place((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
         assert 0 <= place[0] <= 100 - 18
         assert 0 <= place[1] <= 80 - 5
-        assert all(detect._shared(place, other) == 0 for other in taken)
+        assert all(detect.overlap(place, other) == 0 for other in taken)
         taken.append(place)
 
 

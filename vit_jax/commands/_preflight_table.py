@@ -91,7 +91,7 @@ def _print_exchanges(console: Any, report: Any) -> None:
 
 def _print_costs(console: Any, report: Any) -> None:
     table = _table('costliest', 'at least ms', 'GFLOP', 'MB')
-    for cost in _shown(report.costs):
+    for cost in costliest(report.costs):
         numbers = (
             number(1e3 * cost.seconds),
             number(cost.flops / 1e9),
@@ -101,7 +101,7 @@ def _print_costs(console: Any, report: Any) -> None:
     console.print(table, '')
 
 
-def _shown(costs: Sequence[Any]) -> list[Any]:
+def costliest(costs: Sequence[Any]) -> list[Any]:
     """The most expensive parts, followed by asynchronous copies."""
     from vit_jax.profiling.preflight import MEANWHILE
 

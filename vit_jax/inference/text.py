@@ -141,11 +141,11 @@ class Translator:
         for first in range(0, len(sentences), WINDOW):
             found: dict[int, list[Translation]] = {}
             window = range(first, min(first + WINDOW, len(sentences)))
-            for length, numbers, rows in self._batches(sentences, window):
+            for length, numbers, rows in self.batches(sentences, window):
                 found.update(self._translate(sentences, length, numbers, rows))
             yield from (found.get(number, []) for number in window)
 
-    def _batches(
+    def batches(
         self, sentences: Sequence[Sentence], window: range
     ) -> Iterator[tuple[int, list[int], int]]:
         """Batches as (length, numbers of the sentences, rows), with few row counts per length."""

@@ -94,7 +94,7 @@ class Windows:
         numbers[: self.height, : self.width] = np.arange(self.height * self.width).reshape(
             self.height, self.width
         )
-        return self._cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
+        return self.cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
 
     def regions(self) -> Int[np.ndarray, 'W N']:
         """A number for each part of a window whose tokens are neighbors in the map itself.
@@ -108,9 +108,9 @@ class Windows:
             return (at >= at.size - self.side).astype(int) + (at >= at.size - self.shift)
 
         rows, columns = (parts(count) for count in self.grid)
-        return self._cut_plain(3 * rows[:, None] + columns)
+        return self.cut_plain(3 * rows[:, None] + columns)
 
-    def _cut_plain(self, x: np.ndarray) -> np.ndarray:
+    def cut_plain(self, x: np.ndarray) -> np.ndarray:
         """Cut [h w] into windows, [W N]."""
         (rows, columns), side = self.grid, self.side
         x = x.reshape(rows, side, columns, side).swapaxes(1, 2)

@@ -60,7 +60,7 @@ def collective(
     """The collective that an instruction performs or begins; None if it continues one."""
     kind = instruction.opcode.removesuffix('-start')
     if kind in KINDS:
-        groups = _groups(instruction.attributes)
+        groups = groups_of(instruction.attributes)
         size = sum(a.size for name in instruction.operands for a in computation[name].arrays)
         chips = max(map(len, groups), default=1)
         return Collective(kind, size * (chips if kind == 'all-gather' else 1), groups)
@@ -91,7 +91,7 @@ def ends(instruction: Instruction) -> bool:
     return instruction.name.startswith('async-collective-done')
 
 
-def _groups(attributes: str) -> tuple[tuple[int, ...], ...]:
+def groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
     """Groups of chips in any of HLO's three notations."""
     if match := MESH.search(attributes):
         return _along(*match.groups())

@@ -198,7 +198,7 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         link=roofline.link_seconds(found, chip),
         estimate=sum(cycles) / chip.clock if cycles else None,
         exchanges=_exchanges(found, facts['mesh']),
-        costs=_costs(found, topology),
+        costs=costs_of(found, topology),
         **common,
     )
 
@@ -214,7 +214,8 @@ def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> 
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _costs(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
+def costs_of(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
+    """The cost of each part of the model on a chip, the slowest first and copies meanwhile last."""
     sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     for op in found:
         path = MEANWHILE if op.asynchronous and not op.collective else op.path

@@ -79,14 +79,14 @@ def _one(setting: Setting, rng: np.random.Generator) -> dict[str, float]:
     form = forms.find(setting.form)
     x = np.geomspace(1.0, SPAN, setting.points)
     law = _draw(form, rng)
-    y = _value(law, x) * np.exp(setting.noise * rng.standard_normal(len(x)))
+    y = value(law, x) * np.exp(setting.noise * rng.standard_normal(len(x)))
     seed = int(rng.integers(2**31))
     curve = fit_lib.fit(form, x, y, bootstrap=setting.bootstrap, seed=seed)
     far = np.array([BEYOND * SPAN])
     held = {
-        'fitted': _held(curve, x, _value(law, x)),
-        'beyond': _held(curve, far, _value(law, far)),
-        'past a break': _held(curve, far, _broken(law, far)),
+        'fitted': _held(curve, x, value(law, x)),
+        'beyond': _held(curve, far, value(law, far)),
+        'past a break': _held(curve, far, broken(law, far)),
     }
     bands = curve.bands
     return held | {
@@ -100,15 +100,16 @@ def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
     if 'd' in form.names:
         law['d'] = rng.uniform(0.0, 4.0)
     if 'c' in form.names:
-        law['c'] = rng.uniform(0.1, 1.0) * float(_value(law, np.array([SPAN]))[0])
+        law['c'] = rng.uniform(0.1, 1.0) * float(value(law, np.array([SPAN]))[0])
     return law
 
 
-def _value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+def value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+    """The law at `x`, without noise."""
     return law['a'] * (x + law['d']) ** -law['b'] + law['c']
 
 
-def _broken(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+def broken(law: dict[str, float], x: np.ndarray) -> np.ndarray:
     """The law with half its exponent after the last point."""
     reducible = law['a'] * (SPAN + law['d']) ** -law['b']
     ratio = (x + law['d']) / (SPAN + law['d'])

@@ -100,7 +100,7 @@ def _overlays(
     image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
 ) -> dict[str, np.ndarray]:
     """Small pictures of maps, over an image reduced to the pixels that can be seen."""
-    factor = max(1, min(image.shape[:2]) * _columns(len(maps), 3) // WIDTH)
+    factor = max(1, min(image.shape[:2]) * columns_of(len(maps), 3) // WIDTH)
     small = np.asarray(Image.fromarray(image).reduce(factor))
     return {name: overlay(small, heat) for name, heat in maps.items()}
 
@@ -229,7 +229,7 @@ def _lay_out(
     large, *others = (_cut(pictures, whole, seen) for pictures in (large, *sections.values()))
     sections = dict(zip(sections, others, strict=True))
     inches, across = 9.0, len(large)
-    columns = [_columns(len(section), across + 1) for section in sections.values()]
+    columns = [columns_of(len(section), across + 1) for section in sections.values()]
     tall = large['input'].shape[0] / large['input'].shape[1]
     counts = map(len, sections.values())
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
@@ -247,7 +247,7 @@ def _lay_out(
     return figure
 
 
-def _columns(count: int, least: int) -> int:
+def columns_of(count: int, least: int) -> int:
     """The number of columns, at least `least`, that leaves few places empty."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 

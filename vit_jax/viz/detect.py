@@ -190,7 +190,7 @@ def label_place(
     """
 
     def clash(place: Box) -> float:
-        return sum(_shared(place, other) for other in taken)
+        return sum(overlap(place, other) for other in taken)
 
     return min(_places(box, room, size), key=clash)
 
@@ -205,7 +205,7 @@ def _places(box: Box, room: tuple[float, float], size: tuple[int, int]) -> Itera
             yield (*inside, *room)
 
 
-def _shared(a: Box, b: Box) -> float:
+def overlap(a: Box, b: Box) -> float:
     """The area that two boxes have in common."""
     sides = [min(a[i] + a[i + 2], b[i] + b[i + 2]) - max(a[i], b[i]) for i in (0, 1)]
     return max(0, sides[0]) * max(0, sides[1])
