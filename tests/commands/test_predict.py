@@ -1,5 +1,6 @@
 """`predict`: the classes of a user's files."""
 
+import io
 import json
 
 import jax
@@ -8,8 +9,10 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
+from vit_jax.commands import predict
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
+from vit_jax.runtime.console import Console
 
 
 @pytest.fixture(scope='module')
@@ -87,3 +90,12 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
         assert captured.err.startswith('error: ')
         assert captured.err.count('\n') == 1
         assert message in captured.err
+
+
+def test_a_table_of_boxes_fits_into_100_columns():
+    row = {'class': 'motorcycle', 'score': 0.98765, 'bbox': [1023.25, 1023.75, 1023.25, 1023.75]}
+    console = Console(width=100, file=io.StringIO())
+    console.print(predict.table([row] * 2, ('class', 'score', 'bbox'), 'score'))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert '1023.2, 1023.8, 1023.2, 1023.8' in lines[1]

@@ -65,7 +65,7 @@ def test_accuracies_become_errors():
 def test_curves_stand_in_the_order_of_their_numbers():
     made = [row | {'model': {'S': '128', 'B': '64'}[row['model']]} for row in rows()]
     curves = table.fit_curves(made, ask(form='power'))
-    assert [curve.label for curve in curves] == ['64', '128']
+    assert [curve.label for curve in curves] == ['model 64', 'model 128']
 
 
 def test_rows_with_gaps_are_left_out_and_short_curves_named():
@@ -189,7 +189,11 @@ def test_families_share_a_colour_and_sizes_are_its_shades():
         for row in rows()[:24]
     ]
     curves = table.fit_curves(made, ask(by=('family', 'parameters')))
-    assert [curve.label for curve in curves] == ['vit 40.9k', 'vit 305k', 'bit 86.6k']
+    assert [curve.label for curve in curves] == [
+        'vit parameters 40.9k',
+        'vit parameters 305k',
+        'bit parameters 86.6k',
+    ]
     figure = plots.draw(curves, ask(by=('family', 'parameters')))
     (small, large, other) = [np.array(colours(line)) for line in points(figure.axes[0])]
     assert (small > large).any() and (small >= large - 1e-9).all()  # paler, of the same hue

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import sharding
-    from vit_jax.viz import coltran, figures
+    from vit_jax.viz import batch, coltran, figures
     from vit_jax.viz.photo import Context
 
     folder = args.out is not None and is_folder(args.out)
@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     elif args.out is not None:
         panel = coltran.shown if args.as_seen else coltran.over_file
         panels = [panel(one.photo, one.samples) for one in found]
-        save_figure(coltran.lines(panels), args.out, '--out')
+        figure = batch.draw_rows(panels, [one.photo.path.name for one in found])
+        save_figure(figure, args.out, '--out')
     if args.json:
         results = [{'image': str(one.photo.path), 'samples': table(one)} for one in found]
         print(json.dumps(results))

@@ -183,9 +183,9 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: st
 
 
 def shown(value: Any) -> str:
-    """A value as text: fractions have four digits."""
+    """A value as text: fractions have four digits, those of a list, as pixels, one."""
     if value is None:
         return ''
     if isinstance(value, (list, tuple)):
-        return ', '.join(map(shown, value))
+        return ', '.join(f'{v:.1f}' if isinstance(v, float) else str(v) for v in value)
     return f'{value:.4f}' if isinstance(value, float) else str(value)

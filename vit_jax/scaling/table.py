@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,12 +76,15 @@ class Curve:
 
 
 def label(by: Mapping[str, str]) -> str:
-    """The values as text, with large numbers rounded: `vit 305k`."""
-    return ' '.join(map(_rounded, by.values())) or 'all'
+    """The values as text; numbers have their columns, as in `vit parameters 305k`."""
+    return ' '.join(_named(column, value) for column, value in by.items()) or 'all'
 
 
-def _rounded(text: str) -> str:
-    return short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
+def _named(column: str, text: str) -> str:
+    if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
+        return text
+    shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
+    return f'{column.rpartition(".")[2]} {shown}'
 
 
 def short(value: float) -> str:

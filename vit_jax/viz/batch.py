@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import UInt8
 from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
 
 ACROSS = 8  # at most, images in a row
 SIDE = 1.9  # inches of an image
+LEAST = 128  # pixels of the shorter side of a picture in a row
 LINE = 0.3  # inches of a line of text
+Panels = list[tuple[str, UInt8[np.ndarray, '_ _ C']]]  # pictures with titles
 
 
 def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
@@ -21,8 +24,8 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
     The frames of a clip or the views of an image, [T H W C], are shown side by side.
     """
     images = [np.concatenate(list(image.reshape(-1, *image.shape[-3:])), 1) for image in images]
-    across = min(ACROSS, len(images))
-    down = math.ceil(len(images) / across)
+    down = math.ceil(len(images) / ACROSS)
+    across = math.ceil(len(images) / down)
     tall = max(image.shape[0] / image.shape[1] for image in images)
     lines = 1 + max(caption.count('\n') for caption in captions)
     size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
@@ -32,6 +35,29 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
         figures.show_image(axes, figures.as_picture(image), caption)
     for axes in grid[len(images) :]:
         axes.set_axis_off()
+    return figure
+
+
+def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) -> Figure:
+    """Draw a row of pictures with titles for each file, whose name is part of the first title.
+
+    Args:
+      rows: the pictures of each file, all of one shape in a row.
+      names: of the files.
+      side: width of a picture in inches.
+    """
+    columns = max(map(len, rows))
+    heights = [side * row[0][1].shape[0] / row[0][1].shape[1] + LINE for row in rows]
+    figure = Figure(figsize=(side * columns, sum(heights)), layout='constrained')
+    grid = figure.subplots(
+        len(rows), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
+    )
+    for line, row, name in zip(grid, rows, names, strict=True):
+        for i, (axes, (title, picture)) in enumerate(zip(line, row, strict=False)):
+            shown = figures.as_picture(picture, LEAST)
+            figures.show_image(axes, shown, title if i else f'{name}: {title}')
+        for axes in line[len(row) :]:
+            axes.set_axis_off()
     return figure
 
 

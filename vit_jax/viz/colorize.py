@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.ops import colors
-from vit_jax.viz import base, figures
+from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('grey', 'colorized', 'original')
@@ -54,20 +54,11 @@ class Viz(base.Viz):
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
         """Draw a row of two or three pictures for every image."""
-        lines = [panels(p['ab'], photo) for p, photo in zip(predictions, photos, strict=True)]
-        columns = max(map(len, lines))
-        heights = [SIDE * line[0].shape[0] / line[0].shape[1] for line in lines]
-        figure = Figure(figsize=(SIDE * columns, sum(heights) + 0.3), layout='constrained')
-        grid = figure.subplots(
-            len(lines), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
-        )
-        for i, line in enumerate(lines):
-            for axes, panel, title in zip(grid[i], line, TITLES, strict=False):
-                figures.show_image(axes, panel, title if i == 0 else '')
-            for axes in grid[i][len(line) :]:
-                axes.set_axis_off()
-                axes.set_title(TITLES[-1] if i == 0 else '', fontsize=8, color=figures.INK, pad=3)
-        return figure
+        rows = [
+            list(zip(TITLES, panels(prediction['ab'], photo), strict=False))
+            for prediction, photo in zip(predictions, photos, strict=True)
+        ]
+        return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
 
 
 def _colorfulness(image: Picture) -> float:

@@ -14,12 +14,9 @@ from matplotlib.figure import Figure
 
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
-from vit_jax.viz import base, colorize, figures
+from vit_jax.viz import base, batch, colorize
+from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
-
-SIDE = 1.8  # inches of an image
-LEAST = 128  # pixels of its shorter side
-Panels = list[tuple[str, UInt8[np.ndarray, '_ _ 3']]]  # with titles
 
 
 class Viz(base.Viz):
@@ -52,7 +49,8 @@ class Viz(base.Viz):
     ) -> Figure:
         """Draw a row of pictures for every image."""
         pairs = zip(photos, predictions, strict=True)
-        return lines([shown(photo, prediction['samples']) for photo, prediction in pairs])
+        rows = [shown(photo, prediction['samples']) for photo, prediction in pairs]
+        return batch.draw_rows(rows, [photo.path.name for photo in photos])
 
 
 def table(
@@ -109,19 +107,3 @@ def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarra
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:
     """The colors a and b of Lab, without lightness."""
     return np.asarray(colors.rgb_to_lab(image / np.float32(255)))[..., 1:]
-
-
-def lines(panels: Sequence[Panels]) -> Figure:
-    """Draw a row of pictures with titles for each of several images."""
-    columns = max(map(len, panels))
-    heights = [SIDE * line[0][1].shape[0] / line[0][1].shape[1] + 0.2 for line in panels]
-    figure = Figure(figsize=(SIDE * columns, sum(heights)), layout='constrained')
-    grid = figure.subplots(
-        len(panels), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
-    )
-    for line, pictures in zip(grid, panels, strict=True):
-        for axes in line[len(pictures) :]:
-            axes.axis('off')
-        for axes, (title, picture) in zip(line, pictures, strict=False):
-            figures.show_image(axes, figures.as_picture(picture, LEAST), title)
-    return figure

@@ -7,8 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vit_jax.viz import base
-from vit_jax.viz.coltran import Panels, is_grey, lines, psnr, seen
+from vit_jax.viz import base, batch
+from vit_jax.viz.batch import Panels
+from vit_jax.viz.coltran import is_grey, psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
 
 
@@ -28,7 +29,8 @@ class Viz(base.Viz):
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
         """Draw a row of pictures for every image."""
-        return lines([panels(*pair) for pair in zip(predictions, photos, strict=True)])
+        rows = [panels(*pair) for pair in zip(predictions, photos, strict=True)]
+        return batch.draw_rows(rows, [photo.path.name for photo in photos])
 
 
 def panels(prediction: Fields, photo: Photo) -> Panels:

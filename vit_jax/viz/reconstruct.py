@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
-from vit_jax.viz import base, figures
+from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
@@ -52,18 +52,11 @@ class Viz(base.Viz):
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
         """Draw a row of four pictures for every image."""
-        shapes = [photo.image.shape for photo in photos]
-        heights = [SIDE * height / width for height, width, _ in shapes]
-        figure = Figure(figsize=(SIDE * len(TITLES), sum(heights) + 0.3), layout='constrained')
-        grid = figure.subplots(
-            len(photos), len(TITLES), squeeze=False, gridspec_kw={'height_ratios': heights}
-        )
-        for line, prediction, photo in zip(grid, predictions, photos, strict=True):
-            for axes, panel in zip(line, panels(prediction, photo), strict=True):
-                figures.show_image(axes, figures.as_picture(panel), '')
-        for axes, title in zip(grid[0], TITLES, strict=True):
-            axes.set_title(title, fontsize=8, color=figures.INK)
-        return figure
+        rows = [
+            list(zip(TITLES, panels(prediction, photo), strict=True))
+            for prediction, photo in zip(predictions, photos, strict=True)
+        ]
+        return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
 
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
 from vit_jax.ops import panoptic
-from vit_jax.viz import detect, figures
+from vit_jax.viz import batch, detect, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo
 
 OPACITY = 0.5  # of a color on the image
@@ -65,12 +65,12 @@ class Viz(detect.Viz):
             picture = figures.as_picture(photo.original, SIDE)
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
-            figures.show_image(axes, painted(picture, numbers), photo.path.name, size=9)
-            names = [
-                f'{context.class_name(int(prediction["labels"][q]))} {prediction["scores"][q]:.2f}'
-                for q in queries
-            ]
-            label(axes, numbers, names)
+            classes = prediction['labels'][queries].tolist()
+            tints = [labels.color(label) for label in classes]
+            figures.show_image(axes, painted(picture, numbers, tints), photo.path.name, size=9)
+            scored = zip(classes, prediction['scores'][queries], strict=True)
+            names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
+            write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.WIDTH)
         return figure
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
@@ -79,10 +79,12 @@ class Viz(detect.Viz):
         picture = np.asarray(shown.get_array())
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
-        shown.set_data(painted(picture, numbers))
-        for number in np.unique(numbers[numbers > 0]).tolist():
-            name = context.class_name(int(fields['labels'][number - 1]))
-            detect.write_mark(axes, middle(numbers == number), name, number - 1)
+        classes = fields['labels'][: numbers.max()].tolist()
+        tints = [labels.color(label) for label in classes]
+        shown.set_data(painted(picture, numbers, tints))
+        names = [context.class_name(label) for label in classes]
+        inch = numbers.shape[1] / batch.SIDE
+        write_labels(axes, numbers, names, tints, inch, labels.SMALL)
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
@@ -108,27 +110,37 @@ def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y
     return np.where(inside, found, -1)
 
 
-def painted(image: np.ndarray, numbers: Int[np.ndarray, 'Y X']) -> np.ndarray:
+def painted(
+    image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[labels.Color]
+) -> np.ndarray:
     """The image under the colors of its segments, with white lines between them."""
-    colors = np.array([(0, 0, 0), *map(detect.color, range(numbers.max()))]) * 255
+    colors = np.array([(0, 0, 0), *tints]) * 255
     mixed = image * (1 - OPACITY) + colors[numbers] * OPACITY
     mixed = np.where((numbers == 0)[..., None], image, mixed)
     return np.where(_edges(numbers)[..., None], 255, mixed).astype(np.uint8)
 
 
-def label(axes: Axes, numbers: Int[np.ndarray, 'Y X'], names: Sequence[str]) -> None:
+def write_labels(
+    axes: Axes,
+    numbers: Int[np.ndarray, 'Y X'],
+    names: Sequence[str],
+    tints: Sequence[labels.Color],
+    inch: float,
+    points: float = labels.SIZE,
+) -> None:
     """Label each segment where it is thickest, without overlaps if there is room."""
-    inch = numbers.shape[1] / detect.WIDTH
-    taken: list[detect.Box] = []
-    areas = np.bincount(numbers.ravel(), minlength=len(names) + 1)[1:]
+    taken: list[labels.Box] = []
+    areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
     for i in np.argsort(areas, kind='stable').tolist():
+        if not areas[i]:
+            continue
         x, y = middle(numbers == i + 1)
-        wide, tall = detect.label_room(names[i], inch)
+        wide, tall = labels.room_of(names[i], inch, points)
         # The box is so large that the first place at one of its corners is around the middle.
         box = (x - wide / 2, y + tall / 2, wide, tall)
-        place = detect.label_place(box, (wide, tall), numbers.shape, taken)
+        place = labels.find_place(box, (wide, tall), numbers.shape, taken)
         taken.append(place)
-        detect.write_label(axes, place, names[i], detect.color(i), inch)
+        labels.write(axes, place, names[i], tints[i], inch, points)
 
 
 def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
