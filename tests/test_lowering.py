@@ -16,14 +16,19 @@ from vit_jax.profiling.benchmark import real_rows
 from vit_jax.runtime import sharding
 from vit_jax.trainer import build as build_lib
 
+DEAR = ('coltran', 'coltran_upsampler', 'colorizer', 'detr_panoptic', 'hybrid', 'lstm')
+
 
 def systems():
-    """A smoke config for every pair of a model and a task."""
+    """A smoke config for every pair of a model and a task; most of `DEAR` is in others, too."""
     found = {}
     for path in PATHS:
         config = config_lib.load(f'{ROOT / path}:smoke')
         found.setdefault((config.model.name, config.task.name), f'{path}:smoke')
-    return [pytest.param(spec, id='-'.join(names)) for names, spec in found.items()]
+    return [
+        pytest.param(spec, id='-'.join(names), marks=[pytest.mark.long] * (names[0] in DEAR))
+        for names, spec in found.items()
+    ]
 
 
 def optimizers():

@@ -30,7 +30,8 @@ from vit_jax.inference.predict import predictor
 from vit_jax.trainer import build
 from vit_jax.trainer.examples import Examples
 
-pytestmark = pytest.mark.slow
+# `test_outside_system.py` takes one system through the same commands in `make test`.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SYSTEM = pathlib.Path(__file__).parent / 'helpers' / 'packed_vit'
 LAYOUTS = {'jit': {}, 'fsdp': {'fsdp': 4, 'min_split_size': 64}, 'pmap': {'strategy': 'pmap'}}
@@ -186,8 +187,8 @@ def losses_of_one_device(config):
     [
         ('jit', 1),
         ('pmap', 1),
-        pytest.param('fsdp', 1, marks=pytest.mark.long),
-        pytest.param('pmap', 2, marks=pytest.mark.long),
+        ('fsdp', 1),
+        ('pmap', 2),
     ],
 )
 def test_four_devices_train_as_one(config, losses_of_one_device, layout, accum_steps):

@@ -33,7 +33,8 @@ from vit_jax.tasks import separable
 from vit_jax.trainer import build
 from vit_jax.trainer.loop import Preempted
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
+# `test_outside_system.py` takes one system through the same commands in `make test`.
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures('compiled_once')]
 
 HOME = pathlib.Path(__file__).parent / 'helpers' / 'self_distillation'
 CONFIG = f'{HOME}/experiments/digits.py:smoke'

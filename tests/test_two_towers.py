@@ -21,7 +21,8 @@ from vit_jax import __main__ as cli
 from vit_jax.config import load
 from vit_jax.trainer import build
 
-pytestmark = pytest.mark.slow
+# `test_outside_system.py` takes one system through the same commands in `make test`.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 EXPERIMENT = str(ROOT / 'tests' / 'helpers' / 'two_towers' / 'experiment.py')
 
@@ -113,7 +114,7 @@ def test_examples_of_the_data(words, tmp_path):
 
 
 @pytest.mark.usefixtures('one_device')
-@pytest.mark.parametrize('step', ['forward', pytest.param('train', marks=pytest.mark.long)])
+@pytest.mark.parametrize('step', ['forward', 'train'])
 def test_benchmark(words, step, tmp_path):
     out = tmp_path / 'numbers.json'
     only = ['--forward-only'] if step == 'forward' else []
@@ -139,7 +140,7 @@ def expected(words):
     return trained(words, 1, **{'step.accum_steps': 1})
 
 
-@pytest.mark.parametrize('strategy', ['pmap', pytest.param('jit', marks=pytest.mark.long)])
+@pytest.mark.parametrize('strategy', ['pmap', 'jit'])
 def test_four_devices_with_microbatches_train_as_one(words, expected, strategy):
     found = trained(words, 4, **{'parallel.strategy': strategy, 'step.accum_steps': 2})
     for step, wanted in zip(found, expected, strict=True):

@@ -162,6 +162,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_extrapolates_the_published_image_curves(published):
     options = ask(**PUBLISHED, against=('m2',))

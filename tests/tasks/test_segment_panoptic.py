@@ -124,6 +124,7 @@ def test_loss_and_its_slope_equal_those_of_transformers(outputs):
         np.testing.assert_allclose(slope, given[name].grad, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gradient_of_the_model_equals_that_of_transformers_on_padded_images():
     """The losses of masks are those of transformers, given the pixels of the real images alone."""

@@ -110,7 +110,7 @@ def test_perplexity_is_of_the_mean():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['pre', 'lstm'])
+@pytest.mark.parametrize('name', [pytest.param('pre', marks=pytest.mark.long), 'lstm'])
 def test_rows_of_padding_count_nowhere(name):
     @jax.jit
     @jax.value_and_grad

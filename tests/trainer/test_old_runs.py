@@ -19,7 +19,16 @@ from vit_jax.storage import run_folder
 pytestmark = pytest.mark.usefixtures('one_device')
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-DEAR = ('run_coltran', 'run_detr_panoptic')  # of which others have most
+DEAR = (  # of which others have most
+    'run_bit',
+    'run_coltran',
+    'run_coltran_upsampler',
+    'run_detr_panoptic',
+    'run_hybrid',
+    'run_mae',
+    'run_rnn',
+    'run_swin',
+)
 COMPLETE = sorted(path.parent.name for path in GOLDEN.glob('run_*/result.json'))
 DIGITS = {
     'total': '20 steps',
