@@ -29,6 +29,13 @@ def test_durations(text: str | int, steps: int) -> None:
     assert durations.Durations(20, 1000, total_steps=200).steps(text) == steps
 
 
+@pytest.mark.parametrize(('examples', 'steps'), [(0, 20), (120, 20), (126, 21), (600, 100)])
+def test_evaluations_take_at_most_a_tenth_of_the_time(examples: int, steps: int) -> None:
+    run = durations.Durations(20, 1000, total_steps=200)
+    assert run.between_evals(examples) == steps
+    assert steps * 20 >= 10 * examples / 3  # an example costs a third of one that is trained on
+
+
 def test_epochs_of_batches_that_are_not_equally_full(repo: pathlib.Path) -> None:
     config = config_lib.load(
         f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096']

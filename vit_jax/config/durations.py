@@ -11,6 +11,8 @@ from vit_jax.errors import UserError
 from vit_jax.signatures import Duration
 
 MAX_STEPS = 2**31 - 1  # the state counts them in an int32
+MAX_EVAL_SHARE = 10  # evaluations take at most one part in so many of the time
+TRAIN_TO_EVAL = 3  # a backward pass costs about two forward ones
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
 
 
@@ -37,7 +39,9 @@ class Every:
 
     Attributes:
       log: training metrics.
-      eval: the entries of `config.evals` without an interval of their own.
+      eval: the entries of `config.evals` without an interval of their own; None for a tenth of the
+        run, or as seldom as keeps them below a tenth of the time, if an example that is evaluated
+        costs a third of one that is trained on.
       checkpoint: the state.
       examples: pictures or tables for the writers, with results of the first evaluation of
         `config.evals`: a few examples with their predictions, and the attention in the first of
@@ -45,7 +49,7 @@ class Every:
     """
 
     log: Duration = '1%'
-    eval: Duration = '10%'
+    eval: Duration | None = None
     checkpoint: Duration = '10%'
     examples: Duration = '25%'
 
@@ -74,6 +78,11 @@ class Durations:
             '%': self.total_steps / 100,
         }[unit]
         return max(1, round(amount * scale)) if amount else 0
+
+    def between_evals(self, examples: int) -> int:
+        """The default steps from one evaluation of so many examples to the next; see `Every`."""
+        cheap = MAX_EVAL_SHARE * examples / (TRAIN_TO_EVAL * self.batch_size)
+        return max(self.steps('10%'), math.ceil(cheap))
 
 
 def of_run(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:

@@ -144,10 +144,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             log=times.steps(every.log, 'config.every.log'),
             checkpoint=times.steps(every.checkpoint, 'config.every.checkpoint'),
             examples=times.steps(every.examples, 'config.every.examples'),
-            evals={
-                name: times.steps(section.get('every', every.eval), f'config.evals.{name}.every')
-                for name, section in config.evals.items()
-            },
+            evals=_intervals(config, every.eval, times, opened),
             lr=lr,
         ),
         evaluations=opened,
@@ -155,6 +152,25 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         retention=in_steps(Checkpointer, keep, times.steps),
         judge=judge_lib.of_config(config),
     )
+
+
+def _intervals(
+    config: ConfigDict,
+    default: str | None,
+    times: durations.Durations,
+    opened: Mapping[str, evaluations.Evaluation],
+) -> dict[str, int]:
+    """Steps between evaluations, by their names; `default` is `config.every.eval`."""
+    own = {name: section.get('every') for name, section in config.evals.items()}
+    every = {
+        name: times.steps(default if given is None else given, f'config.evals.{name}.every')
+        for name, given in own.items()
+        if given is not None or default is not None
+    }
+    if rest := [name for name in own if name not in every]:
+        examples = evaluations.num_examples(opened[name] for name in rest)
+        every |= dict.fromkeys(rest, times.between_evals(examples))
+    return {name: every[name] for name in own}
 
 
 def make_program(

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 
+from vit_jax.config import defaults
 from vit_jax.profiling import flops, task_flops
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.start import Beginning
@@ -21,6 +22,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
         *data.plan.notes,
+        *_evaluates(training),
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
     ]
@@ -30,6 +32,17 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         )
     signed = {name: e.signature for name, e in training.evaluations.items()}
     return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])
+
+
+def _evaluates(training: Training) -> list[str]:
+    """A line about the interval of evaluations where the config leaves it open."""
+    config, timetable = training.config, training.timetable
+    names = [name for name, section in config.evals.items() if section.get('every') is None]
+    if not names or defaults.arguments(config, 'every')['eval'] is not None:
+        return []
+    steps = timetable.evals[names[0]]
+    when = f'every {steps:,} steps' if steps < timetable.total else 'at the end alone'
+    return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
 
 
 def utilisation(training: Training) -> Callable[[float], float | None]:

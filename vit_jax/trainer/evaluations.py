@@ -108,6 +108,14 @@ def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float])
     return '  '.join(words)
 
 
+def num_examples(opened: Iterable[Evaluation]) -> int:
+    """Examples that evaluations pass through the model, as often as they do."""
+    opened = list(opened)
+    passes = [one.data for one in opened if one.evaluator is None]
+    shared = {id(data): data for one in opened if one.evaluator for data in (one.data, one.fit)}
+    return sum(len(data.source) for data in (*passes, *shared.values()) if data)
+
+
 def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, list[Take]]]:
     """Every data set once, with all that read it."""
     takes: dict[int, tuple[Dataset, list[Take]]] = {}
