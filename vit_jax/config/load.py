@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, flags, schema, values
+from vit_jax.config import flags, schema
 from vit_jax.config.validate import validate
 from vit_jax.errors import UserError, nearest
 from vit_jax.signatures import keyword_only
@@ -71,18 +71,15 @@ def override(
 
 
 def _fill(config: ConfigDict) -> None:
-    """Add the seed, groups, and sources of evaluations that a config leaves out."""
-    for key, parameter in keyword_only(schema.Config).items():
-        if key in config or parameter.default is parameter.empty:
-            continue
-        if values.kinds(parameter) == (dict,):
-            config[key] = ConfigDict()
-        elif key == 'seed':
-            config.seed = parameter.default
-    source = defaults.at(config, 'data').get('source')
-    for entry in config.evals.values() if source else ():
+    """Add the seed, the evaluations and their sources where a config leaves them out."""
+    found = {'seed': keyword_only(schema.Config)['seed'].default, 'evals': ConfigDict()}
+    config.update({key: value for key, value in found.items() if key not in config})
+    data, evals = config.get('data'), config.evals
+    if not (isinstance(data, ConfigDict) and isinstance(evals, ConfigDict) and data.get('source')):
+        return
+    for entry in evals.values():
         if isinstance(entry, ConfigDict) and 'source' not in entry:
-            entry.source = source
+            entry.source = data.source
 
 
 def _rename(config: ConfigDict) -> None:
