@@ -3,10 +3,21 @@ r"""Fine-tuning of a ViT or a hybrid, as in the ViT paper: SGD, cosine, 384 pixe
     python -m vit_jax train --config experiments/vit/finetune.py:cifar10,B/16 \
         --config.init.from=ViT-B_16.npz --workdir runs/cifar10_finetuned
 
-The argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model, which has
-to be that of the checkpoint: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a file of
-another code base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or the folder
-of a run of this one; the head is made anew and the position embedding resized. An empty
+Your own images, one folder a class, need the checkpoint alone:
+
+    python -m vit_jax train --config experiments/vit/finetune.py:auto \
+        --config.data.source=folder:/data/flowers --config.init.from=FILE --workdir runs/flowers
+
+There the model, the size of the images and how they are resized are those of the checkpoint, any
+file or run that `vit_jax.load` reads; `auto,384` takes larger images. The classes are those of the
+data. It evaluates on their validation split, or on a fifth of each class that is held out, and
+trains 1,000 steps of 32 images; tens of thousands of images are worth `--config.total='20 epochs'`.
+The learning rate is to be chosen as below.
+
+Otherwise the argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model,
+which has to be that of the checkpoint: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a
+file of another code base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or
+the folder of a run of this one; the head is made anew and the position embedding resized. An empty
 one, `--config.init.from=`, is training from scratch, which is seldom wanted. A run whose model has
 another pooling than a class token says so as the third word: `finetune.py:imagenet2012,B/16,map`
 for those of zhai_b16.py; `gap` and `--config.model.posemb=sincos2d` for those of imagenet2012.py.
@@ -67,7 +78,9 @@ ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32,transfer', 'flowers,S
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a data set, a model and a kind, as `pets,B/32,transfer`; `smoke` for digits."""
+    """`arg`: a data set, a model and a kind, as `pets,B/32,transfer`; `auto`; or `smoke`."""
+    if arg and arg.split(',')[0] == 'auto':
+        return own_images(arg)
     dataset, name, kind, *_ = [*(arg or 'imagenet2012').split(','), '', ''][:3]
     smoke, name = dataset == 'smoke', name or 'B/16'
     if kind and kind not in KINDS:
@@ -116,4 +129,27 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.every.checkpoint = '20' if smoke else '5%'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config
+
+
+def own_images(arg: str) -> ConfigDict:
+    """`arg`: `auto`, or `auto,384` for images of so many pixels."""
+    _, _, size = arg.partition(',')
+    if size and not size.isdecimal():
+        raise UserError(f'finetune.py:{arg}: {size!r} is no size in pixels; write auto or auto,384')
+    config = ConfigDict()
+    config.total, config.batch_size = '1000 steps', 32
+    config.model = dict(name=placeholder(str), num_classes=placeholder(int), dtype='bfloat16')
+    config.init = {'from': placeholder(str), 'posemb': 'bilinear'}
+    config.task = dict(name='classify')
+    seen = f'resize_small({size}, {{method}})|central_crop({size})' if size else '{transforms}'
+    config.data = dict(
+        source=placeholder(str),
+        split=placeholder(str),
+        transforms=f'inception_crop({size or "{size}"}, method={{method}})|flip',
+    )
+    config.evals = dict(val=dict(split=placeholder(str), transforms=seen))
+    config.optim = dict(name='sgd', momentum=0.9, lr=0.003, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='10%')
+    config.every = dict(log='2%')
     return config

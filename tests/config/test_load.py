@@ -133,6 +133,7 @@ def test_stored_config_builds_the_same_objects() -> None:
         ('init', {'posemb': 'cubic'}, "config.init.posemb: unknown method 'cubic'"),
         ('init', {'form': 'a.npz'}, "did you mean 'from'"),
         ('step', 3, 'config.step=3: expected a group of keys'),
+        ('data', 3, 'config.data=3: expected a group of keys'),
         ('checkpoint', {'keep_lost': 2}, "did you mean 'keep_last'"),
         ('step', {'ema_decay': 1.0}, 'config.step.ema_decay=1.0: must be in [0, 1)'),
         ('every', {'log': ''}, "config.every.log='': must be positive"),
@@ -150,7 +151,7 @@ def test_stored_config_builds_the_same_objects() -> None:
 def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> None:
     config = ConfigDict(config_lib.load(DIGITS).to_dict() | {section: value})
     with pytest.raises(UserError) as error:
-        validate(config)
+        config_lib.override(config, [])
     assert words in str(error.value)
 
 
@@ -160,6 +161,16 @@ def test_all_that_is_missing_is_named_at_once() -> None:
         config_lib.override(ConfigDict(given), [])
     keys = "'total', 'batch_size', 'task.name', 'data.split', 'optim.lr'"
     assert str(error.value) == f'config: the keys {keys} are missing'
+
+
+@pytest.mark.parametrize('section', ['model', 'task', 'data', 'optim'])
+def test_a_section_that_is_missing_or_no_group(section: str) -> None:
+    given = config_lib.load(DIGITS).to_dict()
+    del given[section]
+    with pytest.raises(UserError, match=f"config: the keys? '{section}"):
+        config_lib.override(ConfigDict(given), [])
+    with pytest.raises(UserError, match=f'config.{section}=3: expected a group of keys'):
+        config_lib.override(ConfigDict(given | {section: 3}), [])
 
 
 def test_a_misspelt_section_is_unknown_and_not_only_missing() -> None:

@@ -62,10 +62,11 @@ def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
         raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
     if args.examples is not None and args.examples < 1:
         raise UserError(f'--examples {args.examples:g}: must be at least 1')
+    from vit_jax.inference import fine_tune
     from vit_jax.profiling.cost import price
     from vit_jax.sweeps import space
     from vit_jax.sweeps.price import planned_runs
 
     if config is not None:
-        return [price(config, args.examples, args.image_size)]
+        return [price(fine_tune.filled(config).config, args.examples, args.image_size)]
     return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)

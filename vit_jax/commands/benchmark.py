@@ -30,12 +30,14 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('benchmark needs --config FILE[:ARG]')
     if args.steps < 1:
         raise UserError(f'--steps {args.steps}: must be at least 1')
+    from vit_jax.inference import fine_tune
     from vit_jax.optim import make as optim
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import batch_rows, example_spec
     from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
+    config = fine_tune.filled(config).config
     config, spec = example_spec(config, args.image_size, args.channels)
     model, task = objects.model_and_task(config)
     layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))

@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if args.batches < 1:
         raise UserError(f'--batches {args.batches}: must be at least 1')
     from vit_jax.data import census
+    from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import sharding
     from vit_jax.trainer.evaluate import open_data
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         figures.check_format(args.out, '--out')
+    config = fine_tune.filled(config).config
     data = open_data(config.data, config.batch_size, sharding.make_layout(), seed=config.seed)
     with progress(args.batches, args.json) as seen:
         pace = pipeline.measure(data, args.batches, seen)

@@ -81,10 +81,11 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     import jax
 
     from vit_jax import step
+    from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import example_spec
 
-    config, spec = example_spec(config, image_size, channels)
+    config, spec = example_spec(fine_tune.filled(config).config, image_size, channels)
     model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))

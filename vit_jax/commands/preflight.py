@@ -81,9 +81,10 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
+    from vit_jax.inference import fine_tune
     from vit_jax.profiling import accumulation, preflight
 
-    options = _options(args)
+    options, config = _options(args), fine_tune.filled(config).config
     measured = None
     if args.batch_size == FIT:
         with table.status('looking for the largest batch'):

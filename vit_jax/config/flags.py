@@ -41,8 +41,10 @@ def apply(config: ConfigDict, override: str) -> None:
     node = config
     for i in range(len(parents)):
         node = _group(config, node, parents[: i + 1], dotted)
-    known = schema.parameters(config, '.'.join(parents))
-    allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
+    allowed: tuple[type, ...] = ()  # any, of a model that is not known yet
+    if parents != ['model'] or not schema.follows(config):
+        known = schema.parameters(config, '.'.join(parents))
+        allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
     try:
         value = values.parse(text, allowed)
     except ValueError as e:

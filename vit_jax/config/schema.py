@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,11 @@ class Named:
     """The key of `config.model` and `config.task` beside their constructor's keywords.
 
     Attributes:
-      name: a module of the package, or a dotted one of your own.
+      name: a module of the package, or a dotted one of your own; None for the model of
+        `config.init.from`, of which the other keys of `config.model` replace some.
     """
 
-    name: str
+    name: str | None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -198,6 +200,8 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
+    if section == 'model' and follows(config):
+        return dict.fromkeys(config.model, inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY))
     if section in ('model', 'task'):
         cls = model_class(config) if section == 'model' else task_class(config)
         return keyword_only(Named) | keys_of(cls)
@@ -214,6 +218,8 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
 
 def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
     """The constructors whose docstrings describe the keys of a section; see `parameters`."""
+    if section == 'model' and follows(config):
+        return (Named,)
     if section in ('model', 'task'):
         return (Named, model_class(config) if section == 'model' else task_class(config))
     if section.startswith('evals.'):
@@ -250,8 +256,14 @@ def key_of(name: str) -> str:
     return bare if keyword.iskeyword(bare) else name
 
 
+def follows(config: ConfigDict) -> bool:
+    """Whether the model is that of the checkpoint `config.init.from`, which is not read yet."""
+    model = config.get('model')
+    return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
+
+
 def _name(config: ConfigDict, section: str) -> str:
-    if 'name' not in config.get(section, {}):
+    if config.get(section, {}).get('name') is None:
         raise UserError(f"config.{section}: the key 'name' is missing")
     return config[section].name
 
@@ -294,23 +306,33 @@ def check_complete(config: ConfigDict) -> None:
         if values.kinds(known[key]) != (dict,):
             lacking += [] if key in config else [key]
         elif isinstance(given, (ConfigDict, dict)):
-            lacking += (f'{key}.{name}' for name in _needs(config, key) if name not in given)
+            needed = _needs(config, key)
+            lacking += (f'{key}.{name}' for name, p in needed.items() if _lacks(given, name, p))
+    if follows(config) and not config.get('init', {}).get('from'):
+        lacking.append('init.from')
     if lacking:
         raise UserError(f'config: {_missing(lacking)}')
 
 
-def _needs(config: ConfigDict, section: str) -> list[str]:
+def _needs(config: ConfigDict, section: str) -> Parameters:
     """The keys that a section has to have; of one without a name those of every name."""
     if section == 'data' or 'name' in config.get(section, {}):
         return required(parameters(config, section))
-    return (
-        ['name'] if section in ('model', 'task') else required(keyword_only(constructor(section)))
-    )
+    own = section in ('model', 'task')
+    return required(keyword_only(Named if own else constructor(section)))
 
 
-def required(known: Parameters) -> list[str]:
+def required(known: Parameters) -> Parameters:
     """The keys without a default."""
-    return [key for key, p in known.items() if p.default is p.empty]
+    return {key: p for key, p in known.items() if p.default is p.empty}
+
+
+def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
+    """Whether a section has no value for a key that it needs; a placeholder is none."""
+    if key not in section:
+        return True
+    takes_none = key in LEFT_OPEN or values.NONE in (values.kinds(parameter) or (values.NONE,))
+    return section[key] is None and not takes_none
 
 
 def _missing(keys: Sequence[str]) -> str:

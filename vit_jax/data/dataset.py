@@ -162,9 +162,11 @@ class Section:
 
     Attributes:
       source: its name, see `vit_jax.data.sources`.
-      split: selects examples, such as 'train[:90%]'.
+      split: selects examples, such as 'train[:90%]'; None, in the evaluations too, chooses the
+        splits by those that there are, see `vit_jax.inference.fine_tune`.
       classes: take only these, numbered from 0 on in this order.
-      transforms: applied to each example, such as 'inception_crop(224)|flip'.
+      transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
+        `{method}` and `{transforms}` are those of the checkpoint `config.init.from`.
       vocab: the file of a subword vocabulary, which encodes texts.
       buckets: lengths in tokens that sequences are padded to.
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
@@ -179,7 +181,7 @@ class Section:
     """
 
     source: str
-    split: str
+    split: str | None
     classes: tuple[int, ...] | None = None
     transforms: str = ''
     vocab: str | None = None
@@ -196,6 +198,8 @@ class Section:
         """Open the source, with classes numbered as those of `numbering`, by their ids."""
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
+        if self.split is None:
+            raise UserError(f'{self.source}: the split is left open; name it')
         source = sources.open_source(self.source, self.split)
         if self.classes is not None:
             source = source.only_classes(self.classes)

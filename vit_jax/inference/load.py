@@ -28,7 +28,7 @@ from vit_jax.config.load import from_dict, require_run
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt
+from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths, run_folder, step_folder
 
@@ -152,7 +152,9 @@ def open_model(
     if trained.step is not None:
         return trained
     size = input_size(trained)
-    transforms = stored.transforms if stored.transforms and not image_size else crop(size)
+    transforms = (
+        stored.transforms if stored.transforms and not image_size else preprocessing.crop(size)
+    )
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,
@@ -270,12 +272,6 @@ def input_size(trained: TrainedModel) -> Size:
     if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
         return size
     raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
-
-
-def crop(size: Size) -> str:
-    """The transforms from images of any size to this height and width."""
-    height, width = size
-    return f'resize_small({max(size)})|central_crop(({height}, {width}))'
 
 
 def _read_run(

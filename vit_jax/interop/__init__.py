@@ -12,7 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, labels, normalization
+from vit_jax.interop import families, files, labels, normalization, preprocessing
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
@@ -42,7 +42,9 @@ def read(
     try:
         imported = families.reader(flat, family).read(flat, extra)
         _require_finite(imported.params)
-        return dataclasses.replace(imported, class_names=labels.read(extra), path=Path(path))
+        return dataclasses.replace(
+            _preprocessed(imported, extra), class_names=labels.read(extra), path=Path(path)
+        )
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -52,6 +54,12 @@ def read(
         raise UserError(
             f'{place}: arrays or config.json are not as in files of this kind ({words})'
         ) from error
+
+
+def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
+    """The model with the transforms of its files, unless its family has its own."""
+    text = imported.transforms or preprocessing.transforms(extra, imported.image_size)
+    return imported.with_groups(data={**imported.config.data, 'transforms': text})
 
 
 def _require_finite(params: Mapping[str, Any]) -> None:

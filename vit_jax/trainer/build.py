@@ -162,15 +162,13 @@ def _intervals(
 ) -> dict[str, int]:
     """Steps between evaluations, by their names; `default` is `config.every.eval`."""
     own = {name: section.get('every') for name, section in config.evals.items()}
-    every = {
-        name: times.steps(default if given is None else given, f'config.evals.{name}.every')
-        for name, given in own.items()
-        if given is not None or default is not None
+    given = {name: default if text is None else text for name, text in own.items()}
+    open_ = [opened[name] for name, text in given.items() if text is None]
+    seldom = times.between_evals(evaluations.num_examples(open_))
+    return {
+        name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
+        for name, text in given.items()
     }
-    if rest := [name for name in own if name not in every]:
-        examples = evaluations.num_examples(opened[name] for name in rest)
-        every |= dict.fromkeys(rest, times.between_evals(examples))
-    return {name: every[name] for name in own}
 
 
 def make_program(

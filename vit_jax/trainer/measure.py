@@ -11,7 +11,7 @@ from typing import Any
 from vit_jax.config import defaults, schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.errors import UserError
-from vit_jax.inference.load import crop
+from vit_jax.interop.preprocessing import crop
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import sharding
 from vit_jax.signatures import keyword_only

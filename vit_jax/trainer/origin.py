@@ -18,8 +18,10 @@ from vit_jax.config import defaults
 from vit_jax.config.allowed import dotted_names
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
 from vit_jax.inference import load as inference_lib
 from vit_jax.interop import adapt, head_classes
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.workdir import FREE, SCHEDULES
@@ -49,13 +51,16 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
-def find_origin(training: Training, allowed: Sequence[str] = ()) -> Origin:
+def find_origin(
+    training: Training, allowed: Sequence[str] = (), known: TrainedModel | None = None
+) -> Origin:
     """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
 
     Args:
       training: of the run.
       allowed: modules of the user's own that the config of the other run may name, besides those
         that this one's names itself.
+      known: the checkpoint of `config.init`, if it was read before.
 
     Raises:
       UserError: if there is no such checkpoint, it does not fit, it names code that is not
@@ -64,15 +69,10 @@ def find_origin(training: Training, allowed: Sequence[str] = ()) -> Origin:
     if defaults.arguments(training.config, 'branch')['from_']:
         return branch(training)
     init = Init(**defaults.arguments(training.config, 'init'))
-    if init.from_ is None:
-        raise UserError(
-            'config.init.from: name the checkpoint to fine-tune, as --config.init.from=FILE; '
-            '--config.init.from= trains from scratch'
-        )
-    if not (path := init.from_):
+    if not (path := fine_tune.init_path(training.config)):
         return Origin()
     own = [name for _, name in dotted_names(training.config)]
-    imported = inference_lib.read(path, allowed=[*allowed, *own])
+    imported = known or inference_lib.read(path, allowed=[*allowed, *own])
     if init.classes:
         chosen = head_classes.read_classes(init.classes)
         imported = head_classes.take_classes(imported, training.program.model, chosen)

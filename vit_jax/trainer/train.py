@@ -1,6 +1,7 @@
 """One run, from its config to its last checkpoint.
 
 agreement  every process of the job has the same config, code and data
+fine_tune  what the config leaves to the checkpoint that it starts from, and to the data
 build      data, program, timetable, evaluations; nothing is compiled or written yet
 origin     another run's checkpoint that a new run starts from, if the config names one
 open_run   the folder is locked; signals, checkpoints and metrics are open
@@ -17,6 +18,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
 from vit_jax.runtime import processes
 from vit_jax.storage import lock, paths
 from vit_jax.trainer import agreement, broken_records, extension, workdir
@@ -79,6 +81,8 @@ def train(
     """
     folder = paths.absolute(folder)
     processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
+    filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
+    config = filled.config
     result = workdir.finished(config, folder, extend)
     anew = restart and not workdir.intact(folder)
     if result is not None and not anew:
@@ -86,12 +90,13 @@ def train(
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
         return result
     training = prepare(config, folder, devices, anew)
-    origin = None if workdir.begun(folder) else find_origin(training, allowed)
+    begun = workdir.begun(folder)
+    origin = None if begun else find_origin(training, allowed, filled.checkpoint)
     with opened(training, folder, step_timeout) as run:
         beginning = restore(training, run.checkpointer, origin, allowed, strict)
         check_stop(stop_at, beginning.step)
-        notes = write_start(training, folder, beginning, origin, extend)
-        del origin  # frees the memory
+        notes = (*filled.notes, *write_start(training, folder, beginning, origin, extend))
+        del origin, filled  # frees the memory
         window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
         with run.hooks(training, beginning.step, window, stop_at, report) as hooks:
             hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))

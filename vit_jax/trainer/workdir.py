@@ -34,12 +34,8 @@ def finished(
     Raises:
       UserError: if the folder holds a run of another config, or the config of something else.
     """
-    if (stored := run_folder.read_config(folder)) is None:
+    if (before := stored_config(folder)) is None:
         return None
-    config_lib.require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
-    if run_folder.saved_nothing(folder):
-        return None
-    before = config_lib.from_dict(stored)
     for size in schema.LEFT_OPEN:  # an open one was filled from the data
         if before.model.get(size) and not config.model.get(size):
             before.model[size] = config.model.get(size)
@@ -53,6 +49,18 @@ def finished(
             f'{_going_on(folder, changed)}'
         )
     return run_folder.read_result(folder)
+
+
+def stored_config(folder: pathlib.Path) -> ConfigDict | None:
+    """The config of a run that has saved something; None if there is no such run.
+
+    Raises:
+      UserError: if the folder holds the config of something else.
+    """
+    if (stored := run_folder.read_config(folder)) is None:
+        return None
+    config_lib.require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
+    return None if run_folder.saved_nothing(folder) else config_lib.from_dict(stored)
 
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:

@@ -1,0 +1,183 @@
+"""Fine-tuning on one's own images: the checkpoint gives the model and what is done to images."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import interop
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
+from vit_jax.interop import files, normalization
+from vit_jax.interop.families import transformers_vit, vision_transformer
+from vit_jax.interop.trained import TrainedModel, fields
+from vit_jax.models import mae, vit
+from vit_jax.trainer.build import build
+from vit_jax.trainer.origin import find_origin
+
+VIT = dict(num_classes=7, patch_size=8, width=16, depth=1, mlp_dim=24, num_heads=2)
+MODEL = dict(VIT, num_classes=2, representation_size=None)
+
+
+def drawn(module, size=32):
+    """Random parameters of a model of images of this size."""
+    images = jax.ShapeDtypeStruct((1, size, size, 3), np.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """A folder with images of two classes, and a checkpoint whose head has seven."""
+    place = tmp_path_factory.mktemp('fine_tune')
+    rng = np.random.default_rng(0)
+    for name in ('rose', 'tulip'):
+        (place / 'flowers' / name).mkdir(parents=True)
+        for i in range(5):
+            pixels = rng.integers(0, 256, (36, 40 + i, 3), np.uint8)
+            Image.fromarray(pixels).save(place / 'flowers' / name / f'{i}.png')
+    released = dict(VIT, representation_size=20)
+    flat = vision_transformer.write(drawn(vit.Model(**released)), {'name': 'vit', **released})
+    files.write_npz(place / 'vit.npz', flat)
+    return place
+
+
+@pytest.fixture
+def auto(repo, place):
+    """Loads finetune.py:auto with the images and a checkpoint, the .npz by default."""
+
+    def load(*overrides, checkpoint='vit.npz', arg='auto'):
+        given = [f'data.source=folder:{place}/flowers', f'init.from={place / checkpoint}']
+        return config_lib.load(f'{repo}/experiments/vit/finetune.py:{arg}', [*given, *overrides])
+
+    return load
+
+
+def stored_model(config):
+    return {key: config.model[key] for key in MODEL}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
+def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
+    path, run = tmp_path / 'vit.npz', tmp_path / 'run'
+    path.write_bytes((place / 'vit.npz').read_bytes())
+    words = [
+        *('train', '--config', f'{repo}/experiments/vit/finetune.py:auto'),
+        *(f'--config.data.source=folder:{place}/flowers', f'--config.init.from={path}'),
+        *('--workdir', str(run), '--config.total=2', '--config.batch_size=4'),
+    ]
+    assert cli.main([*words, '--stop-at', '1']) == 75
+    said = capsys.readouterr().out
+    assert 'config.model: the vit of the checkpoint' in said
+    assert 'config.data: images of 32 pixels' in said
+    assert 'no validation split: trains on train[:80% per class], evaluates on train[80%: ' in said
+    assert 'head: 7 classes replaced by 2 that start anew' in said
+    stored = json.loads((run / 'config.json').read_text())
+    assert stored['model'].items() >= {'name': 'vit', **MODEL}.items()
+    assert '{' not in json.dumps([stored['data'], stored['evals']]).replace('{"', '')
+    path.unlink()
+    assert cli.main(words) == 0
+    assert 'resumes after step 1' in capsys.readouterr().out
+    assert 'val/accuracy' in json.loads((run / 'result.json').read_text())
+    assert json.loads((run / 'config.json').read_text()) == stored
+    assert cli.main(['predict', '--workdir', str(run), f'{place}/flowers/rose/0.png']) == 0
+    assert 'tulip' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('overrides', 'words'),
+    [
+        (['data.source=', 'init.from='], "config: the key 'init.from' is missing"),
+        (['model.widht=16'], "config.model: unknown key 'widht'; did you mean 'width'"),
+        (['model.width=wide'], "config.model.width='wide': expected int"),
+        (['init.from=none.npz'], 'none.npz: there is no such file'),
+        (['data.split=train'], 'config.evals.val.split: name it'),
+        (['task.name=reconstruct'], "a vit for the task 'classify', and config.task is"),
+    ],
+)
+def test_what_contradicts_is_refused_in_one_line(auto, overrides, words):
+    with pytest.raises(UserError) as error:
+        fine_tune.filled(auto(*overrides))
+    assert words in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_another_size_of_the_model_is_refused_before_a_folder_is_made(
+    repo, place, tmp_path, capsys
+):
+    words = [
+        *('train', '--config', f'{repo}/experiments/vit/finetune.py:auto'),
+        *(f'--config.data.source=folder:{place}/flowers', '--config.model.width=32'),
+        '--config.batch_size=8',
+        *(f'--config.init.from={place}/vit.npz', '--workdir', str(tmp_path / 'run')),
+    ]
+    assert cli.main(words) == 2
+    assert '(the checkpoint has representation_size=20, width=16; con' in capsys.readouterr().err
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_value_of_the_users_counts(auto):
+    config = fine_tune.filled(auto('model.dropout=0.1', 'data.transforms=resize(16)')).config
+    assert (config.model.dropout, config.model.width) == (0.1, 16)
+    assert config.data.transforms == 'resize(16)'
+
+
+def test_larger_images(auto):
+    config = fine_tune.filled(auto('batch_size=8', arg='auto,48')).config
+    assert config.data.transforms == "inception_crop(48, method='bilinear')|flip"
+    assert build(config, jax.devices()[:1]).data.image_size == (48, 48)
+
+
+def test_files_say_how_images_are_resized(auto, place):
+    model = {'name': 'vit', **VIT, 'gelu': 'erf', 'norm_eps': 1e-6}
+    whole = {key: getattr(vit.Model, key) for key in ('pool', 'posemb', 'representation_size')}
+    params, config = transformers_vit.write(drawn(vit.Model(**VIT)), whole | model, (32, 32))
+    pixels = normalization.preprocessor(3, (32, 32)) | {'resample': 3}
+    files.write_safetensors(place / 'released', params, config, pixels)
+    config = fine_tune.filled(auto(checkpoint='released')).config
+    assert stored_model(config) == dict(MODEL, num_classes=None)
+    assert config.evals.val.transforms == "resize((32, 32), 'bicubic')"
+    assert config.data.transforms == "inception_crop(32, method='bicubic')|flip"
+
+
+def test_the_validation_split_of_the_data(auto, place, tmp_path):
+    for split in ('train', 'val', 'test'):
+        (tmp_path / split).symlink_to(place / 'flowers')
+    found = fine_tune.filled(auto(f'data.source=folder:{tmp_path}'))
+    assert (found.config.data.split, found.config.evals.val.split) == ('train', 'val')
+    assert found.config.evals.val.source == f'folder:{tmp_path}'
+    assert found.notes[-1] == f'folder:{tmp_path}: trains on train, evaluates on val'
+
+
+def test_the_encoder_of_a_masked_autoencoder(auto, place):
+    sizes = dict(patch_size=8, width=16, depth=1, mlp_dim=24, num_heads=2)
+    decoder = dict(decoder_width=16, decoder_depth=1, decoder_mlp_dim=24, decoder_heads=2)
+    module = mae.Model(**sizes, **decoder)
+    model = {'name': 'mae', **fields(module)}
+    trained = TrainedModel.of_file(
+        drawn(module), model, (32, 32), 'test', task={'name': 'reconstruct'}
+    )
+    interop.write(trained, place / 'mae')
+    config = fine_tune.filled(auto('batch_size=8', checkpoint='mae')).config
+    assert {key: config.model[key] for key in sizes} == sizes
+    assert (config.model.name, config.model.num_classes) == ('vit', None)
+    training = build(config, jax.devices()[:1])
+    origin = find_origin(training)
+    assert {'patch_embed', 'encoder'} <= origin.params.keys()
+    assert 'head' not in origin.params
+
+
+@pytest.mark.slow
+def test_a_run(auto, smoke_run):
+    config = fine_tune.filled(auto(f'init.from={smoke_run}')).config
+    before = json.loads((smoke_run / 'config.json').read_text())['model']
+    kept = ('name', 'patch_size', 'width', 'depth', 'num_heads', 'pool', 'posemb')
+    assert [config.model.get(key) for key in kept] == [before.get(key) for key in kept]
+    assert config.model.num_classes is None
+    assert config.evals.val.transforms == 'resize_small(8)|central_crop((8, 8))'

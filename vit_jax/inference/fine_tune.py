@@ -1,0 +1,233 @@
+"""Configs that follow the checkpoint of `config.init.from`, and the splits of their data.
+
+`config.model.name=None` is the checkpoint's model; other keys of `config.model` replace its own.
+In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling, and
+`{transforms}` for all that is done to its images in evaluation. Where `config.data.split` and
+those of `config.evals` are None, the data are asked for a validation split; without one, a fifth
+of each class is held out. The config of a run is stored with all of this filled in.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Sequence
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import defaults
+from vit_jax.config.load import override
+from vit_jax.config.origin import Init
+from vit_jax.data import sources
+from vit_jax.data.transforms import parse_transforms, without_annotations
+from vit_jax.errors import UserError
+from vit_jax.inference import load
+from vit_jax.inference.images import takes_any_size
+from vit_jax.interop import preprocessing
+from vit_jax.interop.trained import TrainedModel
+
+VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # the first that there is
+HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
+FIELD = re.compile(r'\{(size|method|transforms)\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A config with nothing left open.
+
+    Attributes:
+      config: checked.
+      checkpoint: of `config.init.from`, if it was read.
+      notes: what was chosen, a line each.
+    """
+
+    config: ConfigDict
+    checkpoint: TrainedModel | None = None
+    notes: tuple[str, ...] = ()
+
+
+def filled(
+    config: ConfigDict, stored: ConfigDict | None = None, allowed: Sequence[str] = ()
+) -> Filled:
+    """Fill in what a config leaves to its checkpoint and its data.
+
+    Args:
+      config: not changed.
+      stored: of a run that goes on, which has it already.
+      allowed: modules of the user's own that the config of the checkpoint's run may name.
+
+    Raises:
+      UserError: if there is no such checkpoint, it is of another task, or does not have what is
+        asked of it; if there are no such data; or as `config.load.override`.
+    """
+    places = list(_open(config))
+    if not places:
+        return Filled(config)
+    found = None if stored is None else _from_run(config, stored, places)
+    return found or _from_files(config, allowed)
+
+
+def init_path(config: ConfigDict) -> str:
+    """The checkpoint that a run starts from; empty for none.
+
+    Raises:
+      UserError: if the config wants one to be named.
+    """
+    path = Init(**defaults.arguments(config, 'init')).from_
+    if path is None:
+        raise UserError(
+            'config.init.from: name the checkpoint to fine-tune, as --config.init.from=FILE; '
+            '--config.init.from= trains from scratch'
+        )
+    return path
+
+
+def _open(config: ConfigDict) -> Iterator[str]:
+    """The places that are left open, as 'data.split'."""
+    if config.model.name is None:
+        yield from ('model', 'init.select')
+    for place in ('data', *(f'evals.{name}' for name in config.evals)):
+        section = defaults.at(config, place)
+        if section.get('split') is None:
+            yield f'{place}.split'
+        if FIELD.search(section.get('transforms', '')):
+            yield f'{place}.transforms'
+
+
+def _group(config: ConfigDict, place: str) -> ConfigDict:
+    return functools.reduce(ConfigDict.__getitem__, place.split('.'), config)
+
+
+def _from_run(config: ConfigDict, stored: ConfigDict, places: Sequence[str]) -> Filled | None:
+    """The config with a run's values of what it leaves open; None if that lacks such places."""
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        for place in places:
+            section, _, key = place.rpartition('.')
+            if place == 'model':
+                said = {k: v for k, v in config.model.items() if v is not None}
+                config.model = {**stored.model, **said}
+            elif key not in (kept := defaults.at(stored, section)):
+                if place != 'init.select':
+                    return None
+            else:
+                _group(config, section)[key] = kept[key]
+    return Filled(override(config, ()))
+
+
+def _from_files(config: ConfigDict, allowed: Sequence[str]) -> Filled:
+    config = copy.deepcopy(config)
+    checkpoint: TrainedModel | None = None
+    notes: list[str] = []
+    with config.unlocked(), config.ignore_type():
+        if any(not place.endswith('.split') for place in _open(config)):
+            if not (path := init_path(config)):
+                raise UserError(
+                    'config.init.from is empty: it gives config.model; name a checkpoint'
+                )
+            checkpoint = load.read(path, allowed=allowed)
+            try:
+                notes += _follow(config, checkpoint)
+            except UserError as error:
+                raise UserError(f'config.init.from={path}: {error}') from None
+        notes += _choose_splits(config)
+    return Filled(override(config, ()), checkpoint, tuple(notes))
+
+
+def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
+    """Give a config the model and the transforms of a checkpoint."""
+    if config.model.name is None:
+        yield _follow_model(config, checkpoint)
+    places = [place for place in _open(config) if place.endswith('.transforms')]
+    if places:
+        text = evaluation_transforms(checkpoint)
+        fields = {
+            'size': _in_text(_size(checkpoint)),
+            'method': repr(preprocessing.method_of(text)),
+            'transforms': text,
+        }
+        for place in places:
+            section = _group(config, place.rpartition('.')[0])
+            section.transforms = FIELD.sub(lambda m: fields[m[1]], section.transforms)
+        yield f'config.data: images of {fields["size"]} pixels; evaluated by {text}'
+
+
+def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
+    part = load.backbone(checkpoint)
+    if part.config.task.name != config.task.name:
+        raise UserError(
+            f'a {part.config.model.name} for the task {part.config.task.name!r}, and config.task '
+            f'is {config.task.name!r}: name the model, and the parts to take by config.init.select'
+        )
+    # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
+    anew = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
+    said = {key: value for key, value in config.model.items() if key != 'name'}
+    config.model = {**part.model_config, **anew, **said}
+    if part is not checkpoint and not defaults.arguments(config, 'init')['select']:
+        config.init.select = ','.join(part.params)
+    return f'config.model: the {part.config.model.name} of the checkpoint'
+
+
+def evaluation_transforms(checkpoint: TrainedModel) -> str:
+    """From an image of any size to the input of a checkpoint's model.
+
+    Raises:
+      UserError: if its image size is unknown.
+    """
+    text, size = without_annotations(checkpoint.transforms), checkpoint.raw_images.get('size')
+    shape = (*size, checkpoint.channels) if size else None
+    if not text or (shape and not takes_any_size(parse_transforms(text), shape)):
+        return preprocessing.crop(_size(checkpoint))
+    return text
+
+
+def _size(checkpoint: TrainedModel) -> tuple[int, int]:
+    try:
+        return load.input_size(checkpoint)
+    except UserError:
+        raise UserError(
+            'the size of its images is unknown: give config.data.transforms and those of '
+            'config.evals'
+        ) from None
+
+
+def _in_text(size: tuple[int, int]) -> str:
+    """A size as transforms take it: one number for a square."""
+    return str(size[0] if size[0] == size[1] else size)
+
+
+def _choose_splits(config: ConfigDict) -> Iterator[str]:
+    """Give the training data and the evaluations their splits, where none of them has one."""
+    places = [place.removesuffix('.split') for place in _open(config)]
+    if not places:
+        return
+    source = config.data.source
+    entries = [entry for entry in config.evals.values() if entry.get('split') is None]
+    if 'data' not in places or len(entries) < len(config.evals):
+        raise UserError(f'config.{places[0]}.split: name it, as those of other data are named')
+    if other := [entry.source for entry in entries if entry.source != source]:
+        raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
+    train, held_out = splits_of(source)
+    config.data.split = train
+    for entry in entries:
+        entry.split = held_out
+    why = '' if train == 'train' else 'no validation split: '
+    yield f'{source}: {why}trains on {train}, evaluates on {held_out}'
+
+
+def splits_of(source: str) -> tuple[str, str]:
+    """The splits of a source to train on and to evaluate on.
+
+    Raises:
+      UserError: if it has no split `train`.
+    """
+    sources.open_source(source, 'train')
+    for name in VALIDATION:
+        try:
+            sources.open_source(source, name)
+        except UserError:
+            continue
+        return 'train', name
+    return HELD_OUT
