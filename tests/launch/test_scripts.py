@@ -32,19 +32,22 @@ TEXTS = {
         slurm.SlurmJob(['sweep', 'work', 'digits'], 'digits', array=8, grace=60, restarts=0)
     ),
     'pod.yaml': lambda: sky.text(
-        sky.SkyJob([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', spot=True)
+        sky.SkyJob([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', ('gcs',), spot=True)
     ),
     'sweep.yaml': lambda: sky.text(
         sky.SkyJob(
             ['sweep', 'work', 'a', '--workdir', 'gs://lab/a'],
             'a',
             'v6e-8',
+            ('gcs', 'sweep'),
             env={'TFDS_DATA_DIR': '/data/tfds', 'PGPASSWORD': 'a: b'},
             mounts={'/data': 'gs://lab-data'},
         )
     ),
     'one_host.yaml': lambda: sky.text(
-        sky.SkyJob([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', zone='us-east5-b', restarts=0)
+        sky.SkyJob(
+            [*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', ('gcs',), zone='us-east5-b', restarts=0
+        )
     ),
 }
 

@@ -8,11 +8,14 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+from ml_collections import ConfigDict
+
 from vit_jax.commands import preflight, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
+from vit_jax.launch.command import extras_of, require_installed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     if flags[0] not in ACTIONS:
         raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
     args = parser(flags[0]).parse_args(flags[1:])
-    check(command)
-    print(ACTIONS[flags[0]](args, command), end='')
+    config = check(command)
+    print(ACTIONS[flags[0]](args, command, config), end='')
     return 0
 
 
@@ -108,8 +111,11 @@ def _positive(text: str) -> int:
     return number
 
 
-def check(command: Sequence[str]) -> None:
+def check(command: Sequence[str]) -> ConfigDict | None:
     """Check the command before anything is queued: its name, flags, config and sweep.
+
+    Returns:
+      The config that it runs; None if that is not known here.
 
     Raises:
       UserError: as the command itself would, hours later.
@@ -122,33 +128,34 @@ def check(command: Sequence[str]) -> None:
         raise UserError('launch: ' + nearest('command', command[0], set(commands()) - {'launch'}))
     words = command[1:]
     if command[0] == 'train':
-        train.parse(words)
-    elif command[0] == 'sweep':
-        action, args = sweep.parse(words)
-        if action == 'create':
-            _check_sweep(args.file)
-    else:
-        _check_config(words)
+        return train.parse(words)[1]
+    if command[0] != 'sweep':
+        return _check_config(words)
+    action, args = sweep.parse(words)
+    return _check_sweep(args.file) if action == 'create' else None
 
 
-def _check_sweep(file: str) -> None:
+def _check_sweep(file: str) -> ConfigDict:
     sweep.require_packages()
     from vit_jax.sweeps import space, study
 
-    study.load_base(space.load(file))
+    return study.load_base(space.load(file))
 
 
-def _check_config(words: Sequence[str]) -> None:
+def _check_config(words: Sequence[str]) -> ConfigDict | None:
     overrides, rest = config_flags.split(words)
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument('--config', nargs='?')
-    if file := flags.parse_known_args(rest)[0].config:
-        config_lib.load(file, overrides)
+    file = flags.parse_known_args(rest)[0].config
+    return config_lib.load(file, overrides) if file else None
 
 
-def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:
+def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> str:
     """Submit a job to Slurm by sbatch."""
     from vit_jax.launch import slurm, submit
+
+    if config is not None:
+        require_installed(extras_of(command, config), f'launch slurm: {command[0]}')
 
     job = slurm.SlurmJob(
         command,
@@ -168,7 +175,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str]) -> str:
     return script if args.dry_run else f'submitted job {submit.slurm(script)}\n'
 
 
-def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
+def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> str:
     """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
     from vit_jax.launch import sky, submit
 
@@ -180,6 +187,7 @@ def sky(args: argparse.Namespace, command: Sequence[str]) -> str:
             command,
             name,
             tpu=args.tpu,
+            extras=extras_of(command, config),
             spot=args.spot,
             region=args.region,
             zone=args.zone,
@@ -212,7 +220,7 @@ def _preflight(tpu: str, command: Sequence[str]) -> None:
         raise UserError(f'launch sky: it does not fit on {tpu}; nothing was submitted')
 
 
-ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str]], str]] = {
+ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], str]] = {
     'slurm': slurm,
     'sky': sky,
 }

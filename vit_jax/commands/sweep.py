@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vit_jax import extras
 from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
@@ -24,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 def require_packages() -> None:
     """Raise UserError for a package that sweeps need and that is not installed."""
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UserError(f"sweep needs {missing[0]}: pip install 'vit_jax[sweep]'")
+        raise extras.missing('sweep', 'sweep', missing[0])
 
 
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:

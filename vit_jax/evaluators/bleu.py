@@ -14,6 +14,9 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.extras import needed_by
+
+EXTRA = 'translate'
 
 
 class Evaluator(base.Evaluator):
@@ -94,8 +97,6 @@ class Evaluator(base.Evaluator):
 
 
 def _sacrebleu() -> Any:
-    try:
+    with needed_by('BLEU', EXTRA):
         from sacrebleu import metrics
-    except ImportError as error:
-        raise UserError("BLEU needs sacrebleu: pip install 'vit_jax[translate]'") from error
     return metrics

@@ -15,7 +15,9 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.extras import needed_by
 
+EXTRA = 'detection'
 # In the order of pycocotools. Small are objects below 32 x 32 pixels, large those above 96 x 96.
 METRICS = (
     *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
@@ -119,10 +121,8 @@ def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _index(images: list[Any], annotations: list[Any], categories: list[Any]) -> Any:
-    try:
+    with needed_by("COCO's AP", EXTRA):
         from pycocotools.coco import COCO
-    except ImportError as error:
-        raise UserError("COCO's AP needs pycocotools: pip install 'vit_jax[detection]'") from error
     coco = COCO()
     coco.dataset = {
         'info': {},

@@ -55,8 +55,6 @@ command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
 uv venv --python 3.12 --allow-existing .venv
 uv pip install --python .venv -c constraints.txt -e '.[{extras}]'
 """
-EXTRAS = {'sweep': 'tpu,gcs,sweep,postgres'}  # by the command; machines share a database
-OTHER_EXTRAS = 'tpu,gcs,sweep'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +65,7 @@ class SkyJob:
       words: the command, as `['train', '--config', ...]`.
       name: of the job.
       tpu: type of the slice, as `v5litepod-8`.
+      extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
       spot: whether it may be preempted, at a lower price.
       region, zone: any if empty.
       restarts: limit on restarts of a failed job; a preempted one is always restarted.
@@ -77,6 +76,7 @@ class SkyJob:
     words: Sequence[str]
     name: str
     tpu: str
+    extras: Sequence[str] = ()
     spot: bool = False
     region: str = ''
     zone: str = ''
@@ -146,9 +146,15 @@ def task(job: SkyJob) -> dict[str, Any]:
         # The port that is open between the machines of every slice.
         'envs': {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1', **job.env},
         **({'file_mounts': mounts} if mounts else {}),
-        'setup': SETUP.format(extras=EXTRAS.get(job.words[0], OTHER_EXTRAS)),
+        'setup': SETUP.format(extras=','.join(_extras(job))),
         'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
     }
+
+
+def _extras(job: SkyJob) -> list[str]:
+    """The extras to install; machines share the study of a sweep in a database."""
+    database = {'postgres'} if job.words[0] == 'sweep' else set()
+    return ['tpu', *sorted({*job.extras} | database)]
 
 
 def _check_names(job: SkyJob) -> None:

@@ -12,7 +12,6 @@ end in `~`.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import pathlib
 import shutil
@@ -20,6 +19,7 @@ import uuid
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
+from vit_jax import extras
 from vit_jax.errors import UserError
 from vit_jax.storage import names, servers
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     Path = pathlib.PurePath
 
-_PACKAGES = {'gs': 'gcsfs', 's3': 's3fs'}
+_REMOTE = ('gs', 's3')
 
 
 def path(text: str | os.PathLike[str]) -> Path:
@@ -45,8 +45,8 @@ def path(text: str | os.PathLike[str]) -> Path:
     names.require_utf8(name)
     if (scheme := _scheme(name)) is None:
         return names.local(name)
-    if importlib.util.find_spec(package := _PACKAGES[scheme]) is None:
-        raise UserError(f'{name}: {scheme}:// needs a package: pip install {package}')
+    if not extras.is_installed(extra := extras.SCHEMES[scheme]):
+        raise extras.missing(f'{name}: {scheme}://', extra)
     if not name.removeprefix(f'{scheme}://').strip('/'):
         raise UserError(f'{name}: write {scheme}://BUCKET/FOLDER')
     # Workers and TensorStore write to the same folders, so cached listings are soon wrong.
@@ -88,7 +88,7 @@ def orbax_writes(path: str | os.PathLike[str]) -> bool:
 
 def _scheme(name: str) -> str | None:
     scheme = name.partition('://')[0]
-    return scheme if scheme in _PACKAGES and '://' in name else None
+    return scheme if scheme in _REMOTE and '://' in name else None
 
 
 @contextlib.contextmanager

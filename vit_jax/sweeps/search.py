@@ -7,6 +7,7 @@ from typing import Any
 
 import optuna
 
+from vit_jax import extras
 from vit_jax.errors import UserError
 
 
@@ -21,7 +22,7 @@ def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
     if search == 'tpe':
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if importlib.util.find_spec('cmaes') is None:
-        raise UserError("the search 'cmaes' needs a package: pip install 'vit_jax[sweep]'")
+        raise extras.missing("the search 'cmaes'", 'sweep', 'cmaes')
     from vit_jax.sweeps import cma_es
 
     return cma_es.Sampler(seed)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.errors import UserError
+from vit_jax.extras import needed_by
 from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown
 
+EXTRA = 'mlflow'
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
 MOST = 100  # parameters in a call
 LONGEST = 500  # characters of a value, in any version of MLflow
@@ -32,12 +33,8 @@ class Writer(base.Writer):
     """
 
     def __init__(self, run: Run):
-        try:
+        with needed_by("config.writers: 'mlflow'", EXTRA):
             import mlflow
-        except ImportError as error:
-            raise UserError(
-                "config.writers: 'mlflow' needs a package: pip install 'vit_jax[mlflow]'"
-            ) from error
         self._run, self._entities = run, mlflow.entities
         self._client = mlflow.MlflowClient()
         self._id = run.identity('mlflow', self._create)

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.errors import UserError
+from vit_jax.extras import needed_by
 from vit_jax.writers import base
 from vit_jax.writers.base import Run
 
+EXTRA = 'wandb'
 PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
 
 
@@ -29,12 +30,8 @@ class Writer(base.Writer):
     """
 
     def __init__(self, run: Run):
-        try:
+        with needed_by("config.writers: 'wandb'", EXTRA):
             import wandb
-        except ImportError as error:
-            raise UserError(
-                "config.writers: 'wandb' needs a package: pip install 'vit_jax[wandb]'"
-            ) from error
         self._run, self._wandb = run, wandb
         self._there = wandb.init(
             project=os.environ.get('WANDB_PROJECT', PROJECT),

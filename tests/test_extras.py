@@ -1,0 +1,75 @@
+"""What needs an extra says so where it is not installed, too."""
+
+import pathlib
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from vit_jax import extras
+from vit_jax.__main__ import main
+from vit_jax.config import load as config_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DIGITS = f'{ROOT}/experiments/vit/digits.py:smoke'
+SKY = ['launch', 'sky', '--tpu', 'v4-8', '--dry-run', '--']
+
+
+def test_every_extra_is_one_of_the_package_and_installs_what_is_imported():
+    known = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+    for extra, package in extras.PACKAGES.items():
+        assert any(name.startswith(package) for name in known[extra])
+    assert {*extras.SCHEMES.values(), *extras.OF_CONFIGS} <= extras.PACKAGES.keys() <= known.keys()
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """A machine on which none of them is installed."""
+    for package in extras.PACKAGES.values():
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.parametrize(
+    ('config', 'overrides', 'needed'),
+    [
+        ('vit/digits.py:smoke', [], set()),
+        ('detr/coco.py:smoke', [], {'detection'}),
+        ('vit/digits.py:smoke', ['writers=("wandb","tensorboard")'], {'wandb'}),
+        ('vit/digits.py:smoke', ['writers=("mlflow",)', 'init.from=gs://a/b'], {'mlflow', 'gcs'}),
+        ('vit/digits.py:smoke', ['branch.from=s3://a/b', 'branch.step=1'], {'s3'}),
+        ('translate/synthetic.py:smoke', ['evals.test.evaluator=bleu'], {'translate'}),
+    ],
+)
+def test_extras_of_a_config(bare, config, overrides, needed):
+    loaded = config_lib.load(f'{ROOT}/experiments/{config}', overrides)
+    assert extras.of_config(loaded) == needed
+
+
+@pytest.mark.parametrize(
+    ('words', 'installed'),
+    [
+        (['train', '--config', DIGITS, '--workdir=gs://a/b'], 'tpu,gcs'),
+        (
+            ['train', '--config', DIGITS, '--workdir=s3://a/b', '--config.writers=("wandb",)'],
+            'tpu,s3,wandb',
+        ),
+        (['benchmark', '--config', DIGITS], 'tpu'),
+        (['evaluate', '--workdir=gs://a/b'], 'tpu,detection,gcs,mlflow,translate,wandb'),
+        (
+            ['sweep', 'work', 'a', '--workdir', 'gs://a/b'],
+            'tpu,detection,gcs,mlflow,postgres,sweep,translate,wandb',
+        ),
+    ],
+)
+def test_a_rented_machine_gets_what_the_command_needs(words, installed, capsys):
+    assert main([*SKY, *words]) == 0
+    assert f"-e '.[{installed}]'" in yaml.safe_load(capsys.readouterr().out)['setup']
+
+
+def test_no_job_is_queued_for_what_is_not_installed(bare, capsys):
+    words = ['train', '--config', DIGITS, '--workdir=runs/a', '--config.writers=("wandb",)']
+    assert main(['launch', 'slurm', '--dry-run', '--', *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "error: launch slurm: train needs wandb: pip install 'vit_jax[wandb]'\n"
+    assert shown.out == ''
