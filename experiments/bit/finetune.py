@@ -57,7 +57,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split=train,
         transforms=f'resize_tf({resized})|random_crop({crop})|flip',
-        workers=16,
     )
     config.evals = dict(test=dict(source=source, split=test, transforms=f'resize_tf({crop})'))
 

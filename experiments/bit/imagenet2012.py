@@ -36,7 +36,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split='train' if smoke else 'train[:99%]',
         transforms=f'inception_crop_tf({pixels})|flip',
-        workers=0 if smoke else 16,
     )
     center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
     test = 'test' if smoke else 'validation'

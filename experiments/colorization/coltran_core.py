@@ -43,7 +43,7 @@ def imagenet(config: ConfigDict) -> None:
     config.total, config.batch_size = '450000 steps', 224
     config.model = dict(name='coltran', dtype='bfloat16')
     square, small = 'resize_small_tf(256)', "resize_tf(64, 'area')"
-    images = dict(source='tfds:imagenet2012', workers=16)
+    images = dict(source='tfds:imagenet2012')
     config.data = dict(images, split='train[:-10000]')
     config.data.transforms = f'{square}|random_crop(256)|{small}'
     images.update(transforms=f'{square}|central_crop(256)|{small}')

@@ -58,7 +58,7 @@ def imagenet(config: ConfigDict, spatial: bool) -> None:
     config.task.factor = 4 if spatial else 1
     config.model.update(depth=3 if spatial else 4, dtype='bfloat16')
     square, small = 'resize_small_tf(256)', '' if spatial else "|resize_tf(64, 'area')"
-    images = dict(source='tfds:imagenet2012', workers=16)
+    images = dict(source='tfds:imagenet2012')
     config.data = dict(images, split='train[:-10000]')
     config.data.transforms = f'{square}|random_crop(256){small}'
     images.update(transforms=f'{square}|central_crop(256){small}')

@@ -42,7 +42,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.task = dict(name='colorize', prior='')
 
     source, side = ('scenes:160', 32) if smoke else ('tfds:imagenet2012', 224)
-    config.data = dict(source=source, split='train', workers=0 if smoke else 16)
+    config.data = dict(source=source, split='train')
     keep = "keep('image')|"
     config.data.transforms = f'{keep}inception_crop({side}, 50)|flip'
     config.evals = dict(

@@ -55,7 +55,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.data = dict(data, split='train', transforms=f'{fields}|flip|pad_objects(6)')
         test = dict(data, split='test[:16]', transforms=f'{fields}|pad_objects(6)')
     else:
-        data = dict(source='coco:data/coco', sizes=(FRAME,), workers=16)
+        data = dict(source='coco:data/coco', sizes=(FRAME,))
         augment = f'{FIELDS}|flip|scale_and_crop({SCALES}, 1333)|pad_objects(100)'
         config.data = dict(data, split='train2017', transforms=augment)
         test = dict(data, split='val2017', transforms=f'{FIELDS}|resize_small(800, max=1333)')

@@ -71,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         masks = '' if boxes else "'masks', "
         fields = f"keep('image', {masks}'boxes', 'labels', 'crowd')"
         end = 'pad_objects(100)' if boxes else 'number_masks|pad_objects(100)'
-        data = dict(source='panoptic:data/coco', sizes=(FRAME,), workers=16)
+        data = dict(source='panoptic:data/coco', sizes=(FRAME,))
         augment = f'{fields}|flip|scale_and_crop({SCALES}, 1333)|{end}'
         config.data = dict(data, split='train2017', transforms=augment)
         test = dict(data, split='val2017', transforms=f'{fields}|resize_small(800, max=1333)|{end}')

@@ -117,7 +117,7 @@ def base(smoke: bool) -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     images = dict(source='digits' if smoke else 'tfds:imagenet2012')
-    config.data = dict(images, split='train[:99%]', workers=0 if smoke else 16)
+    config.data = dict(images, split='train[:99%]')
     center = '' if smoke else "resize_small(256, 'bicubic')|central_crop(224)"
     test = 'test' if smoke else 'validation'
     config.evals = dict(

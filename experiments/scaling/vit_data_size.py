@@ -108,7 +108,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split='train[:80%]' if smoke else SPLITS[-1],
         transforms=f'inception_crop_tf({pixels})|flip',
-        workers=0 if smoke else 16,
     )
     held_out = 'train[80%:]' if smoke else 'train[:1% per class]'
     config.evals = dict(val=dict(source=source, split=held_out, transforms=center))

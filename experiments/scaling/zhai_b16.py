@@ -86,7 +86,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split='train[:90%]' if smoke else 'train[1%: per class]',
         transforms=f'inception_crop_tf({pixels})|flip',
-        workers=0 if smoke else 16,
     )
     held_out = 'train[90%:]' if smoke else 'train[:1% per class]'
     config.evals = dict(val=dict(source=source, split=held_out, transforms=center))

@@ -70,7 +70,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split='train',
         transforms=f'{crop}|flip|randaugment_increasing(2, 9)|random_erasing(0.25)',
-        workers=0 if smoke else 16,
     )
     config.evals = dict(val=dict(source=source, split=test, transforms=evaluated(size)))
 

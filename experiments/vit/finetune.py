@@ -108,7 +108,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split=train,
         transforms=f'inception_crop_tf({size})|flip',
-        workers=0 if smoke else 16,
     )
     evaluated = f'resize_tf({size})'
     if kind == 'transfer':

@@ -45,7 +45,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split=train,
         transforms=f"inception_crop_tf({size})|flip|randaugment(2, 10, variant='big_vision')",
-        workers=0 if smoke else 16,
     )
     center = f'resize_small_tf({size * 8 // 7})|central_crop({size})'
     config.evals = dict(val=dict(source=source, split=test, transforms=center))

@@ -39,7 +39,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
         source=source,
         split='train' if smoke else 'train[:99%]',
         transforms=f'inception_crop_tf({size})|flip',
-        workers=0 if smoke else 16,
     )
     center = f'resize_small_tf({size * 8 // 7})|central_crop({size})'
     test = 'test' if smoke else 'validation'

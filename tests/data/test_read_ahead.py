@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from vit_jax.data.read_ahead import Watched
+from vit_jax.data.read_ahead import MANY, Loading, Watched
+from vit_jax.runtime import cores
 from vit_jax.runtime.hangs import Stalled
 
 
@@ -93,3 +94,26 @@ def test_reads_at_most_two_ahead():
         next(items)
     items.close()
     assert len(taken) <= 13
+
+
+@pytest.mark.parametrize(
+    ('available', 'examples', 'given', 'words'),
+    [
+        (1, MANY, {}, '1 thread'),
+        (8, MANY, {}, '8 threads'),
+        (64, MANY - 1, {}, '16 threads'),
+        (64, MANY, {}, '8 processes of 8 threads'),
+        (12, MANY, {}, '2 processes of 6 threads'),
+        (64, MANY, {'cached': True}, '16 threads'),
+        (64, MANY, {'workers': 0, 'threads': 3}, '3 threads'),
+        (64, 1, {'workers': 16}, '16 processes of 4 threads'),
+        (4, MANY, {'workers': 16}, '16 processes of 1 thread'),
+        (64, MANY, {'threads': 2}, '8 processes of 2 threads'),
+    ],
+)
+def test_threads_and_processes_are_those_of_the_cores_unless_given(
+    monkeypatch, available, examples, given, words
+):
+    monkeypatch.setattr(cores, 'available', lambda: available)
+    cached = given.pop('cached', False)
+    assert str(Loading(**given).settled(examples, cached)) == words

@@ -37,6 +37,7 @@ class Dataset:
       plan: assigns examples to batches.
       source: the examples before the transforms; it counts broken records.
       batch_size: of a global batch, in examples, or in tokens if the plan counts these.
+      loading: the threads and processes that make batches.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Dataset:
         Raises:
           UserError: for a cache together with reading processes, which cannot share it.
         """
+        loading = loading.settled(len(plan.examples), plan.examples.is_filling)
         if loading.workers and plan.examples.is_filling:
             raise UserError(
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
                 'one of them to 0'
             )
         self.plan, self.source, self.batch_size = plan, plan.examples.source, plan.batch_size
-        self._process, self._loading = process, loading
+        self.loading, self._process = loading, process
 
     @property
     def info(self) -> SourceInfo:
@@ -110,12 +112,12 @@ class Dataset:
         for shape in self.shapes:
             self._process.rows(shape.rows)
         make = Loader(self.plan, self._process).train_batch
-        return read_ahead(make, start_step, sys.maxsize, self._loading, self.source)
+        return read_ahead(make, start_step, sys.maxsize, self.loading, self.source)
 
     def eval_batches(self) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process."""
         make = Loader(self.plan, self._process).eval_batch
-        return read_ahead(make, 0, self.plan.eval_steps, self._loading, self.source)
+        return read_ahead(make, 0, self.plan.eval_steps, self.loading, self.source)
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
@@ -174,8 +176,10 @@ class Section:
       sizes: heights and widths in pixels that images of different sizes are padded to.
       plan: a plan of your own in place of `buckets` and `sizes`, such as
         'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
-      workers: reading processes; 0 reads in threads.
-      threads: batches made at the same time; by default one a CPU core, at most 16.
+      workers: reading processes; 0 reads in threads. By default 0, or one for every eight CPU cores
+        if there are more and the data have at least 100,000 examples.
+      threads: batches made at the same time, in each process; by default one a CPU core of its
+        share, at most 16.
       cache: keep examples in memory; after the transforms, if none of them is random.
       stall_seconds: fail if a batch takes longer; 0 for no limit.
     """
@@ -189,7 +193,7 @@ class Section:
     count: str = 'padded'
     sizes: tuple[tuple[int, int], ...] | None = None
     plan: str | None = None
-    workers: int = 0
+    workers: int | None = None
     threads: int | None = None
     cache: bool = False
     stall_seconds: float = STALL_SECONDS

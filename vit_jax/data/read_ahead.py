@@ -17,12 +17,15 @@ from multiprocessing import resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.runtime import cores
 from vit_jax.runtime.hangs import Stalled, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 STALL_SECONDS = 1800.0
+CORES_A_WORKER = 8
+MANY = 100_000
 _NO_ROOM = (
     'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
     'set workers to 0'
@@ -35,18 +38,39 @@ class Loading:
     """Options of making batches ahead of time; they do not change the batches.
 
     Attributes:
-      workers: reading processes; 0 reads in threads of this process.
-      threads: batches made at the same time, by default one a CPU core and at most 16; as many are
-        held ready. 0 reads on demand only.
+      workers: reading processes; 0 reads in threads of this process. By default 0, or one for every
+        eight CPU cores if there are more and the data are of at least `MANY` examples: threads of
+        one process wait for each other, and processes take seconds to start.
+      threads: batches made at the same time, in each process; as many are held ready. By default
+        one a CPU core of this process's share, at most 16. 0 reads on demand only.
       stall_seconds: raises `Stalled` if a batch takes longer; 0 for no limit.
 
     Raises:
       UserError: if a number is negative.
     """
 
-    workers: int = 0
+    workers: int | None = None
     threads: int | None = None
     stall_seconds: float = STALL_SECONDS
+
+    def settled(self, examples: int, cached: bool = False) -> Loading:
+        """Choose the numbers that are not given, by the CPU cores that this process may use.
+
+        Args:
+          examples: number of examples to read.
+          cached: whether they are kept in memory, which processes do not share.
+        """
+        found, workers, threads = cores.available(), self.workers, self.threads
+        if workers is None:
+            many = found > CORES_A_WORKER and examples >= MANY and not cached
+            workers = -(-found // CORES_A_WORKER) if many else 0
+        if threads is None:
+            threads = min(16, max(1, found // max(1, workers)))
+        return dataclasses.replace(self, workers=workers, threads=threads)
+
+    def __str__(self) -> str:
+        threads = f'{self.threads} thread{"s" * (self.threads != 1)}'
+        return f'{self.workers} processes of {threads}' if self.workers else threads
 
     def __post_init__(self) -> None:
         for name in ('workers', 'threads', 'stall_seconds'):
@@ -74,13 +98,13 @@ def read_ahead(
     Args:
       make: makes a batch by its number; for worker processes it must be picklable.
       start, stop: the first number, and the one after the last.
-      loading: how far ahead, and in which threads or processes.
+      loading: how far ahead, and in which threads or processes; `settled`.
       counting: part of `make`; its copies in worker processes report their findings to it.
     """
     import grain
     from absl import flags
 
-    threads = min(16, os.cpu_count() or 1) if loading.threads is None else loading.threads
+    threads = loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     told = _Telling(make, counting) if loading.workers else make
     batches = grain.MapDataset.range(start, stop).map(told).to_iter_dataset(options)

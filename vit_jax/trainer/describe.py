@@ -21,6 +21,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
     lines = [
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
+        f'batches are made by {data.loading}',
         *data.plan.notes,
         *_evaluates(training),
         *training.judge.notes,
