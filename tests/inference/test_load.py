@@ -91,7 +91,7 @@ def test_another_head_starts_at_zero_on_the_same_body(npz):
 def test_bit_takes_any_size(tmp_path):
     model = bit_resnet.Model(num_classes=3, layers=(1,))
     params = random_params(model)
-    files.write_npz(tmp_path / 'bit.npz', bit.write_npz(params, {}))
+    files.write_npz(tmp_path / 'bit.npz', bit.write_npz(params))
     loaded, variables = vit_jax.load(tmp_path / 'bit.npz')
     assert loaded == model
     images = random_images(40, 24)

@@ -126,8 +126,9 @@ def test_what_cannot_be_folded_is_said(tmp_path):
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)
-    arrays, config = bit.write_transformers(params, {'layers': (1,), 'num_classes': 3})
-    files.write_safetensors(tmp_path, arrays, config, IMAGENET)
+    keywords = {'name': 'bit_resnet', 'layers': (1,), 'num_classes': 3}
+    trained = interop.TrainedModel.of_file(params, keywords, None, 'a test')
+    files.write_safetensors(tmp_path, *bit.write_transformers(trained)[:2], IMAGENET)
     assert 'mean 0.485, 0.456, 0.406' in interop.read(tmp_path).notes[0]
     with pytest.raises(UserError, match='cannot be folded'):
         vit_jax.load(tmp_path, mean=0, std=1)

@@ -6,6 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import traverse_util
 
+from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop.families import bit
 from vit_jax.models import bit_resnet
@@ -53,13 +54,13 @@ def assert_same(a, b):
 
 
 def released(params):
-    return bit.write_npz(params, MODEL), {}
+    return bit.write_npz(params), {}
 
 
 def big_vision(params):
     """Names and shapes of big_vision, written down from a released file's."""
     flat = {}
-    for name, array in bit.write_npz(params, MODEL).items():
+    for name, array in bit.write_npz(params).items():
         *parents, letter, kind, leaf = ['', '', *name.removeprefix('resnet/').split('/')]
         unit = '/'.join(p for p in parents if p)
         if kind == 'group_norm' and not letter:
@@ -79,8 +80,13 @@ def big_vision(params):
     return flat, {}
 
 
+def written(params, **fields):
+    trained = interop.TrainedModel.of_file(params, MODEL | fields, None, 'a test')
+    return bit.write_transformers(trained)
+
+
 def hugging_face(params):
-    return bit.write_transformers(params, MODEL)
+    return written(params)[:2]
 
 
 FORMS = {released: 'BiT npz', big_vision: 'big_vision BiT npz', hugging_face: 'Hugging Face BiT'}
@@ -119,7 +125,7 @@ def test_names_of_the_released_files(params):
 def test_units_beyond_nine():
     model = MODEL | {'layers': (11,)}
     params = random_params(model, 0)
-    flat = bit.write_npz(params, model)
+    flat = bit.write_npz(params)
     assert 'resnet/block1/unit09/b/group_norm/beta' in flat
     assert 'resnet/block1/unit11/b/group_norm/beta' in flat
     imported = bit.read(flat, {})
@@ -129,29 +135,29 @@ def test_units_beyond_nine():
 
 def test_the_width_is_that_of_the_root():
     model = MODEL | {'layers': (1,), 'width_factor': 3}
-    imported = bit.read(bit.write_npz(random_params(model, 0), model), {})
+    imported = bit.read(bit.write_npz(random_params(model, 0)), {})
     assert imported.model_config == model
-    _, config = bit.write_transformers(imported.params, model)
+    config = bit.write_transformers(imported).config
     assert (config['embedding_size'], config['hidden_sizes']) == (192, [768])
 
 
 def test_a_body_without_a_head(params):
     body = {name: value for name, value in params.items() if name != 'head'}
-    flat, config = bit.write_transformers(body, MODEL | {'num_classes': None})
+    flat, config, *_ = written(body, num_classes=None)
     imported = bit.read(flat, config)
     assert imported.model_config['num_classes'] is None
     assert_same(imported.params, body)
     bare = {name.removeprefix('bit.'): array for name, array in flat.items()}
     assert bit.matches(bare)
     assert_same(bit.read(bare, config).params, body)
-    assert_same(bit.read(bit.write_npz(body, MODEL), {}).params, body)
+    assert_same(bit.read(bit.write_npz(body), {}).params, body)
 
 
 def test_logits_of_hugging_face_from_our_file(params, images, tmp_path):
     torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
     from vit_jax.interop import files
 
-    files.write_safetensors(tmp_path / 'bit', *bit.write_transformers(params, MODEL))
+    files.write_safetensors(tmp_path / 'bit', *hugging_face(params))
     reference, info = transformers.BitForImageClassification.from_pretrained(
         tmp_path / 'bit', output_loading_info=True
     )

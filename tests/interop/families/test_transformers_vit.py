@@ -1,5 +1,6 @@
 """ViTs of transformers, there and back: the logits of both sides agree."""
 
+import dataclasses
 import json
 import re
 
@@ -121,8 +122,9 @@ def test_logits_of_what_is_written(fields, size, tmp_path, images, perturbed):
     params = perturbed(model, batch)
     keywords = {name: getattr(model, name) for name in ('gelu', 'norm_eps', 'pool')}
     keywords |= {'name': 'vit', 'representation_size': None, **fields}
-    flat, config = transformers_vit.write(params, keywords, size, ('cat', 'dog', 'horse'))
-    files.write_safetensors(tmp_path, flat, config)
+    trained = interop.TrainedModel.of_file(params, keywords, size, 'a test')
+    trained = dataclasses.replace(trained, class_names=('cat', 'dog', 'horse'))
+    files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
     expected = apply(model, params, batch)['logits']
 
     loaded, report = transformers.ViTForImageClassification.from_pretrained(
@@ -142,7 +144,8 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
     params = perturbed(model, batch)
     fields = {'pool': 'cls', 'posemb': 'learn', 'num_classes': None, 'norm_eps': 1e-6}
     keywords = {'name': 'vit', 'gelu': 'erf', 'representation_size': 8, **fields, **OURS}
-    files.write_safetensors(tmp_path, *transformers_vit.write(params, keywords))
+    trained = interop.TrainedModel.of_file(params, keywords, None, 'a test')
+    files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
     loaded = transformers.ViTModel.from_pretrained(tmp_path).eval()
     expected = apply(model, params, batch)['pre_logits']
     np.testing.assert_allclose(theirs(loaded, batch).pooler_output, expected, atol=1e-5)
@@ -161,8 +164,9 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
 def test_models_that_transformers_lacks(fields, words, images, perturbed):
     params = perturbed(Model(num_classes=3, **OURS), images(1, 8, 12, 3))
     keywords = {'name': 'vit', 'pool': 'cls', 'num_classes': 3, 'representation_size': None}
+    keywords |= {'posemb': 'learn', **OURS, **fields}
     with pytest.raises(UserError, match=words):
-        transformers_vit.write(params, {**keywords, 'posemb': 'learn', **OURS, **fields})
+        transformers_vit.write(interop.TrainedModel.of_file(params, keywords, None, 'a test'))
 
 
 def saved(tmp_path, flat, config):
@@ -228,9 +232,7 @@ def test_mistakes_name_the_parameter_of_the_file(mistake, tmp_path):
 def test_the_config_is_plain_json(tmp_path):
     reference().save_pretrained(tmp_path)
     imported = interop.read(tmp_path)
-    flat, config = transformers_vit.write(
-        imported.params, imported.model_config, imported.image_size
-    )
+    flat, config, *_ = transformers_vit.write(imported)
     assert json.loads(json.dumps(config)) == config
     assert config['id2label']['4'] == 'LABEL_4'
     assert all(array.flags['C_CONTIGUOUS'] for array in flat.values())

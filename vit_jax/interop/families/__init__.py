@@ -4,8 +4,8 @@ A family has two functions, and a table if it can write files for others:
 
 - `matches(flat) -> bool`: whether arrays of these names belong to the family; exactly one of the
   modules here knows a file.
-- `read(flat, extra) -> TrainedModel`: the model from the arrays by name and the parsed config.json
-  (empty if there is none).
+- `read(flat, extra) -> TrainedModel`: the model from the arrays by name, see `files.read_arrays`,
+  and the parsed config.json (empty if there is none).
 - `WRITERS`: {(name of the model, form): function}, where a function makes `Written` from a
   `TrainedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -99,10 +99,6 @@ def matches(flat: Mapping[str, Any]) -> bool:
 def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
     """A BiT in this package's names.
 
-    Args:
-      flat: arrays by name: the released files', big_vision's or Hugging Face's.
-      extra: the config.json of Hugging Face; empty if there is none.
-
     Raises:
       UserError: if a parameter is missing, unknown or of a wrong shape, or if the config is that
         of another ResNet.
@@ -129,14 +125,8 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
 
 
-def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
-    """The arrays of a released .npz file.
-
-    Args:
-      params: nested parameters of `models.bit_resnet`.
-      model: its keywords; none is needed.
-    """
-    del model
+def write_npz(params: Mapping[str, Any]) -> Flat:
+    """The arrays of a released .npz file, for nested parameters of `models.bit_resnet`."""
     flat = _written(params, _RELEASED)
     head = 'resnet/head/conv2d/kernel'
     if head in flat:
@@ -144,34 +134,29 @@ def write_npz(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     return {re.sub(r'/unit(\d)/', r'/unit0\1/', name): array for name, array in flat.items()}
 
 
-def write_transformers(
-    params: Mapping[str, Any], model: Mapping[str, Any], class_names: Sequence[str] = ()
-) -> tuple[Flat, dict[str, Any]]:
-    """The arrays and the config that `BitForImageClassification.from_pretrained` reads.
-
-    Args:
-      params: nested parameters of `models.bit_resnet`.
-      model: its keywords.
-      class_names: one for each output of the head, if known.
-    """
+def write_transformers(trained: TrainedModel) -> Written:
+    """The files that `BitForImageClassification.from_pretrained` reads."""
     flat = {
         name: _permuted(array, (3, 2, 0, 1))
-        for name, array in _written(params, _HUGGING_FACE).items()
+        for name, array in _written(trained.params, _HUGGING_FACE).items()
     }
+    model = trained.model_config
     width, layers = model.get('width_factor', 1), model['layers']
+    channels = flat['bit.embedder.convolution.weight'].shape[1]
     config = {
         'model_type': 'bit',
         'architectures': ['BitForImageClassification'],
         **_REQUIRED,
-        'num_channels': flat['bit.embedder.convolution.weight'].shape[1],
+        'num_channels': channels,
         # Hugging Face's width_factor leaves the root and the last norm as they are.
         'width_factor': 1,
         'embedding_size': 64 * width,
         'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
         'depths': list(layers),
-        **labels.write(class_names, model.get('num_classes')),
+        **labels.write(trained.class_names, model.get('num_classes')),
     }
-    return flat, config
+    preprocessor = normalization.preprocessor(channels, trained.image_size or _SIZE)
+    return Written(flat, config, _losses(trained), preprocessor)
 
 
 def _form(flat: Mapping[str, Any]) -> str | None:
@@ -249,16 +234,7 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: TrainedModel) -> Written:
-    return Written(write_npz(imported.params, imported.model_config), notes=_losses(imported))
-
-
-def _transformers(imported: TrainedModel) -> Written:
-    arrays, config = write_transformers(
-        imported.params, imported.model_config, imported.class_names
-    )
-    size = imported.image_size or _SIZE
-    preprocessor = normalization.preprocessor(config['num_channels'], size)
-    return Written(arrays, config, preprocessor=preprocessor, notes=_losses(imported))
+    return Written(write_npz(imported.params), notes=_losses(imported))
 
 
 def _losses(imported: TrainedModel) -> tuple[str, ...]:
@@ -266,4 +242,4 @@ def _losses(imported: TrainedModel) -> tuple[str, ...]:
     return (_POOL_BORDER,) if imported.model_config.get('pool_padding') == 'nothing' else ()
 
 
-WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): _transformers}
+WRITERS = {('bit_resnet', 'npz'): _npz, ('bit_resnet', 'transformers'): write_transformers}

@@ -38,10 +38,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A detector, a panoptic model, or the backbone of one.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: the parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape.
     """

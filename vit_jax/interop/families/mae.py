@@ -72,10 +72,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViTMAEForPreTraining, or a model of the authors.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: the parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """

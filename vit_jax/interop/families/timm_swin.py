@@ -60,10 +60,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A SwinTransformer, with or without its head.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: timm's parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
         that ours does not.

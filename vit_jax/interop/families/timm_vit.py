@@ -74,10 +74,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A VisionTransformer of timm.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: the parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
         that ours does not.

@@ -7,7 +7,7 @@ with grey here, and with the mean of preprocessor_config.json in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A SwinModel or a SwinForImageClassification.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: the parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
@@ -98,34 +94,27 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
-def write(
-    params: Mapping[str, Any],
-    model: Mapping[str, Any],
-    image_size: tuple[int, int] | None = None,
-    class_names: Sequence[str] = (),
-) -> tuple[Flat, dict[str, Any]]:
-    """Arrays for model.safetensors, and config.json: of a SwinForImageClassification, or without a
-    head of a SwinModel.
+def write(trained: TrainedModel) -> Written:
+    """Files of a SwinForImageClassification, or without a head of a SwinModel.
 
-    Args:
-      params: of a Swin.
-      model: all its keywords.
-      image_size: height and width in pixels; by default those whose last map is one window.
-      class_names: one for each output of the head, if known.
+    Without a size of images, it is the one whose last map is one window.
 
     Raises:
       UserError: if transformers has no such Swin.
     """
+    model = trained.model_config
     if model['norm_eps'] != _swin.NORM_EPS:
         raise UserError(f'transformers has no Swin with norm_eps {model["norm_eps"]:g}')
-    arrays = _swin.written(params, TABLE)
-    height, width = image_size or _native(model)
+    arrays = _swin.written(trained.params, TABLE)
+    channels = arrays['embeddings.patch_embeddings.projection.weight'].shape[1]
+    side = model['patch_size'] * 2 ** (len(model['depths']) - 1) * model['window']
+    height, width = size = trained.image_size or (side, side)
     config = {
         'model_type': 'swin',
         'architectures': ['SwinForImageClassification' if model['num_classes'] else 'SwinModel'],
         'image_size': height if height == width else [height, width],
         'patch_size': model['patch_size'],
-        'num_channels': arrays['embeddings.patch_embeddings.projection.weight'].shape[1],
+        'num_channels': channels,
         'embed_dim': model['width'],
         'depths': list(model['depths']),
         'num_heads': list(model['num_heads']),
@@ -135,10 +124,10 @@ def write(
         'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
         'layer_norm_eps': _swin.NORM_EPS,
     }
-    if not model['num_classes']:
-        return arrays, config
-    arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
-    return arrays, config | labels.write(class_names, model['num_classes'])
+    if model['num_classes']:
+        arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
+        config |= labels.write(trained.class_names, model['num_classes'])
+    return Written(arrays, config, preprocessor=normalization.preprocessor(channels, size))
 
 
 def _require_ours(config: Mapping[str, Any]) -> None:
@@ -157,17 +146,4 @@ def _require_ours(config: Mapping[str, Any]) -> None:
             )
 
 
-def _native(model: Mapping[str, Any]) -> tuple[int, int]:
-    side = model['patch_size'] * 2 ** (len(model['depths']) - 1) * model['window']
-    return side, side
-
-
-def _transformers(imported: TrainedModel) -> Written:
-    size = imported.image_size or _native(imported.model_config)
-    arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
-    return Written(
-        arrays, config, preprocessor=normalization.preprocessor(config['num_channels'], size)
-    )
-
-
-WRITERS = {('swin', 'transformers'): _transformers}
+WRITERS = {('swin', 'transformers'): write}

@@ -75,10 +75,6 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel.
 
-    Args:
-      flat: see `files.read_arrays`.
-      extra: the parsed config.json, or empty.
-
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
@@ -112,36 +108,24 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
-def write(
-    params: Mapping[str, Any],
-    model: Mapping[str, Any],
-    image_size: tuple[int, int] | None = None,
-    class_names: Sequence[str] = (),
-) -> tuple[Flat, dict[str, Any]]:
-    """Arrays for model.safetensors, and config.json: of a ViTForImageClassification, or without a
-    head of a ViTModel.
-
-    Args:
-      params: of a ViT, unrolled or scanned.
-      model: its keywords and its name.
-      image_size: height and width in pixels; needed unless `pos_embed` is of a square.
-      class_names: one for each output of the head, if known.
+def write(trained: TrainedModel) -> Written:
+    """Files of a ViTForImageClassification, or without a head of a ViTModel.
 
     Raises:
-      UserError: if transformers has no such ViT.
+      UserError: if transformers has no such ViT, or neither the model nor a `pos_embed` of a square
+        has the size of the images.
     """
+    model = trained.model_config
     _require_class(model)
-    flat = names.flattened(params)
-    size = image_size or square(flat, model['patch_size'])
+    flat = names.flattened(trained.params)
+    size = trained.image_size or square(flat, model['patch_size'])
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = _fixed_positions(size, model)
-    arrays = torch_layout.write(flat, TABLE)
-    config = _config(model, size, class_names) | {
-        'num_channels': flat['patch_embed/kernel'].shape[2]
-    }
-    if not model['num_classes']:
-        return arrays, config
-    return {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}, config
+    arrays, channels = torch_layout.write(flat, TABLE), flat['patch_embed/kernel'].shape[2]
+    config = _config(model, size, trained.class_names) | {'num_channels': channels}
+    if model['num_classes']:
+        arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
+    return Written(arrays, config, preprocessor=normalization.preprocessor(channels, size))
 
 
 def _is_used(name: str, flat: Flat) -> bool:
@@ -251,13 +235,4 @@ def shape_config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, A
     }
 
 
-def _transformers(imported: TrainedModel) -> Written:
-    size = imported.image_size
-    arrays, config = write(imported.params, imported.model_config, size, imported.class_names)
-    pixels = size or square(names.flattened(imported.params), imported.model_config['patch_size'])
-    return Written(
-        arrays, config, preprocessor=normalization.preprocessor(config['num_channels'], pixels)
-    )
-
-
-WRITERS = {('vit', 'transformers'): _transformers}
+WRITERS = {('vit', 'transformers'): write}
