@@ -58,23 +58,14 @@ class Lease:
         self._record = {**record, 'token': uuid.uuid4().hex, 'beats': 0}
         before = store.read(name).result()
         if before.state == 'value':
-            self._wait_for_silence(before, silent_seconds, refused)
+
+            def is_renewed() -> bool:
+                return store.read(name).result().stamp.generation != before.stamp.generation
+
+            wait_for_silence(owner_of(before.value), silent_seconds, is_renewed, refused)
         self._generation = before.stamp.generation
         if not self.renew():
-            raise refused(_owner(store.read(name).result()))
-
-    def _wait_for_silence(self, before: Any, seconds: float, refused: Refused) -> None:
-        owner = _owner(before)
-        _log.warning(
-            'waiting %g s to see whether the run that held the lock is alive: %s',
-            seconds,
-            describe(owner),
-        )
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(min(0.5, seconds))
-            if self._store.read(self._name).result().stamp.generation != before.stamp.generation:
-                raise refused(owner)
+            raise refused(owner_of(store.read(name).result().value))
 
     def renew(self) -> bool:
         """Show that the owner is alive; return False if the object is no longer its own.
@@ -89,7 +80,7 @@ class Lease:
         if found.state == 'missing':
             self._generation = found.stamp.generation
             return self._write(json.dumps(self._record).encode())
-        if _owner(found).get('token') != self._record['token']:
+        if owner_of(found.value).get('token') != self._record['token']:
             return False
         self._generation = found.stamp.generation
         return True
@@ -114,12 +105,36 @@ def describe(owner: Record) -> str:
     return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
 
-def _owner(found: Any) -> Record:
+def owner_of(content: bytes | None) -> Record:
+    """The record of an owner in a file or object; empty without one."""
     try:
-        owner = json.loads(found.value)
-    except (ValueError, TypeError):
+        owner = json.loads(content or b'')
+    except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def wait_for_silence(
+    owner: Record, seconds: float, is_renewed: Callable[[], bool], refused: Refused
+) -> None:
+    """Wait until an owner that may live elsewhere has proved dead.
+
+    Args:
+      owner: its record.
+      seconds: without a renewal, after which it counts as dead.
+      is_renewed: whether it has shown that it lives.
+      refused: the owner's record -> the exception to raise if it has.
+    """
+    _log.warning(
+        'waiting %g s to see whether the run that held the lock is alive: %s',
+        seconds,
+        describe(owner),
+    )
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(0.5, seconds))
+        if is_renewed():
+            raise refused(owner)
 
 
 def keep(held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float) -> None:

@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +198,7 @@ def _open_no_link(name: Path, flags: int) -> int:
 def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
     with paths.reaching(path):
         store = lease.open_store(path)
-        taken = lease.Lease(
-            store, LOCK, _record(), silent_seconds, lambda owner: InUse(_in_use(path, owner))
-        )
+        taken = lease.Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
     lease.keep(held, taken, path, _HEARTBEAT_SECONDS)
     return lambda: None
 
@@ -208,9 +207,15 @@ def _take(file: int, path: Path, silent_seconds: float) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InUse(_in_use(path, _owner(file))) from error
-    if _owner(file).get('host', socket.gethostname()) != socket.gethostname():
-        _wait_for_silence(file, path, silent_seconds)
+        raise _in_use(path, _owner(file)) from error
+    owner, seen = _owner(file), os.fstat(file).st_mtime_ns
+    if owner.get('host', socket.gethostname()) != socket.gethostname():
+        lease.wait_for_silence(
+            owner,
+            silent_seconds,
+            lambda: os.fstat(file).st_mtime_ns != seen,
+            partial(_in_use, path),
+        )
     os.ftruncate(file, 0)
     os.pwrite(file, json.dumps(_record()).encode(), 0)
 
@@ -226,34 +231,14 @@ def _record() -> dict[str, Any]:
 
 def _owner(file: int) -> dict[str, Any]:
     """The record in the lock file; empty after a run that ended in order."""
-    try:
-        owner = json.loads(os.pread(file, 4096, 0))
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
+    return lease.owner_of(os.pread(file, 4096, 0))
 
 
-def _in_use(path: Path, owner: dict[str, Any]) -> str:
-    return (
+def _in_use(path: Path, owner: dict[str, Any]) -> InUse:
+    return InUse(
         f'the workdir {path} is in use by another run: {lease.describe(owner)}; '
         'wait for it, stop it, or choose another --workdir'
     )
-
-
-def _wait_for_silence(file: int, path: Path, seconds: float) -> None:
-    """Wait until the owner on another host has proved dead."""
-    owner, seen = _owner(file), os.fstat(file).st_mtime_ns
-    _log.warning(
-        'waiting %g s to see whether the run in %s is alive: %s',
-        seconds,
-        path,
-        lease.describe(owner),
-    )
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(0.5, seconds))
-        if os.fstat(file).st_mtime_ns != seen:
-            raise InUse(_in_use(path, owner))
 
 
 def _heartbeat(kernels: _KernelLock, stop: threading.Event) -> None:
