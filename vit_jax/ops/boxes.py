@@ -11,8 +11,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Boxes = Float[Array, '*B 4']
-
 
 def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
     """Convert centers and sides to corners."""

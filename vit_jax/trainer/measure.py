@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import defaults, schema
+from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import crop
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import sharding
-from vit_jax.signatures import keyword_only
 from vit_jax.trainer import evaluate, evaluations
 from vit_jax.trainer.evaluations import Evaluation
 
@@ -132,9 +131,7 @@ def _groups(
 ) -> Groups:
     """The entries of `config.evals` before the data are chosen."""
     if entries := _evaluator_groups(evaluators, fit):
-        known = {'batch_size', *keyword_only(schema.constructor('data'))}
-        own = defaults.keywords(trained.data_config).items()
-        data = {key: value for key, value in own if key in known}
+        data = evaluate.data_keywords(trained.data_config, trained.config.batch_size)
         return {name: data | entry for name, entry in entries.items()}
     config = trained.config
     evals = config.evals.items() if config.evals else [(str(split), config.data)]

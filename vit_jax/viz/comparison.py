@@ -77,8 +77,7 @@ def read(folders: Sequence[str]) -> list[History]:
         if 'train/step_sec' not in series:
             raise UserError(f'{folder!r} holds no run that has logged anything')
         histories.append(History(path.name, series))
-    names = [history.name for history in histories]
-    if len(set(names)) < len(names):  # sweep/0/run and sweep/1/run, say
+    if len({history.name for history in histories}) < len(histories):  # sweep/0/run, sweep/1/run
         return [
             dataclasses.replace(c, name=str(f)) for c, f in zip(histories, folders, strict=True)
         ]
