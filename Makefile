@@ -46,7 +46,7 @@ help:  ## List the targets
 train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
 	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
 
-# Most programs are compiled without optimisation (tests/helpers/xla.py). Parity with other
+# Most programs are compiled without optimization (tests/helpers/xla.py). Parity with other
 # implementations is that of the programs that users get.
 test: .venv/.extras  ## Run the whole test suite
 	.venv/bin/python $(PYTEST) -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)

@@ -1,7 +1,7 @@
 """A system of one's own goes through every command without one change of the package.
 
 The files of `helpers/my_lab` are copied to a folder on the path: a model that draws at random in
-evaluation, a task with two normalisers, a source with boxes, a transform, pictures, a family of
+evaluation, a task with two normalizers, a source with boxes, a transform, pictures, a family of
 checkpoints and an experiment.
 """
 

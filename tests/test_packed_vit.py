@@ -139,8 +139,8 @@ def test_predict_with_a_picture(run, photos, tmp_path, capsys):
     )
     images = json.loads(capsys.readouterr().out.splitlines()[-1])['images']
     assert [image['read_as'] for image in images] == [
-        '40 x 60 pixels read as 24 x 36 grey',
-        '60 x 21 pixels read as 52 x 16 grey',
+        '40 x 60 pixels read as 24 x 36 gray',
+        '60 x 21 pixels read as 52 x 16 gray',
     ]
     for image in images:
         assert {row['class'] for row in image['predictions']} == set('0123456789')

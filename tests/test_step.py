@@ -48,7 +48,7 @@ def make_batch(step=0, size=8):
 
 @functools.cache
 def variables_of(model, task):
-    """Variables whose zero-initialised parameters are not zero, so that all gradients flow."""
+    """Variables whose zero-initialized parameters are not zero, so that all gradients flow."""
     variables = jax.jit(lambda: init_variables(model, task, make_batch(size=1), seed=0))()
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -179,8 +179,8 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_states():
     assert half.metrics[2]['loss'] != exact.metrics[2]['loss']
 
 
-class Normalised(nn.Module):
-    """A linear model after batch normalisation, whose running mean is no parameter."""
+class Normalized(nn.Module):
+    """A linear model after batch normalization, whose running mean is no parameter."""
 
     @nn.compact
     def __call__(self, images, train=False):
@@ -192,7 +192,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize('accum_steps', [1, 2])
 def test_other_collections_are_updated_by_every_microbatch(accum_steps):
     task, tx = classify.Task(), optax.sgd(0.1)
-    model = Normalised()
+    model = Normalized()
     state = start(model, task, tx)
     step = jax.jit(make_train_step(model, task, tx, accum_steps=accum_steps))
     after, _ = step(state, make_batch())
@@ -248,7 +248,7 @@ def test_training_that_is_not_finite_is_noticed():
 @pytest.mark.slow
 @pytest.mark.parametrize('accum_steps', [1, 2])
 def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_steps):
-    model, task, tx = Normalised(), classify.Task(), optax.adam(1e-2)
+    model, task, tx = Normalized(), classify.Task(), optax.adam(1e-2)
     make = functools.partial(make_train_step, model, task, tx, ema_decay=0.9)
     step = jax.jit(make(accum_steps=accum_steps, max_skips=1))
     broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}

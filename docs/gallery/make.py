@@ -31,7 +31,7 @@ def pictures(text: str) -> list[pathlib.Path]:
 
 
 def shrink(path: pathlib.Path) -> None:
-    """Rewrites a picture with a palette of 256 colours, which plots and heat maps do with."""
+    """Rewrites a picture with a palette of 256 colors, which plots and heat maps do with."""
     image = Image.open(path).convert('RGB')
     if image.width > MOST:
         size = MOST, round(image.height * MOST / image.width)

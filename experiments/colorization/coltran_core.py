@@ -1,4 +1,4 @@
-r"""ColTran core: coarse colours of grey images, drawn pixel by pixel.
+r"""ColTran core: coarse colors of gray images, drawn pixel by pixel.
 
     python -m vit_jax train --config experiments/colorization/coltran_core.py --workdir runs/core
     python -m vit_jax train --config experiments/colorization/coltran_core.py:cifar10 \
@@ -8,15 +8,15 @@ r"""ColTran core: coarse colours of grey images, drawn pixel by pixel.
 Kumar et al., 2021, arXiv:2102.04432: ImageNet at 64 x 64 pixels, RMSprop, 450,000 steps of 224
 images, an average of the parameters. Expected, as published of all three networks together: FID
 19.37 on ImageNet; in more than 60 % of cases people prefer the best of three samples to the true
-colours. Not measured by this project yet. See `coltran_upsamplers.py` for the networks that
-make fine colours and large images of the samples.
+colors. Not measured by this project yet. See `coltran_upsamplers.py` for the networks that
+make fine colors and large images of the samples.
 
 Planned (`scaling plan --config experiments/colorization/coltran_core.py`; TPU v3 at 40 % of its
 peak): 46,356,936 parameters, 100 exaFLOPs, 563 chip-hours; the authors used 16 TPU v2 chips.
 
 `cifar10` is a small model for 16 x 16 pixels and CPUs. Expected: less than 1.5 bits a pixel on
 `val`. Measured after 24,000 images, in about 10 minutes of one CPU core: 1.07, and 1.08 on `test`
-(the parallel head has 3.02; 9 bits are those of all colours alike).
+(the parallel head has 3.02; 9 bits are those of all colors alike).
 
 Apart from the authors' code: scales of conditional layers start around one, and those in the
 attention have biases; images are made smaller before a square is cut out of them, not after.
@@ -74,7 +74,7 @@ def cifar10(config: ConfigDict) -> None:
 
 
 def smoke(config: ConfigDict) -> None:
-    """A few steps on digits in colours."""
+    """A few steps on digits in colors."""
     config.total, config.batch_size = '20 steps', 16
     config.model = dict(name='coltran', width=16, num_heads=2, mlp_dim=16)
     config.model.update(encoder_depth=1, outer_depth=1, inner_depth=1)

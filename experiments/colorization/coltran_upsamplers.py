@@ -1,15 +1,15 @@
-r"""ColTran's upsamplers: of coarse colours fine ones, of a small image a large one.
+r"""ColTran's upsamplers: of coarse colors fine ones, of a small image a large one.
 
     python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:color \
         --workdir runs/color
     python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:spatial \
         --workdir runs/spatial
 
-Both see the grey image. `color` (the default) makes 256 levels a channel of 8, at 64 x 64 pixels;
+Both see the gray image. `color` (the default) makes 256 levels a channel of 8, at 64 x 64 pixels;
 `spatial` makes 256 x 256 pixels of 64 x 64.
 
 Kumar et al., 2021, arXiv:2102.04432: ImageNet, RMSprop, 300,000 steps of 768 images (`color`) or of
-32 (`spatial`), of which one channel each is learnt from, an average of the parameters. Expected, as
+32 (`spatial`), which train on one channel each, an average of the parameters. Expected, as
 published of all three networks together: FID 19.37, see `coltran_core.py`. Not measured by this
 project yet.
 
@@ -90,7 +90,7 @@ def cifar10(config: ConfigDict, spatial: bool) -> None:
 
 
 def smoke(config: ConfigDict, spatial: bool) -> None:
-    """A few steps on digits in colours."""
+    """A few steps on digits in colors."""
     config.total, config.batch_size = '20 steps', 16
     config.task.factor = 4 if spatial else 1
     config.model.update(width=16, num_heads=2, mlp_dim=16, depth=1)

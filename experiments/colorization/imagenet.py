@@ -8,12 +8,12 @@ The argument is the shape of the encoder, as S/16 or B/16 (the default); three b
 follow.
 
 Zhang et al., 2016, arXiv:1603.08511. Theirs are the 313 bins with soft labels, the rebalancing
-(lambda 0.5), colours at a quarter of the resolution (56 x 56 of 224 pixels), and the mean at a
+(lambda 0.5), colors at a quarter of the resolution (56 x 56 of 224 pixels), and the mean at a
 temperature of 0.38. Their solver takes 500,000 steps of Adam (0.9, 0.99) from 3e-5 on, with 40
 images a batch; here a ViT's optimizer takes as many images, 20 million, in batches of 512.
 
-Expected: that a classifier trained in colour keeps more of its accuracy than on grey images. The
-paper has 56.0 % of VGG-16 on its colours, 52.7 % on grey, 68.3 % on the originals, and 32.3 % of
+Expected: that a classifier trained in color keeps more of its accuracy than on gray images. The
+paper has 56.0 % of VGG-16 on its colors, 52.7 % on gray, 68.3 % on the originals, and 32.3 % of
 people fooled (published, table 1). Not measured by this project yet. Planned (`scaling plan
 --config experiments/colorization/imagenet.py:B/16`): 2.7 exaFLOPs, 15 TPU v3 chip-hours at 40 % of
 the peak.

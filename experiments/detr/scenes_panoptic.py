@@ -15,7 +15,7 @@ about 14 minutes of one CPU core, from a run of scenes.py at 56 epochs; then PQ 
 0.761; things 0.562, stuff 0.861) after 3 epochs of masks in about 10 minutes. PQ was 0.606 after
 the first of them and 0.640 after the second.
 
-It was run once, but on other images before: while grounds had no colours of their own, and only
+It was run once, but on other images before: while grounds had no colors of their own, and only
 their patterns told them apart, 6 epochs of boxes and one of masks came to PQ 0.230: 35 % of the
 grounds were taken for what they are. Where no ground is sure, its pixels go to the digits.
 """

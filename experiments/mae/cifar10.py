@@ -15,7 +15,7 @@ one by logistic regression, on the test images.
 
 Expected: a linear probe of at least 0.50 in test accuracy, and with 1 % of the labels more from
 fine-tuning than from nothing. Measured on one CPU core beside other work, 16 minutes of it for
-the pre-training: linear probe 0.524, 20 nearest neighbours 0.365 (on `val`, of 2,000 labels);
+the pre-training: linear probe 0.524, 20 nearest neighbors 0.365 (on `val`, of 2,000 labels);
 fine-tuned on 1, 10 and 100 % of the labels 0.404, 0.471 and 0.556, and 0.300, 0.520 and 0.550 from
 scratch for the FLOPs of pre-training and fine-tuning together.
 
@@ -61,7 +61,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def pretraining(smoke: bool) -> ConfigDict:
-    """Section 4 of the paper with a small model: no colours are changed, only crops and flips."""
+    """Section 4 of the paper with a small model: no colors are changed, only crops and flips."""
     size = 'smoke' if smoke else 'small'
     config = base(smoke)
     config.total = '20 steps' if smoke else '8 epochs'

@@ -19,7 +19,7 @@ peak): 1,600 epochs take 119, 253 and 591 exaFLOPs (B/16, L/16, H/14), which are
 3,338 chip-hours; 800 epochs half of that; fine-tuning B/16 13.4 exaFLOPs and 75 chip-hours, L/16
 23.4 and 132.
 
-Apart from the paper: colours are in [-1, 1], not normalised by ImageNet's mean and deviation; the
+Apart from the paper: colors are in [-1, 1], not normalized by ImageNet's mean and deviation; the
 linear probe sees the mean of the patches' tokens.
 """
 
@@ -72,7 +72,7 @@ def parse(arg: str | None) -> tuple[str, str]:
 
 
 def pretraining(config: ConfigDict, name: str) -> None:
-    """Table 8: lr 1.5e-4 for 256 images, cosine, no colours changed."""
+    """Table 8: lr 1.5e-4 for 256 images, cosine, no colors changed."""
     config.batch_size = 4096
     config.model = dict(name='mae', **vit.variant(name), mask_ratio=0.75, dtype='bfloat16')
     config.task = dict(name='reconstruct')

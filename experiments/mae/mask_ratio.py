@@ -6,7 +6,7 @@ r"""How much to hide: the mask ratio of the MAE paper's Figure 5, on CIFAR-10.
 
 Each trial pre-trains the model of `cifar10.py` for one epoch of 45,000 images with another share
 of the patches hidden, and ends with a linear probe: logistic regression on the features of 5,000
-labelled images, measured on `val`, 5,000 training images that neither has seen. With `smoke`, two
+labeled images, measured on `val`, 5,000 training images that neither has seen. With `smoke`, two
 ratios and 20 steps on digits.
 
 Expected, as in the paper, whose best ratio for a linear probe is 75 %: that it pays to hide more

@@ -8,7 +8,7 @@ r"""Few-shot accuracy over the number of pre-training images: ViT against BiT, a
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.3 and figure 4: B/32 with all dimensions
 halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, every model with the same
-hyperparameters on each of them and without further regularisation, by the linear 5-shot accuracy
+hyperparameters on each of them and without further regularization, by the linear 5-shot accuracy
 on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
 imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
 learning rates and the weight decay are those of its table 3 for JFT. The paper stops early where
@@ -19,7 +19,7 @@ run, and for its accuracy after fine-tuning:
     python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/32 \
         --config.init.from=runs/data_vit/0001 --workdir runs/data_vit_finetuned/0001
 
-Figure 3, whose regularisation is chosen for each data set, is imagenet2012_paper.py and
+Figure 3, whose regularization is chosen for each data set, is imagenet2012_paper.py and
 imagenet21k.py in experiments/vit.
 
 Expected, as published in words: with 9 million images of JFT B/32 is far below R50x1, with 90

@@ -10,7 +10,7 @@ Vaswani et al., 2017, arXiv:1706.03762, sections 5 and 6: 4.5 million pairs, a j
 steps of the base model or 300,000 of the big one, `wmt14.py:big`; the learning rate is equation 3.
 The computation is in bfloat16 here, in float32 there. Expected, as
 published: BLEU 27.3 and 28.4 on newstest2014, by the mean of the last 5 checkpoints, 10 minutes
-apart, or of the last 20, after 12 hours and 3.5 days on 8 P100. Those are of tokenised text whose
+apart, or of the last 20, after 12 hours and 3.5 days on 8 P100. Those are of tokenized text whose
 compounds are split, and higher than sacrebleu's of the raw text, the number here. Not measured by
 this project yet. 8 devices of 16 GB; on fewer, `--config.step.accum_steps` makes up for them.
 """

@@ -1,4 +1,4 @@
-r"""ImageNet-1k or 21k from scratch, 300 epochs: augmentation and regularisation as in AugReg.
+r"""ImageNet-1k or 21k from scratch, 300 epochs: augmentation and regularization as in AugReg.
 
     python -m vit_jax train --config experiments/vit/augreg.py:B/16 --workdir runs/augreg
     python -m vit_jax train --config experiments/vit/augreg.py:i21k,B/16 --workdir runs/augreg_i21k

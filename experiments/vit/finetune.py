@@ -38,7 +38,7 @@ authors' code 84.53 % in 6.5 hours on 8 A100, and 99.02 % on cifar10 in 2.2 hour
 cifar100 (README of google-research/vision_transformer), where L/16 has 84.47 % without dropout and
 85.05 % with it. With `transfer`, as published for B/32 of AugReg: 83.27 % on imagenet2012, 98.55 %
 on cifar10, 91.35 % on cifar100, 93.78 % on pets, 99.43 % on flowers. Not measured by this project
-yet. Pixels are whole grey levels here, where vision_transformer keeps fractions after resizing.
+yet. Pixels are whole gray levels here, where vision_transformer keeps fractions after resizing.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-r"""ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regularisation.
+r"""ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regularization.
 
     python -m vit_jax train --config experiments/vit/imagenet2012_paper.py --workdir runs/i1k_paper
     python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/16 \

@@ -4,7 +4,7 @@
 
 Float32, random weights, which are the same on both sides: `MarianMTModel.generate` has those of our
 model. Source sentences of different lengths are encoded and decoded, both counted; eos is forbidden
-to both, so that every hypothesis has the same number of tokens and no rule to stop or to normalise
+to both, so that every hypothesis has the same number of tokens and no rule to stop or to normalize
 scores takes part. The share of equal tokens says whether both have done the same search; where two
 tokens are almost equally probable, rounding decides. The sides have a process each and take turns.
 

@@ -136,8 +136,8 @@ def torch_inputs(args):
     images = torch.from_numpy(random_batch(args)[0]).permute(0, 3, 1, 2).contiguous()
     labels, boxes = (torch.from_numpy(array) for array in random_objects(args))
     first, last = boxes[..., :2] / args.image_size, boxes[..., 2:] / args.image_size
-    centred = torch.cat([(first + last) / 2, last - first], dim=-1)
-    objects = zip(labels, centred, strict=True)
+    centered = torch.cat([(first + last) / 2, last - first], dim=-1)
+    objects = zip(labels, centered, strict=True)
     return {
         'pixel_values': images,
         'pixel_mask': torch.ones(images.shape[0], *images.shape[2:], dtype=torch.long),

@@ -239,7 +239,7 @@ def summary(name, step, args, first, seconds, device):
     median, p10, p90 = (float(np.quantile(seconds, q)) for q in (0.5, 0.1, 0.9))
     cuda = device.type == 'cuda'
     kind = torch.cuda.get_device_name() if cuda else 'cpu'
-    total, mfu = utilisation(name, step, args, median, kind)
+    total, mfu = utilization(name, step, args, median, kind)
     return {
         'batch_size': args.batch_size,
         'compile_sec': max(first - median, 0.0),
@@ -254,7 +254,7 @@ def summary(name, step, args, first, seconds, device):
     }
 
 
-def utilisation(name, step, args, seconds, kind):
+def utilization(name, step, args, seconds, kind):
     """FLOPs of the step and MFU: the same count for both libraries."""
     os.environ['JAX_PLATFORMS'] = 'cpu'  # only shapes are looked at
     import jax

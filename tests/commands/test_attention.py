@@ -27,7 +27,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
     assert cli.main([str(word) for word in argv]) == 0
     assert capsys.readouterr().out == (
         f'{out}: 1 layers x 4 heads, 4 x 4 patches; '
-        '40 x 60 pixels read as 8 x 8 grey, cropped to rows 0-40, columns 10-50\n'
+        '40 x 60 pixels read as 8 x 8 gray, cropped to rows 0-40, columns 10-50\n'
     )
     with Image.open(out) as picture:
         assert min(picture.size) > 500

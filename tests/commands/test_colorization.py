@@ -1,4 +1,4 @@
-"""Colorization by the command line: grey files of every mode, folders, and whose patches decide."""
+"""Colorization by the command line: gray files of every mode, folders, and whose patches decide."""
 
 import json
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(folder, repo):
-    """A colorizer after two steps, whose rare colours weigh more."""
+    """A colorizer after two steps, whose rare colors weigh more."""
     prior, workdir = folder / 'colors.json', folder / 'run'
     words = ['colors', 'scenes:4', '--split', 'train', '--out', str(prior)]
     assert cli.main(words) == 0
@@ -40,20 +40,20 @@ def run(folder, repo):
 
 @pytest.fixture(scope='module')
 def files(folder):
-    """The same grey values in every mode that has them, and a colour file."""
-    grey = Image.fromarray(BYTES)
-    images = {mode: grey.convert(mode) for mode in ('L', 'RGB')}
-    images['LA'] = Image.merge('LA', [grey, Image.new('L', grey.size, 255)])
+    """The same gray values in every mode that has them, and a color file."""
+    gray = Image.fromarray(BYTES)
+    images = {mode: gray.convert(mode) for mode in ('L', 'RGB')}
+    images['LA'] = Image.merge('LA', [gray, Image.new('L', gray.size, 255)])
     images['I;16'] = Image.fromarray(BYTES.astype(np.uint16) * 257)
-    images['P'] = grey.convert('P')
+    images['P'] = gray.convert('P')
     images['1'] = Image.fromarray(BYTES > 127)
-    images['colour'] = Image.fromarray(RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    images['color'] = Image.fromarray(RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8))
     paths = {mode: folder / f'{mode.replace(";", "_")}.png' for mode in images}
     for mode, image in images.items():
         image.save(paths[mode])
-    # CMYK without black, as JPEG, is not exactly grey.
+    # CMYK without black, as JPEG, is not exactly gray.
     paths['CMYK'] = folder / 'CMYK.jpg'
-    images['colour'].convert('CMYK').save(paths['CMYK'])
+    images['color'].convert('CMYK').save(paths['CMYK'])
     return paths
 
 
@@ -65,18 +65,18 @@ def test_files_of_every_mode_keep_size_and_luminance(run, files, folder, capsys)
     made = {mode: np.asarray(Image.open(out / f'{p.stem}.png')) for mode, p in files.items()}
     for mode in ('L', 'RGB', 'LA', 'I;16', 'P'):
         assert made[mode].shape == (24, 40, 3)
-        grey = np.asarray(colors.to_bytes(colors.to_grey(made[mode] / 255)))[..., 0]
-        assert np.abs(grey.astype(int) - BYTES).max() <= 1
+        gray = np.asarray(colors.to_bytes(colors.to_gray(made[mode] / 255)))[..., 0]
+        assert np.abs(gray.astype(int) - BYTES).max() <= 1
         assert rows[str(files[mode])].keys() == {'colorfulness'}
         np.testing.assert_array_equal(made[mode], made['L'])
     assert made['1'].shape == (24, 40, 3)
-    assert made['colour'].shape == made['CMYK'].shape == (20, 30, 3)
-    assert 'psnr' in rows[str(files['colour'])]
+    assert made['color'].shape == made['CMYK'].shape == (20, 30, 3)
+    assert 'psnr' in rows[str(files['color'])]
 
 
 def test_a_picture_of_all(run, files, folder, capsys):
     picture = folder / 'all.png'
-    argv = ['predict', '--workdir', run, '--out', picture, files['L'], files['colour']]
+    argv = ['predict', '--workdir', run, '--out', picture, files['L'], files['color']]
     assert cli.main([str(word) for word in argv]) == 0
     assert str(picture) in capsys.readouterr().out and picture.stat().st_size > 10_000
 
@@ -87,14 +87,14 @@ def test_no_file_is_written_over(run, files, folder, capsys):
     assert 'L.png is a file given' in capsys.readouterr().err
 
 
-def test_who_decided_the_colour_of_a_patch(run, files, folder, capsys, monkeypatch):
-    """The maps lie on the grey image that the model saw."""
+def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatch):
+    """The maps lie on the gray image that the model saw."""
     drawn, draw = [], attention.draw_layers
     monkeypatch.setattr(
         attention, 'draw_layers', lambda *a, **k: drawn.append(a[0]) or draw(*a, **k)
     )
     picture = folder / 'looks.png'
-    argv = ['attention', '--workdir', run, '--query', '2,5', '--out', picture, files['colour']]
+    argv = ['attention', '--workdir', run, '--query', '2,5', '--out', picture, files['color']]
     assert cli.main([str(word) for word in argv]) == 0
     assert '1 layers x 2 heads, 8 x 8 patches' in capsys.readouterr().out
     assert len(drawn) == 1 and np.ptp(drawn[0]) > 0 and not colorize.has_colors(drawn[0])

@@ -103,14 +103,14 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_gets_an_image_of_full_size_a_sample(colorize, tmp_path):
-    out = tmp_path / 'colours'
+    out = tmp_path / 'colors'
     colorize('--samples', '2', '--out', str(out))
     assert sorted(path.name for path in out.iterdir()) == ['photo_0.png', 'photo_1.png']
     photo = np.asarray(Image.open(tmp_path / 'photo.png')) / np.float32(255)
     for path in out.iterdir():
         made = np.asarray(Image.open(path)) / np.float32(255)
         assert made.shape == photo.shape and np.abs(made - photo).max() > 0.05
-        luminances = colors.to_grey(made), colors.to_grey(photo)
+        luminances = colors.to_gray(made), colors.to_gray(photo)
         np.testing.assert_allclose(*luminances, atol=1.5 / 255)
     colorize('--samples', '2', '--as-seen', '--out', str(tmp_path / 'seen'))
     assert Image.open(tmp_path / 'seen' / 'photo_0.png').size == (4, 4)

@@ -13,13 +13,13 @@ from vit_jax.trainer import build
 
 
 @pytest.fixture
-def colours(tmp_path):
-    """A folder of ten classes of images of 8 x 8 in colour."""
+def colors(tmp_path):
+    """A folder of ten classes of images of 8 x 8 in color."""
     for label in range(10):
-        folder = tmp_path / 'colours' / str(label)
+        folder = tmp_path / 'colors' / str(label)
         folder.mkdir(parents=True)
         Image.fromarray(np.full((8, 8, 3), label, np.uint8)).save(folder / '0.png')
-    return f'folder:{tmp_path / "colours"}'
+    return f'folder:{tmp_path / "colors"}'
 
 
 def refused(capsys, *words):
@@ -31,8 +31,8 @@ def refused(capsys, *words):
 
 
 @pytest.mark.parametrize('evaluator', [(), ('--evaluator', 'knn(k=3)', '--fit', 'train')])
-def test_other_channels(smoke_run, colours, capsys, evaluator):
-    words = ['--source', colours, '--split', 'train', '--batch-size', 4, *evaluator]
+def test_other_channels(smoke_run, colors, capsys, evaluator):
+    words = ['--source', colors, '--split', 'train', '--batch-size', 4, *evaluator]
     error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
     assert 'patch_embed/kernel of shape (2, 2, 1, 32) would have to be (2, 2, 3, 32)' in error
     assert 'images of 8 x 8 x 3, trained on 8 x 8 x 1' in error

@@ -1,4 +1,4 @@
-"""A detector by the commands that show what it has learnt."""
+"""A detector by the commands that show what it has learned."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NOT_HERE = {
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
-    r'kept_accuracy|drawn_colors': 'colour images with labels',
+    r'kept_accuracy|drawn_colors': 'color images with labels',
 }
 # The runs that the documents name, by the experiment that trains a small one.
 RUNS = {

@@ -32,7 +32,7 @@ def random_params(model, size):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A grey ViT for 8 x 8 digits, a hybrid and a BiT in colour, and a photo."""
+    """A gray ViT for 8 x 8 digits, a hybrid and a BiT in color, and a photo."""
     path = tmp_path_factory.mktemp('foreign')
     fixed = VIT | {'posemb': 'sincos2d'}
     flat = vision_transformer.write(
@@ -70,7 +70,7 @@ def test_predict(folder, capsys):
     output = json.loads(capsys.readouterr().out)
     assert output['step'] is None
     result = output['images'][0]
-    assert result['read_as'] == '8 x 8 pixels read as 8 x 8 grey'
+    assert result['read_as'] == '8 x 8 pixels read as 8 x 8 gray'
     expected = np.asarray(jax.nn.softmax(logits(folder / 'vit.npz', digit[None])[0]))
     best = int(expected.argmax())
     assert (result['predictions'][0]['label'], result['predictions'][0]['class']) == (
@@ -115,7 +115,7 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
     assert call('inspect', *words) == 0
     assert 'give --image-size' in capsys.readouterr().out
     assert call('predict', *words, '--image-size', 8, folder / 'photo.png') == 0
-    assert '8 x 8 grey' in capsys.readouterr().out
+    assert '8 x 8 gray' in capsys.readouterr().out
     data = ['--source', 'digits', '--split', 'test', '--json']
     assert call('evaluate', *words, *data, '--image-size', 8) == 0
     at_8 = json.loads(capsys.readouterr().out)
@@ -127,7 +127,7 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ('name', 'flags', 'grid', 'read_as'),
     [
-        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '4 x 6', '16 x 24 grey'),
+        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '4 x 6', '16 x 24 gray'),
         ('hybrid.npz', [], '4 x 4', '16 x 16 RGB, cropped to rows 0-40, columns 10-50'),
         (
             'hybrid.npz',
@@ -221,6 +221,6 @@ def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, ca
     out = tmp_path / 'out.png'
     words = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
     assert call(*words, '--image-size', '6x10', '--query', '2,4') == 0
-    assert '3 x 5 patches; 40 x 60 pixels read as 6 x 10 grey' in capsys.readouterr().out
+    assert '3 x 5 patches; 40 x 60 pixels read as 6 x 10 gray' in capsys.readouterr().out
     assert call(*words, '--image-size', '7') == 2
     assert '7x7' in capsys.readouterr().err

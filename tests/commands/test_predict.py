@@ -41,7 +41,7 @@ def test_the_most_probable_classes(smoke_run, files, capsys):
     assert output['step'] == 20
     for i, (path, result) in enumerate(zip(files, output['images'], strict=True)):
         assert result['image'] == str(path)
-        assert result['read_as'] == '8 x 8 pixels read as 8 x 8 grey'
+        assert result['read_as'] == '8 x 8 pixels read as 8 x 8 gray'
         expected = probabilities(smoke_run, i)
         order = np.argsort(-expected)[:3]
         assert [p['label'] for p in result['predictions']] == order.tolist()
@@ -57,7 +57,7 @@ def test_a_table_an_image(smoke_run, files, capsys, tmp_path):
     assert cli.main([str(word) for word in argv]) == 0
     first, second = capsys.readouterr().out.strip().split('\n\n')
     assert '[red]photo.jpg' in first
-    assert '40 x 60 pixels read as 8 x 8 grey' in first
+    assert '40 x 60 pixels read as 8 x 8 gray' in first
     rows = [line.split() for line in second.splitlines()[2:]]
     assert sorted(row[0] for row in rows) == list('0123456789')
     assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=1e-3)

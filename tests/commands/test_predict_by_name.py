@@ -106,8 +106,8 @@ def run(lab, tmp_path, monkeypatch):
 
 @pytest.fixture
 def photos(tmp_path):
-    for name, grey in (('bright', 204), ('dark', 51)):
-        Image.new('L', (30, 20), grey).save(tmp_path / f'{name}.png')
+    for name, gray in (('bright', 204), ('dark', 51)):
+        Image.new('L', (30, 20), gray).save(tmp_path / f'{name}.png')
     return [str(tmp_path / f'{name}.png') for name in ('bright', 'dark')]
 
 

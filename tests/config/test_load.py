@@ -213,6 +213,6 @@ def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:
 def test_unknown_section_is_refused() -> None:
     config = config_lib.load(DIGITS)
     with config.unlocked():
-        config.optimiser = ConfigDict()
+        config.optimizer = ConfigDict()
     with pytest.raises(UserError, match="did you mean 'optim'"):
         validate(config)

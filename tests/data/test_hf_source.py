@@ -32,7 +32,7 @@ def table(values, features=FEATURES):
     columns = {
         'image': [{'bytes': png(v), 'path': f'{v}.png'} for v in values],
         'label': [v % 2 for v in values],
-        'caption': [f'grey {v}' for v in values],
+        'caption': [f'gray {v}' for v in values],
     }
     made = pa.table(columns)
     about = json.dumps({'info': {'features': features}}) if features else '{}'
@@ -81,7 +81,7 @@ def test_rows_of_parquet_files_in_their_order(flowers):
     assert source.labels().tolist() == [0, 1] * 6
     record = source[8]
     assert record['image'].shape == (6, 8, 3)
-    assert (record['label'], record['caption']) == (0, 'grey 8')
+    assert (record['label'], record['caption']) == (0, 'gray 8')
     assert source.record_name(8) == f'hf:{flowers} train row 8'
     assert values(open_source(f'hf:{flowers}', 'test')) == [100, 101]
 

@@ -56,8 +56,8 @@ def test_the_bytes_of_a_jpeg_are_those_of_pillow(mode, options):
     data = encode(photo().convert(mode), 'JPEG', **options)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
     np.testing.assert_array_equal(decode(data), expected)
-    grey = np.asarray(Image.open(io.BytesIO(data)).convert('L'))
-    np.testing.assert_array_equal(decode(data, channels=1)[..., 0], grey)
+    gray = np.asarray(Image.open(io.BytesIO(data)).convert('L'))
+    np.testing.assert_array_equal(decode(data, channels=1)[..., 0], gray)
 
 
 @pytest.mark.slow
@@ -68,15 +68,15 @@ def test_the_bytes_of_photographs_are_those_of_pillow(shared_data):
 
 
 @pytest.mark.parametrize('kind', ['PNG', 'JPEG'])
-def test_grey_becomes_three_equal_channels(kind):
-    grey = np.full((16, 16), 77, np.uint8)
-    np.testing.assert_array_equal(decode(encode(Image.fromarray(grey), kind)), 77)
-    assert decode(encode(Image.fromarray(grey), kind)).shape == (16, 16, 3)
+def test_gray_becomes_three_equal_channels(kind):
+    gray = np.full((16, 16), 77, np.uint8)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(gray), kind)), 77)
+    assert decode(encode(Image.fromarray(gray), kind)).shape == (16, 16, 3)
 
 
-def test_grey_on_demand():
-    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    np.testing.assert_array_equal(decode(encode(Image.fromarray(grey)), channels=1)[..., 0], grey)
+def test_gray_on_demand():
+    gray = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(gray)), channels=1)[..., 0], gray)
 
 
 def test_sixteen_bits_are_scaled_not_clipped():
@@ -101,7 +101,7 @@ def test_opaque_alpha_changes_nothing():
     np.testing.assert_array_equal(decode(encode(Image.fromarray(rgba))), RGB)
 
 
-def test_grey_with_alpha():
+def test_gray_with_alpha():
     la = np.array([[[100, 255], [100, 0]]], np.uint8)
     np.testing.assert_array_equal(decode(encode(Image.fromarray(la)))[0, :, 1], [100, 255])
 
@@ -116,7 +116,7 @@ def test_palette(transparent):
     np.testing.assert_array_equal(decode(encode(image, **options)), expected)
 
 
-def test_cmyk_jpeg_has_the_colours_of_the_rgb_one():
+def test_cmyk_jpeg_has_the_colors_of_the_rgb_one():
     solid = Image.new('RGB', (16, 16), (200, 40, 90))
     decoded = decode(encode(solid.convert('CMYK'), 'JPEG', quality=100))
     assert np.abs(decoded.astype(int) - (200, 40, 90)).max() <= 3

@@ -46,7 +46,7 @@ def test_every_place_is_equally_likely(size):
     assert chi_squared < freedom + 4 * np.sqrt(2 * freedom)  # mean and 4 standard deviations
 
 
-def test_neighbours_do_not_stay_neighbours():
+def test_neighbors_do_not_stay_neighbors():
     indices = order.shuffled(np.arange(10_000), size=10_000, seed=0, epoch=0)
     steps = np.diff(indices)
     assert np.mean(np.abs(steps) == 1) < 0.002

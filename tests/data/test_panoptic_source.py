@@ -31,8 +31,8 @@ def write(folder, numbers=NUMBERS, segments=SEGMENTS, **changes):
     pngs = folder / 'annotations' / 'panoptic_val'
     pngs.mkdir(parents=True, exist_ok=True)
     (folder / 'annotations' / 'panoptic_val.json').write_text(json.dumps(content))
-    colours = np.stack([numbers % 256, numbers // 256 % 256, numbers // 256**2], axis=-1)
-    Image.fromarray(colours.astype(np.uint8)).save(pngs / 'a.png')
+    colors = np.stack([numbers % 256, numbers // 256 % 256, numbers // 256**2], axis=-1)
+    Image.fromarray(colors.astype(np.uint8)).save(pngs / 'a.png')
     (folder / 'images').mkdir(exist_ok=True)
     Image.new('RGB', (4, 3)).save(folder / 'images' / 'a.jpg')
     return f'panoptic:{folder}'

@@ -5,13 +5,13 @@ import pytest
 
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.randaugment import GREY, VARIANTS, make_operations, operate
+from vit_jax.data.transforms.randaugment import GRAY, VARIANTS, make_operations, operate
 
 OPERATIONS = make_operations(translate=100, cutout=40)
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
-@pytest.fixture(params=[1, 3], ids=['grey', 'rgb'])
+@pytest.fixture(params=[1, 3], ids=['gray', 'rgb'])
 def image(request):
     """Smooth enough to have structure, and not of the full range."""
     rng = np.random.default_rng(0)
@@ -101,11 +101,11 @@ def test_solarize_of_big_vision_has_its_threshold_in_a_byte(image, level, thresh
 
 
 @pytest.mark.parametrize('level', LEVELS)
-@pytest.mark.parametrize(('size', 'grey'), [((224, 224), 196), ((32, 32), 4), ((300, 300), 255)])
-def test_contrast_of_big_vision_moves_away_from_a_count_of_pixels(level, size, grey):
+@pytest.mark.parametrize(('size', 'gray'), [((224, 224), 196), ((32, 32), 4), ((300, 300), 255)])
+def test_contrast_of_big_vision_moves_away_from_a_count_of_pixels(level, size, gray):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     out = run('contrast', image, level, operations=VARIANTS['big_vision'])
-    close(out, blend(np.array([grey]), image, level), 1)
+    close(out, blend(np.array([gray]), image, level), 1)
 
 
 def test_the_variant_draws_the_same_operations():
@@ -141,7 +141,7 @@ def blend(base, image, level):
 
 
 @pytest.mark.parametrize('level', LEVELS)
-def test_color_moves_away_from_grey(image, level):
+def test_color_moves_away_from_gray(image, level):
     close(run('color', image, level), blend(luma(image), image, level), 4)
 
 
@@ -171,12 +171,12 @@ def test_sharpness_moves_away_from_the_smoothed(image, level):
 
 
 def gather(image, source_x, source_y):
-    """The nearest pixel of each source point, grey outside."""
+    """The nearest pixel of each source point, gray outside."""
     height, width = image.shape[:2]
     x, y = np.floor(source_x).astype(int), np.floor(source_y).astype(int)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     picked = image[np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)]
-    return np.where(inside[..., None], picked, GREY)
+    return np.where(inside[..., None], picked, GRAY)
 
 
 def check_gathers(actual, image, source_x, source_y):
@@ -201,7 +201,7 @@ def test_translations(image, level, positive):
 
 
 def agree(actual, expected, share=0.97):
-    """Nearest neighbours may differ where a source point lies on the edge of a pixel."""
+    """Nearest neighbors may differ where a source point lies on the edge of a pixel."""
     assert np.mean(np.all(actual == expected, -1)) >= share
 
 
@@ -217,7 +217,7 @@ def test_shears(image, level, positive):
 
 @pytest.mark.parametrize('positive', [True, False])
 @pytest.mark.parametrize('level', [0.0, 0.5, 1.0, 2.0])
-def test_rotation_is_about_the_centre(image, level, positive):
+def test_rotation_is_about_the_center(image, level, positive):
     height, width = image.shape[:2]
     angle = np.deg2rad(30 * level * (1 if positive else -1))
     y, x = np.mgrid[:height, :width] + 0.5
@@ -227,15 +227,15 @@ def test_rotation_is_about_the_centre(image, level, positive):
     check_gathers(run('rotate', image, level, Sign(positive)), image, source_x, source_y)
 
 
-def test_cutout_is_a_grey_square_around_any_pixel():
+def test_cutout_is_a_gray_square_around_any_pixel():
     image = np.zeros((60, 80, 3), np.uint8)
     rows, areas = set(), []
     for i in range(200):
-        grey = (run('cutout', image, 0.25, example_rng(0, i)) == GREY).all(-1)
-        ys, xs = np.nonzero(grey)
-        assert grey[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1].all()
+        gray = (run('cutout', image, 0.25, example_rng(0, i)) == GRAY).all(-1)
+        ys, xs = np.nonzero(gray)
+        assert gray[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1].all()
         rows.add(int(ys.min()))
-        areas.append(int(grey.sum()))
+        areas.append(int(gray.sum()))
     assert max(areas) == 20 * 20
     assert min(areas) < 20 * 20  # cut off at a border
     assert len(rows) > 30

@@ -5,7 +5,7 @@ import pytest
 
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.randaugment import GREY, make_operations, operate
+from vit_jax.data.transforms.randaugment import GRAY, make_operations, operate
 from vit_jax.data.transforms.randaugment_increasing import increasing_operations
 from vit_jax.errors import UserError
 
@@ -62,7 +62,7 @@ def test_brightness_goes_either_way_from_one(image, level, positive):
 def test_a_shift_is_a_share_of_the_side(image, name, axis, pixels):
     """45 % of 40 columns, or of 20 rows."""
     found = run(name, image, 1.0, Sign(True))
-    expected = np.full_like(image, GREY)
+    expected = np.full_like(image, GRAY)
     kept = [slice(None)] * 2
     kept[axis] = slice(0, image.shape[axis] - pixels)
     expected[tuple(kept)] = np.roll(image, -pixels, axis)[tuple(kept)]

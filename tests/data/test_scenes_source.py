@@ -36,9 +36,9 @@ def test_masks_are_where_the_digits_are():
     for record in RECORDS:
         drawn = record['masks'].any(0)
         if drawn.any():
-            grey = record['image'].mean(-1)
-            ground = grey[~drawn]
-            digits = grey[drawn]
+            gray = record['image'].mean(-1)
+            ground = gray[~drawn]
+            digits = gray[drawn]
             distance = max(digits.mean() - ground.mean(), ground.mean() - digits.mean())
             assert distance > 20
 

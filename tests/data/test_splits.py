@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(split, message):
 
 
 @pytest.fixture
-def labelled(monkeypatch):
+def labeled(monkeypatch):
     """Examples of three classes that all have one label."""
 
     def make(label):
@@ -135,8 +135,8 @@ def labelled(monkeypatch):
 @pytest.mark.parametrize(
     'label', [-1, 3, np.int64(7), 3.0, -1.0, 1.5, np.array(3), np.float32(np.nan), 'b']
 )
-def test_label_out_of_range_names_the_record(labelled, label):
-    subset = labelled(label)
+def test_label_out_of_range_names_the_record(labeled, label):
+    subset = labeled(label)
     with pytest.raises(UserError, match=rf'test 5: label {label} is outside of 0\.\.2'):
         subset[0]
     with pytest.raises(UserError, match=r'test 5: label .* is outside of 0\.\.2'):
@@ -144,12 +144,12 @@ def test_label_out_of_range_names_the_record(labelled, label):
 
 
 @pytest.mark.parametrize('label', [2, 2.0, np.uint8(2), np.array(2), np.array(2.0), np.float16(2)])
-def test_a_label_is_a_whole_number_however_it_is_written(labelled, label):
-    subset = labelled(label)
+def test_a_label_is_a_whole_number_however_it_is_written(labeled, label):
+    subset = labeled(label)
     assert isinstance(subset[0]['label'], (int, np.integer))
     assert subset[0]['label'] == 2
     assert subset.only_classes((2, 1, 0))[0]['label'] == 0
 
 
-def test_several_labels_are_for_the_task(labelled):
-    np.testing.assert_array_equal(labelled(np.array([0.0, 7.5]))[0]['label'], [0.0, 7.5])
+def test_several_labels_are_for_the_task(labeled):
+    np.testing.assert_array_equal(labeled(np.array([0.0, 7.5]))[0]['label'], [0.0, 7.5])

@@ -29,7 +29,7 @@ def write(file, members):
             tar.addfile(member, io.BytesIO(content))
 
 
-def labelled(values):
+def labeled(values):
     members = {}
     for value in values:
         members |= {f'a/{value:04}.png': png(value), f'a/{value:04}.cls': b'%d\n' % (value % 3)}
@@ -47,9 +47,9 @@ def shards(tmp_path):
     """Two shards of training and one of tests; the pixels' value is the number of the example."""
     folder = tmp_path / 'shards'
     folder.mkdir()
-    write(folder / 'train-000.tar', labelled(range(5)))
-    write(folder / 'train-001.tar', labelled(range(5, 9)))
-    write(folder / 'test-000.tar', labelled([200, 202]))
+    write(folder / 'train-000.tar', labeled(range(5)))
+    write(folder / 'train-001.tar', labeled(range(5, 9)))
+    write(folder / 'test-000.tar', labeled([200, 202]))
     return folder
 
 
@@ -128,7 +128,7 @@ def test_a_shard_is_indexed_once(shards, cache_folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tarfile, 'open', scan)
         assert values(open_source(f'tar:{shards}', 'train')) == list(range(9))
-    write(shards / 'train-001.tar', labelled(range(20, 30)))
+    write(shards / 'train-001.tar', labeled(range(20, 30)))
     assert values(open_source(f'tar:{shards}', 'train')) == [*range(5), *range(20, 30)]
 
 

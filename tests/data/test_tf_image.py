@@ -57,7 +57,7 @@ def test_windows_and_mirrored_images_are_resized_as_they_are(method, window):
 
 @pytest.mark.parametrize('method', tf_resampling.METHODS)
 @pytest.mark.parametrize('value', [0, 1, 127, 255])
-def test_one_colour_stays_what_it_is(method, value):
+def test_one_color_stays_what_it_is(method, value):
     image = np.full((375, 500, 1), value, np.uint8)
     for size in ((256, 341), (224, 224), (448, 600)):
         np.testing.assert_array_equal(tf_resampling.METHODS[method](image, *size), value)

@@ -127,7 +127,7 @@ def test_splits(data_dir):
         open_source('tfds:pets', 'tests')
 
 
-def test_grey_images_stay_grey(data_dir):
+def test_gray_images_stay_gray(data_dir):
     write(data_dir, 'letters', shape=(4, 4, 1))
     assert open_source('tfds:letters', 'train')[3]['image'].shape == (4, 4, 1)
 

@@ -41,9 +41,9 @@ def test_a_pass_knows_nothing_of_the_pass_before(evaluator):
 
     def begin(distance):
         evaluator.start()
-        centres = distance * np.eye(3, 4)[labels]
-        evaluator.fit({'features': centres + noise}, {'label': labels})
-        evaluator.update({'features': centres + noise[::-1]}, {'label': labels})
+        centers = distance * np.eye(3, 4)[labels]
+        evaluator.fit({'features': centers + noise}, {'label': labels})
+        evaluator.update({'features': centers + noise[::-1]}, {'label': labels})
 
     def measured(distance):
         begin(distance)

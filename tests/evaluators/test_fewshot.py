@@ -10,11 +10,11 @@ from vit_jax.evaluators import fewshot
 
 
 def clusters(size, classes=4, width=12, noise=1.0, seed=0):
-    """Features around a centre a class, and their labels; the centres are always the same."""
+    """Features around a center a class, and their labels; the centers are always the same."""
     rng = np.random.default_rng(seed)
-    centres = 2 * np.random.default_rng(99).normal(size=(classes, width))
+    centers = 2 * np.random.default_rng(99).normal(size=(classes, width))
     label = rng.integers(0, classes, size).astype(np.int32)
-    features = centres[label] + noise * rng.normal(size=(size, width))
+    features = centers[label] + noise * rng.normal(size=(size, width))
     return features.astype(np.float32), label
 
 
@@ -36,7 +36,7 @@ def test_ridge_is_that_of_scikit_learn(shape, l2):
 
 @pytest.mark.parametrize('shots', [1, 2, 5])
 def test_accuracy_is_that_of_the_protocol_written_out(shots):
-    """Standardised by the chosen examples, a feature of 100, targets -1 and 1."""
+    """Standardized by the chosen examples, a feature of 100, targets -1 and 1."""
     (features, label), test = clusters(200), clusters(100, noise=2.0, seed=1)
     got = evaluate(fewshot.Evaluator(shots=(shots,), seeds=2), (features, label), test)
     expected = []
@@ -58,8 +58,8 @@ def test_accuracy_is_that_of_the_protocol_written_out(shots):
 
 
 @pytest.fixture
-def learnt_from(monkeypatch):
-    """The labels that each classifier has learnt from, in the order in which they learn."""
+def learned_from(monkeypatch):
+    """The labels that each classifier has learned from, in the order in which they learn."""
     seen = []
     transfer = fewshot.transfer
     monkeypatch.setattr(
@@ -68,9 +68,9 @@ def learnt_from(monkeypatch):
     return seen
 
 
-def test_every_class_is_learnt_from_as_many_examples(learnt_from):
+def test_every_class_is_learned_from_as_many_examples(learned_from):
     evaluate(fewshot.Evaluator(shots=(1, 5, 10), seeds=2), clusters(150), clusters(50, seed=1))
-    counts = [np.bincount(labels).tolist() for labels in learnt_from]
+    counts = [np.bincount(labels).tolist() for labels in learned_from]
     assert counts == [[1] * 4, [5] * 4, [10] * 4] * 2
 
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours, beside scikit-learn's."""
+"""Nearest neighbors, beside scikit-learn's."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from vit_jax.evaluators import knn
 def blobs(size, seed):
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 5, size).astype(np.int32)
-    centres = np.random.default_rng(7).normal(size=(5, 8))
-    return (centres[label] + rng.normal(size=(size, 8))).astype(np.float32), label
+    centers = np.random.default_rng(7).normal(size=(5, 8))
+    return (centers[label] + rng.normal(size=(size, 8))).astype(np.float32), label
 
 
 @pytest.mark.parametrize(('k', 'temperature'), [(1, 0.07), (5, 0.07), (20, 0.07), (20, 1.0)])
@@ -39,7 +39,7 @@ def test_accuracy_of_batches(monkeypatch):
     assert 0.3 < expected < 1
 
 
-def test_near_neighbours_outvote_more_that_are_far():
+def test_near_neighbors_outvote_more_that_are_far():
     features = np.array([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
     labels = np.array([4, 2, 2])
     x = np.array([[1.0, 0.1]])
@@ -59,7 +59,7 @@ def test_keywords_that_cannot_be(keywords):
         knn.Evaluator(**keywords)
 
 
-def test_more_neighbours_than_examples():
+def test_more_neighbors_than_examples():
     knn.Evaluator(k=20).open(dataset(20, 10), dataset(20, 10))
     with pytest.raises(UserError, match='k=20 neighbors, but there are 19 examples'):
         knn.Evaluator(k=20).open(dataset(19, 10), dataset(19, 10))

@@ -13,8 +13,8 @@ def data(size, seed, shift=0.0):
     """Five classes in ten dimensions, of scales that differ a thousandfold."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 5, size).astype(np.int32)
-    centres = np.random.default_rng(7).normal(size=(5, 10))
-    features = (centres[label] + rng.normal(size=(size, 10)) + shift) * np.logspace(-2, 1, 10)
+    centers = np.random.default_rng(7).normal(size=(5, 10))
+    features = (centers[label] + rng.normal(size=(size, 10)) + shift) * np.logspace(-2, 1, 10)
     return features.astype(np.float32), label
 
 
@@ -28,10 +28,10 @@ def probe(train, test, **keywords):
 class Spy(sklearn.linear_model.LogisticRegression):
     """Remembers what it learns from, and what it is tested on."""
 
-    learnt, tested = [], []
+    learned, tested = [], []
 
     def fit(self, x, y):
-        Spy.learnt.append(x)
+        Spy.learned.append(x)
         return super().fit(x, y)
 
     def score(self, x, y):
@@ -46,14 +46,14 @@ def test_the_test_split_is_used_once_at_the_end(monkeypatch):
     result = probe(train, test, c=c)
     mean, std = train[0].astype(float).mean(0), train[0].astype(float).std(0) + 1e-5
     known = {row.tobytes() for row in (train[0] - mean) / std}
-    assert [len(x) for x in Spy.learnt[:-1]] == [len(Spy.learnt[0])] * len(c)
-    assert len(Spy.learnt[-1]) == 200
-    assert all(row.tobytes() in known for x in (*Spy.learnt, *Spy.tested[:-1]) for row in x)
+    assert [len(x) for x in Spy.learned[:-1]] == [len(Spy.learned[0])] * len(c)
+    assert len(Spy.learned[-1]) == 200
+    assert all(row.tobytes() in known for x in (*Spy.learned, *Spy.tested[:-1]) for row in x)
     np.testing.assert_allclose(Spy.tested[-1], (test[0] - mean) / std)
     assert len(Spy.tested) == len(c) + 1
-    for learnt, tested in zip(Spy.learnt[:-1], Spy.tested[:-1], strict=True):
-        assert len(learnt) + len(tested) == 200
-        assert not {row.tobytes() for row in learnt} & {row.tobytes() for row in tested}
+    for learned, tested in zip(Spy.learned[:-1], Spy.tested[:-1], strict=True):
+        assert len(learned) + len(tested) == 200
+        assert not {row.tobytes() for row in learned} & {row.tobytes() for row in tested}
     assert result['linear_probe_c'] in c
 
 

@@ -1,4 +1,4 @@
-"""A tiny contrastive system: each row is to be nearer to its neighbour than to all other rows."""
+"""A tiny contrastive system: each row is to be nearer to its neighbor than to all other rows."""
 
 import dataclasses
 

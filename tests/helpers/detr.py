@@ -35,7 +35,7 @@ PADDED = (100, 140)
 
 @functools.cache
 def batch(seed: int = 0) -> dict[str, jax.Array]:
-    """Two normalised images padded to one size, the second with two objects, the first with one."""
+    """Two normalized images padded to one size, the second with two objects, the first with one."""
     rng = np.random.default_rng(seed)
     images = np.zeros((2, *PADDED, 3), np.float32)
     mask = np.zeros((2, *PADDED), bool)
@@ -147,7 +147,7 @@ def forward(model: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
     """The output of transformers; logits and boxes [L B Q ...] of all layers of its decoder.
 
     The layer norm of the decoder is applied to what the layers hand on, as in the authors' code:
-    with `auxiliary_loss` transformers hands on what it has normalised, which is another model.
+    with `auxiliary_loss` transformers hands on what it has normalized, which is another model.
     """
     import torch
 

@@ -20,7 +20,7 @@ def spec(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def shapes(model: Any, size: tuple[int, int] = (224, 224)) -> Any:
-    """The parameters for colour images, as shapes."""
+    """The parameters for color images, as shapes."""
     return jax.eval_shape(model.init, jax.random.key(0), spec(1, *size, 3))['params']
 
 

@@ -47,7 +47,7 @@ def assert_norms_have_float32_statistics(
         np.testing.assert_allclose(half.astype(np.float32), full, rtol=2**-8, atol=1e-3)
 
 
-def assert_convolutions_are_bfloat16_and_standardised_in_float32(
+def assert_convolutions_are_bfloat16_and_standardized_in_float32(
     model: nn.Module, params: Any, images: Any, convolutions: int
 ) -> None:
     """So many convolutions give bfloat16, and a constant added to all kernels changes nothing.

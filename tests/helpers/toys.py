@@ -1,4 +1,4 @@
-"""A tiny system whose loss has several normalisers, and which draws in evaluation too."""
+"""A tiny system whose loss has several normalizers, and which draws in evaluation too."""
 
 import dataclasses
 

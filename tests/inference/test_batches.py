@@ -15,7 +15,7 @@ LABELS = np.arange(4, dtype=np.int32)
 @pytest.mark.parametrize(
     'task', [classify.Task(), classify.Task(value_range=(0.0, 1.0)), detect.Task()]
 )
-def test_normalisation_is_taken_back(task):
+def test_normalization_is_taken_back(task):
     assert np.array_equal(batches.images(task, {'image': IMAGES}), IMAGES)
 
 

@@ -1,4 +1,4 @@
-"""What drawn colours are worth, on images of which all is known."""
+"""What drawn colors are worth, on images of which all is known."""
 
 import pathlib
 import types
@@ -25,7 +25,7 @@ class Same(nn.Module):
     """Finds the coarse image likeliest."""
 
     @nn.compact
-    def __call__(self, grey, coarse, channels, train=False):
+    def __call__(self, gray, coarse, channels, train=False):
         return {'logits': jax.nn.one_hot(coarse, 256)}
 
 
@@ -49,19 +49,19 @@ def measure(samples, **options):
 
 
 @pytest.mark.slow
-def test_true_colours_and_none():
+def test_true_colors_and_none():
     true = measure(IMAGES)
     assert true['psnr'] > 45
     assert true['colorfulness'] == pytest.approx(true['true_colorfulness'], rel=0.01)
-    grey = np.asarray(colors.to_bytes(colors.to_grey(IMAGES / np.float32(255))))
-    none = measure(grey.repeat(3, axis=-1))
+    gray = np.asarray(colors.to_bytes(colors.to_gray(IMAGES / np.float32(255))))
+    none = measure(gray.repeat(3, axis=-1))
     assert none['colorfulness'] < 1
     assert none['psnr'] == pytest.approx(none['psnr_of_grey'], abs=0.01)
     assert none['psnr_of_grey'] == true['psnr_of_grey'] < 25
 
 
 def test_an_upsampler_goes_on_with_the_sample(monkeypatch):
-    """Smooth colours of blocks are not theirs; an upsampler that repeats pixels does better."""
+    """Smooth colors of blocks are not theirs; an upsampler that repeats pixels does better."""
     monkeypatch.setattr(drawn_colors, 'open_run', lambda path: RUN)
     assert measure(BLOCKS)['psnr'] < 40
     assert measure(BLOCKS, upsamplers=('larger',))['psnr'] > 45

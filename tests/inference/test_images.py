@@ -32,7 +32,7 @@ def halves(height, width):
     return image
 
 
-def test_data_of_one_size_set_the_size_and_colours():
+def test_data_of_one_size_set_the_size_and_colors():
     reader = image_files.photo_reader(run_on('digits', 'test'))
     assert (reader.channels, reader.size) == (1, (8, 8))
 
@@ -41,14 +41,14 @@ def test_a_large_photo_becomes_like_the_data(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = image_files.photo_reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
     assert (
-        photo.note == '100 x 300 pixels read as 8 x 8 grey, cropped to rows 0-100, columns 100-200'
+        photo.note == '100 x 300 pixels read as 8 x 8 gray, cropped to rows 0-100, columns 100-200'
     )
     assert photo.image.shape == (8, 8, 1)
     assert (photo.image[:, :3] < 20).all()
     assert (photo.image[:, 5:] > 235).all()
 
 
-def test_a_photo_that_is_given_colours_is_seen_whole(tmp_path):
+def test_a_photo_that_is_given_colors_is_seen_whole(tmp_path):
     """The columns at the sides, which the middle square leaves out, are there, and squeezed."""
     image = halves(100, 300)
     image[:, :40] = 128
@@ -91,7 +91,7 @@ def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
     for size in (None, (6, 8)):
         photo = image_files.photo_reader(run).read(tmp_path / 'a.png', size)
         height, width = size or (12, 24)
-        assert photo.note == f'{shape[0]} x {shape[1]} pixels read as {height} x {width} grey'
+        assert photo.note == f'{shape[0]} x {shape[1]} pixels read as {height} x {width} gray'
         seen = photo.to_original(np.array([photo.seen[::-1]], np.float32))
         np.testing.assert_allclose(seen, [shape[::-1]], rtol=1e-5)
 
@@ -99,7 +99,7 @@ def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
 def test_transforms_that_scale_any_image_need_no_crop(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = image_files.photo_reader(run_on('digits', 'test', 'resize(4)')).read(tmp_path / 'a.png')
-    assert photo.note == '100 x 300 pixels read as 4 x 4 grey'
+    assert photo.note == '100 x 300 pixels read as 4 x 4 gray'
     np.testing.assert_allclose(photo.to_original(np.full((1, 2), 4.0)), [[300, 100]])
     run = run_on('digits', 'test', 'resize_small(4)')  # alone, it leaves a photograph's shape
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
@@ -114,7 +114,7 @@ def test_a_size_of_ones_own_replaces_the_transforms(tmp_path):
 
 
 @pytest.mark.parametrize('mode', ['1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'I;16'])
-def test_any_colour_mode(tmp_path, mode):
+def test_any_color_mode(tmp_path, mode):
     picture = Image.fromarray(halves(40, 40))
     if mode == 'I;16':
         picture = Image.fromarray(halves(40, 40)[..., 0].astype(np.uint16) * 257)

@@ -1,4 +1,4 @@
-"""Accuracy of a classifier on colorized, grey and original images."""
+"""Accuracy of a classifier on colorized, gray and original images."""
 
 import dataclasses
 import pathlib
@@ -54,10 +54,10 @@ def batch(index):
 
 @pytest.mark.slow
 def test_three_accuracies(evaluator):
-    """Three of five are given the right colour; without any, all are taken for green."""
+    """Three of five are given the right color; without any, all are taken for green."""
     wrong = np.stack([SOURCE[i]['image'] for i in (1, 0, 2, 3, 4)])
-    grey = np.asarray(colors.to_bytes(colors.to_grey(wrong / np.float32(255))))
-    assert grey.std() > 0
+    gray = np.asarray(colors.to_bytes(colors.to_gray(wrong / np.float32(255))))
+    assert gray.std() > 0
     evaluator.update({'image': wrong[:3]}, batch([0, 1, 2]))
     evaluator.update({'image': wrong[3:]}, batch([3, 4]))  # a smaller batch
     found = evaluator.result()

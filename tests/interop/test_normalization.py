@@ -46,7 +46,7 @@ def pixels():
     return np.random.default_rng(0).integers(0, 256, (2, 12, 12, 3))
 
 
-def normalised(pixels, scale=1 / 255, mean=0.5, std=0.5):
+def normalized(pixels, scale=1 / 255, mean=0.5, std=0.5):
     return ((pixels * scale - np.asarray(mean)) / np.asarray(std)).astype(np.float32)
 
 
@@ -65,8 +65,8 @@ def normalised(pixels, scale=1 / 255, mean=0.5, std=0.5):
 def test_what_the_preprocessor_says_is_folded(saved, pixels, says, numbers):
     model, path = saved(says)
     imported = interop.read(path)
-    expected = theirs(model, normalised(pixels, *numbers)).logits
-    logits = ours(imported, normalised(pixels))['logits']
+    expected = theirs(model, normalized(pixels, *numbers)).logits
+    logits = ours(imported, normalized(pixels))['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert imported.notes == ()
     if numbers[1:] == (0.5, 0.5):  # bit for bit
@@ -81,8 +81,8 @@ def test_keywords_say_it_too(saved, pixels):
     numbers = {'mean': IMAGENET['image_mean'], 'std': IMAGENET['image_std']}
     loaded, variables = vit_jax.load(path, **numbers)
     with jax.default_matmul_precision('highest'):
-        logits = jax.jit(loaded.apply)(variables, jnp.asarray(normalised(pixels)))['logits']
-    expected = theirs(model, normalised(pixels, **numbers)).logits
+        logits = jax.jit(loaded.apply)(variables, jnp.asarray(normalized(pixels)))['logits']
+    expected = theirs(model, normalized(pixels, **numbers)).logits
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     with pytest.raises(UserError, match='together'):
         vit_jax.load(path, mean=0.5)
@@ -110,14 +110,14 @@ def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
 def test_npz_files_take_keywords_alone(tmp_path, pixels):
     fields = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
     model = vit.Model(**fields)
-    params = drawn(model, jnp.asarray(normalised(pixels)))
+    params = drawn(model, jnp.asarray(normalized(pixels)))
     path = tmp_path / 'vit.npz'
     files.write_npz(path, vision_transformer.write(params, {'name': 'vit', **fields}))
     assert interop.read(path).notes == ()
     loaded, variables = vit_jax.load(path, mean=0, std=1)
-    unit = jnp.asarray(normalised(pixels, mean=0, std=1))
+    unit = jnp.asarray(normalized(pixels, mean=0, std=1))
     expected = jax.jit(model.apply)({'params': params}, unit)['logits']
-    logits = jax.jit(loaded.apply)(variables, jnp.asarray(normalised(pixels)))['logits']
+    logits = jax.jit(loaded.apply)(variables, jnp.asarray(normalized(pixels)))['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-3)
 
 
@@ -142,8 +142,8 @@ def test_what_is_written_says_it(saved, tmp_path, pixels):
     content = json.loads((path / 'new' / normalization.PREPROCESSOR).read_text())
     assert content['size'] == {'height': 12, 'width': 12}
     assert (content['image_mean'], content['image_std']) == ([0.5] * 3, [0.5] * 3)
-    expected = ours(interop.read(path), normalised(pixels))['logits']
-    np.testing.assert_allclose(theirs(model, normalised(pixels)).logits, expected, atol=1e-4)
+    expected = ours(interop.read(path), normalized(pixels))['logits']
+    np.testing.assert_allclose(theirs(model, normalized(pixels)).logits, expected, atol=1e-4)
     assert interop.read(path / 'new').notes == ()
     assert cli.main(['convert', str(path), str(path / 'new')]) == 2
 

@@ -184,7 +184,7 @@ def test_a_pixel_of_features_per_stride_and_the_mean_before_the_head():
     )
 
 
-def test_standardised_kernels():
+def test_standardized_kernels():
     # Each epsilon where it belongs: as large as the deviation, they divide by sqrt 2 and by 2.
     shrinking = (((0.1**2, 0.0), 2**0.5), ((0.0, 0.1), 2.0))
 
@@ -227,9 +227,9 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
     error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.05
-    # A convolution and a standardisation each; seven norms: three a block, and the last.
+    # A convolution and a standardization each; seven norms: three a block, and the last.
     precision.assert_norms_have_float32_statistics(half, params['params'], images, 7)
-    precision.assert_convolutions_are_bfloat16_and_standardised_in_float32(
+    precision.assert_convolutions_are_bfloat16_and_standardized_in_float32(
         half, params['params'], images, 8
     )
 

@@ -1,4 +1,4 @@
-"""The colorizer: parameters counted by hand, and where its colours come from."""
+"""The colorizer: parameters counted by hand, and where its colors come from."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from vit_jax.models.colorizer import Model
 from vit_jax.nn.positions import sincos1d
 
 TINY = {'patch_size': 4, 'patch_out': 2, 'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
-GREY = images_like(2, 8, 12, 1)
+GRAY = images_like(2, 8, 12, 1)
 
 
 @pytest.fixture(scope='module')
@@ -21,15 +21,15 @@ def model():
 
 @pytest.fixture(scope='module')
 def params(model):
-    return drawn(model, GREY)
+    return drawn(model, GRAY)
 
 
 @pytest.fixture(scope='module')
 def looked(model, params):
     """Outputs and attention maps."""
     apply = jax.jit(lambda p, x: model.apply({'params': p}, x, mutable=['intermediates']))
-    outputs, sown = apply(params, GREY)
-    return outputs, model.attention_maps(sown['intermediates'], GREY)
+    outputs, sown = apply(params, GRAY)
+    return outputs, model.attention_maps(sown['intermediates'], GRAY)
 
 
 def parameters_by_hand(d, depth, mlp, blocks, patch, tokens, out):
@@ -49,13 +49,13 @@ def test_parameter_counts_are_exact():
     assert count(found) - count(fixed) == 2 * 196 * 768
 
 
-def test_every_query_tiles_its_patch_with_colours(looked):
+def test_every_query_tiles_its_patch_with_colors(looked):
     outputs, _ = looked
     assert outputs['logits'].shape == (2, 2 * 2, 3 * 2, 313)
     assert outputs['logits'].dtype == jnp.float32 and outputs['tokens'].shape == (2, 6, 16)
 
 
-def test_colours_come_through_the_maps(looked):
+def test_colors_come_through_the_maps(looked):
     _, maps = looked
     names = [m.name for m in maps]
     assert names == ['encoder/block_0', 'decoder/block_0/cross', 'decoder/block_1/cross']
@@ -67,11 +67,11 @@ def test_colours_come_through_the_maps(looked):
 
 @pytest.mark.slow
 def test_queries_do_not_see_each_other(model, params):
-    """The colours of a patch depend on its own query's position alone, and on all tokens."""
+    """The colors of a patch depend on its own query's position alone, and on all tokens."""
 
     def of_patch(table):
         changed = params | {'query_embed': table}
-        return model.apply({'params': changed}, GREY[:1])['logits'][0, :2, :2].sum()
+        return model.apply({'params': changed}, GRAY[:1])['logits'][0, :2, :2].sum()
 
     grads = np.asarray(jax.jit(jax.grad(of_patch))(params['query_embed']))[0]
     assert np.abs(grads[0]).min() > 0 and not grads[1:].any()
@@ -79,7 +79,7 @@ def test_queries_do_not_see_each_other(model, params):
     def of_image(image):
         return model.apply({'params': params}, image)['logits'][0, :2, :2].sum()
 
-    grads = np.asarray(jax.jit(jax.grad(of_image))(GREY[:1]))[0, ..., 0]
+    grads = np.asarray(jax.jit(jax.grad(of_image))(GRAY[:1]))[0, ..., 0]
     assert (np.abs(grads.reshape(2, 4, 3, 4)).max(axis=(1, 3)) > 0).all()
 
 
@@ -94,11 +94,11 @@ def test_positions_by_name(model):
     )
     # A learned table with these values is the same model.
     fixed = model.clone(posemb='sincos1d')
-    drawn_fixed = drawn(fixed, GREY)
+    drawn_fixed = drawn(fixed, GRAY)
     assert not {'pos_embed', 'query_embed'} & drawn_fixed.keys()
     tables = {name: jnp.asarray(table)[None] for name in ('pos_embed', 'query_embed')}
     one, other = (
-        jax.jit(m.apply)({'params': p}, GREY)['logits']
+        jax.jit(m.apply)({'params': p}, GRAY)['logits']
         for m, p in ((fixed, drawn_fixed), (model, drawn_fixed | tables))
     )
     np.testing.assert_allclose(one, other, atol=1e-5)

@@ -16,7 +16,7 @@ TINY = {'width': 16, 'num_heads': 2, 'mlp_dim': 24}
 TINY |= {'encoder_depth': 1, 'outer_depth': 2, 'inner_depth': 1}
 BATCH, HEIGHT, WIDTH = 2, 4, 5
 RNG = np.random.default_rng(0)
-GREY = jnp.asarray(RNG.integers(0, 256, (BATCH, HEIGHT, WIDTH)), jnp.uint8)
+GRAY = jnp.asarray(RNG.integers(0, 256, (BATCH, HEIGHT, WIDTH)), jnp.uint8)
 BINS_DRAWN = jnp.asarray(RNG.integers(0, BINS, (BATCH, HEIGHT, WIDTH)), jnp.int32)
 
 
@@ -28,16 +28,16 @@ def model():
 @pytest.fixture(scope='module')
 def variables(model):
     """Drawn, so that nothing is zero or one."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), GREY, BINS_DRAWN)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), GRAY, BINS_DRAWN)
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), shapes)
 
 
 @pytest.fixture(scope='module')
 def apply(model, variables):
-    """The outputs for colours of a grey image, and what the layers have kept."""
+    """The outputs for colors of a gray image, and what the layers have kept."""
     run = jax.jit(functools.partial(model.apply, mutable=['intermediates']))
-    return lambda bins, grey=GREY: run(variables, grey, bins)
+    return lambda bins, gray=GRAY: run(variables, gray, bins)
 
 
 @pytest.fixture(scope='module')
@@ -47,24 +47,24 @@ def outputs(apply):
 
 @pytest.mark.slow
 def test_no_pixel_sees_a_later_one(apply, outputs):
-    """The scores of a pixel change with the colours before it, and with the whole grey image."""
+    """The scores of a pixel change with the colors before it, and with the whole gray image."""
     expected, pixels = np.asarray(outputs['logits']), HEIGHT * WIDTH
     for pixel, place in enumerate(np.ndindex(HEIGHT, WIDTH)):
         there = np.zeros((HEIGHT, WIDTH), bool)
         there[place] = True
         bins = np.where(there, (BINS_DRAWN + BINS // 2) % BINS, BINS_DRAWN)
-        grey = np.where(there, GREY + 128, GREY)  # modulo 256
-        of_colors, of_grey = (
+        gray = np.where(there, GRAY + 128, GRAY)  # modulo 256
+        of_colors, of_gray = (
             (np.asarray(apply(*x)[0]['logits']) != expected).any(-1).reshape(BATCH, pixels)
-            for x in ((bins,), (BINS_DRAWN, grey))
+            for x in ((bins,), (BINS_DRAWN, gray))
         )
         assert not of_colors[:, : pixel + 1].any()
         assert of_colors[:, pixel + 1 :].all()
-        assert of_grey.all()
+        assert of_gray.all()
 
 
 @pytest.mark.slow
-def test_the_parallel_head_sees_the_grey_image_alone(apply, outputs):
+def test_the_parallel_head_sees_the_gray_image_alone(apply, outputs):
     other, _ = apply((BINS_DRAWN + 7) % BINS)
     np.testing.assert_array_equal(other['parallel_logits'], outputs['parallel_logits'])
     assert np.abs(other['logits'] - outputs['logits']).max() > 0.1
@@ -80,7 +80,7 @@ def test_the_cache_gives_what_teacher_forcing_gives(model, variables, outputs):
     def decode():
         drawn = BINS_DRAWN.reshape(BATCH, -1)
         before = jnp.roll(drawn, 1, axis=1).T  # of the first pixel any will do
-        cache = model.apply(variables, GREY, method='start')
+        cache = model.apply(variables, GRAY, method='start')
         return jax.lax.scan(step, cache, (before, jnp.arange(HEIGHT * WIDTH)))[1]
 
     logits = decode().swapaxes(0, 1).reshape(BATCH, HEIGHT, WIDTH, BINS)
@@ -93,12 +93,12 @@ def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variable
 
     @jax.jit
     def draw(seed):
-        cache = model.apply(variables, GREY, method='start')
+        cache = model.apply(variables, GRAY, method='start')
         keys = jax.random.split(jax.random.key(seed), BATCH)
         found = decoding.sample(
             step, cache, keys, max_len=HEIGHT * WIDTH, temperature=1e-4, bos=0, eos=-1
         )
-        return found.tokens[:, 0].reshape(GREY.shape)
+        return found.tokens[:, 0].reshape(GRAY.shape)
 
     drawn = draw(0)
     logits = apply(drawn)[0]['logits']
@@ -108,7 +108,7 @@ def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variable
 @pytest.mark.slow
 def test_attention_is_laid_back_onto_the_image(model, apply):
     _, kept = apply(BINS_DRAWN)
-    maps = model.attention_maps(kept['intermediates'], GREY, BINS_DRAWN)
+    maps = model.attention_maps(kept['intermediates'], GRAY, BINS_DRAWN)
     pairs = ('encoder/row_0', 'encoder/column_0', 'outer/row_0', 'outer/column_0')
     assert [m.name for m in maps] == [*pairs, 'outer/row_1', 'outer/column_1', 'inner/row_0']
     row, column = np.divmod(np.arange(HEIGHT * WIDTH), WIDTH)
@@ -126,8 +126,8 @@ def test_attention_is_laid_back_onto_the_image(model, apply):
 def test_parameter_count_is_exact():
     """Of the published size, counted by hand."""
     model = Model()
-    grey, bins = (jax.ShapeDtypeStruct((1, 64, 64), dtype) for dtype in (jnp.uint8, jnp.int32))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), grey, bins)['params']
+    gray, bins = (jax.ShapeDtypeStruct((1, 64, 64), dtype) for dtype in (jnp.uint8, jnp.int32))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), gray, bins)['params']
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     d, side = 512, 64
     attention = 4 * (d * d + d) + 4 * (2 * side - 1)
@@ -147,12 +147,12 @@ def test_parameter_count_is_exact():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
-def test_what_is_learnt_of_places_is_resized_with_the_image(model, variables, method):
+def test_what_is_learned_of_places_is_resized_with_the_image(model, variables, method):
     params = variables['params']
     resized, notes = model.resize_params(params, None, (7, 9), method)
     assert notes == [f'columns, relative_bias, rows, weights: resized to 7 x 9 places ({method})']
-    grey, bins = (jax.ShapeDtypeStruct((1, 7, 9), dtype) for dtype in (jnp.uint8, jnp.int32))
-    fresh = jax.eval_shape(model.init, jax.random.key(0), grey, bins)['params']
+    gray, bins = (jax.ShapeDtypeStruct((1, 7, 9), dtype) for dtype in (jnp.uint8, jnp.int32))
+    fresh = jax.eval_shape(model.init, jax.random.key(0), gray, bins)['params']
     assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)
     for layer, places in (('columns_0', (HEIGHT, 7)), ('rows_0', (WIDTH, 9))):
         old, new = (
@@ -167,4 +167,4 @@ def test_mistakes(model, variables):
     with pytest.raises(UserError, match='width 16 is not a multiple of num_heads 3'):
         Model(**TINY | {'num_heads': 3})
     with pytest.raises(UserError, match='for images of 4 x 5 pixels, not of 4 x 4: resize them'):
-        jax.eval_shape(model.apply, variables, GREY[:, :, :4], BINS_DRAWN[:, :, :4])
+        jax.eval_shape(model.apply, variables, GRAY[:, :, :4], BINS_DRAWN[:, :, :4])

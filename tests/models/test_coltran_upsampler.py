@@ -11,14 +11,14 @@ from vit_jax.models.coltran_upsampler import Model
 
 TINY = {'width': 8, 'num_heads': 2, 'mlp_dim': 12, 'depth': 1}
 RNG = np.random.default_rng(0)
-GREY = jnp.asarray(RNG.integers(0, 256, (2, 3, 4)), jnp.uint8)
+GRAY = jnp.asarray(RNG.integers(0, 256, (2, 3, 4)), jnp.uint8)
 COARSE = jnp.asarray(RNG.integers(0, 256, (2, 3, 4, 3)), jnp.uint8)
 CHANNELS = jnp.asarray(np.tile(np.arange(3), (2, 1)))
 
 
 @pytest.fixture(scope='module')
 def params():
-    return drawn(Model(**TINY), GREY, COARSE, CHANNELS)
+    return drawn(Model(**TINY), GRAY, COARSE, CHANNELS)
 
 
 @pytest.fixture(scope='module')
@@ -38,33 +38,33 @@ def apply(params):
 
 @pytest.mark.slow
 def test_channels_are_apart_and_know_which_they_are(apply):
-    whole, _ = apply(GREY, COARSE, CHANNELS)
+    whole, _ = apply(GRAY, COARSE, CHANNELS)
     assert whole.shape == (2, 3, 4, 3, 256)
     chosen = np.array([[2], [0]])
     slices = np.take_along_axis(np.asarray(COARSE), chosen[:, None, None], axis=-1)
-    found = apply(GREY, slices, chosen)[0][..., 0, :]
+    found = apply(GRAY, slices, chosen)[0][..., 0, :]
     np.testing.assert_allclose(found[0], whole[0, ..., 2, :], atol=1e-5)
     np.testing.assert_allclose(found[1], whole[1, ..., 0, :], atol=1e-5)
     same = np.broadcast_to(np.asarray(COARSE)[..., :1], COARSE.shape)
-    alike, _ = apply(GREY, same, CHANNELS)
+    alike, _ = apply(GRAY, same, CHANNELS)
     assert np.abs(alike[..., 0, :] - alike[..., 1, :]).max() > 0.01
 
 
 def test_only_levels_of_the_coarse_image_are_seen(apply):
     coarse = np.asarray(COARSE)
     levels = coarse // 32 * 32 + 7
-    same, other = (apply(GREY, x, CHANNELS)[0] for x in (coarse, levels))
+    same, other = (apply(GRAY, x, CHANNELS)[0] for x in (coarse, levels))
     np.testing.assert_array_equal(same, other)
-    assert np.abs(apply(GREY, coarse + 32, CHANNELS)[0] - same).max() > 0.01
+    assert np.abs(apply(GRAY, coarse + 32, CHANNELS)[0] - same).max() > 0.01
 
 
 def test_attention_maps_are_those_of_the_first_channel(apply):
-    _, kept = apply(GREY, COARSE, CHANNELS)
-    maps = Model(**TINY).attention_maps(kept, GREY, COARSE, CHANNELS)
+    _, kept = apply(GRAY, COARSE, CHANNELS)
+    maps = Model(**TINY).attention_maps(kept, GRAY, COARSE, CHANNELS)
     assert [m.name for m in maps] == ['encoder/row_0', 'encoder/column_0']
     first = COARSE[..., :1], CHANNELS[:, :1]
-    _, alone = apply(GREY, *first)
-    expected = Model(**TINY).attention_maps(alone, GREY, *first)
+    _, alone = apply(GRAY, *first)
+    expected = Model(**TINY).attention_maps(alone, GRAY, *first)
     for found, one in zip(maps, expected, strict=True):
         np.testing.assert_allclose(np.asarray(found.weights), np.asarray(one.weights), atol=1e-6)
 
@@ -72,7 +72,7 @@ def test_attention_maps_are_those_of_the_first_channel(apply):
 @pytest.mark.parametrize(('levels', 'depth', 'side'), [(8, 4, 64), (256, 3, 256)])
 def test_parameter_counts_are_exact(levels, depth, side):
     """Of the published sizes, counted by hand."""
-    grey, coarse, channels = (
+    gray, coarse, channels = (
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in (
             ((1, side, side), jnp.uint8),
@@ -81,14 +81,14 @@ def test_parameter_counts_are_exact(levels, depth, side):
         )
     )
     model, d = Model(levels, depth=depth), 512
-    shapes = jax.eval_shape(model.init, jax.random.key(0), grey, coarse, channels)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), gray, coarse, channels)
     layer = 6 * (d * d + d) + 4 * d + 4 * (2 * side - 1)
     embeddings = 3 * levels * d + 256 * d + 2 * d * d + d + 2 * side * d
     expected = embeddings + 2 * depth * layer + 256 * d + 256
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
 
 
-def test_what_is_learnt_of_places_is_resized_with_the_image(params):
+def test_what_is_learned_of_places_is_resized_with_the_image(params):
     model = Model(**TINY)
     resized, notes = model.resize_params(params, (3, 4), (6, 5))
     assert notes == ['columns, relative_bias, rows: resized to 6 x 5 places (bilinear)']

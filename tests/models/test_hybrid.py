@@ -225,7 +225,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
     assert 0 < error < 0.08
     # Five convolutions, as many group norms, and three layer norms.
     precision.assert_norms_have_float32_statistics(half, params['params'], images, 5 + 3)
-    precision.assert_convolutions_are_bfloat16_and_standardised_in_float32(
+    precision.assert_convolutions_are_bfloat16_and_standardized_in_float32(
         half, params['params'], images, 5
     )
 

@@ -61,9 +61,9 @@ def apply(model):
 def test_parameter_counts_are_exact(name):
     params = shapes(Model(scan=True, **vit.variant(name)))
     tables = [leaf for path, leaf in param_paths(params).items() if path.endswith('pos_embed')]
-    total, learnt = COUNTS[name]
+    total, learned = COUNTS[name]
     assert count(params) == total
-    assert learnt is None or count(params) - count(tables) == learnt
+    assert learned is None or count(params) - count(tables) == learned
     if name == 'B/16':
         assert count({part: params[part] for part in mae.ENCODER}) == 85_798_656
         assert count(params['decoder']) == 26_109_184

@@ -28,7 +28,7 @@ def shapes(model, *size):
 
 
 def norms(model, size):
-    """What the authors' script counts besides products: an operation for each normalised value.
+    """What the authors' script counts besides products: an operation for each normalized value.
 
     Two norms a block, one of the embedding, and, with its 4 D values counted as D, one at each
     merging; the last as one value in 2^stages of a map as large as the first.
@@ -127,7 +127,7 @@ def test_maps_of_any_size(size):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
-def test_merging_joins_neighbours_column_by_column():
+def test_merging_joins_neighbors_column_by_column():
     x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
 
     @jax.jit

@@ -10,8 +10,8 @@ import pytest
 from vit_jax.ops import boxes
 
 rng = np.random.default_rng(0)
-CENTRED = jnp.asarray(rng.uniform(0.05, 1, (64, 4)), jnp.float32)
-A, B = boxes.to_corners(CENTRED[:32]), boxes.to_corners(CENTRED[32:])
+CENTERED = jnp.asarray(rng.uniform(0.05, 1, (64, 4)), jnp.float32)
+A, B = boxes.to_corners(CENTERED[:32]), boxes.to_corners(CENTERED[32:])
 # Two boxes each: points, lines, boxes that touch, and corners out of order.
 DEGENERATE = {
     'the same point': ([0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]),
@@ -27,7 +27,7 @@ DEGENERATE = {
 
 
 def test_forms_are_inverse():
-    np.testing.assert_allclose(boxes.to_centred(boxes.to_corners(CENTRED)), CENTRED, atol=1e-6)
+    np.testing.assert_allclose(boxes.to_centered(boxes.to_corners(CENTERED)), CENTERED, atol=1e-6)
     corners = boxes.to_corners(jnp.array([0.5, 0.4, 0.2, 0.6]))
     np.testing.assert_allclose(corners, [0.4, 0.1, 0.6, 0.7], atol=1e-6)
     np.testing.assert_allclose(boxes.area(corners), 0.12, atol=1e-6)

@@ -14,19 +14,19 @@ def test_a_bin_is_64r_8g_b_of_three_bits_each():
     np.testing.assert_array_equal(to_bins(jnp.asarray(IMAGE)), 64 * red + 8 * green + blue)
 
 
-def test_every_bin_comes_back_from_the_colour_in_its_middle():
+def test_every_bin_comes_back_from_the_color_in_its_middle():
     bins = jnp.arange(BINS)
-    colours = from_bins(bins)
-    np.testing.assert_array_equal(to_bins(colours), bins)
-    np.testing.assert_array_equal(colours[0b101_000_111], [5 * 32 + 16, 16, 7 * 32 + 16])
+    colors = from_bins(bins)
+    np.testing.assert_array_equal(to_bins(colors), bins)
+    np.testing.assert_array_equal(colors[0b101_000_111], [5 * 32 + 16, 16, 7 * 32 + 16])
 
 
-def test_no_byte_is_more_than_16_from_that_colour():
+def test_no_byte_is_more_than_16_from_that_color():
     distance = np.abs(np.asarray(from_bins(to_bins(jnp.asarray(IMAGE))), int) - IMAGE)
     assert distance.max() <= 16
 
 
-def test_grey_is_luma_and_a_grey_pixel_keeps_its_value():
+def test_gray_is_luma_and_a_gray_pixel_keeps_its_value():
     values = np.arange(256, dtype=np.uint8)
     np.testing.assert_array_equal(to_luma(jnp.asarray(values)[:, None].repeat(3, 1)), values)
     luma = IMAGE @ np.array([0.2989, 0.587, 0.114])

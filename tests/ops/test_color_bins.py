@@ -1,4 +1,4 @@
-"""Colours as classes: how many, who is whose neighbour, and what rare ones weigh."""
+"""Colors as classes: how many, who is whose neighbor, and what rare ones weigh."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ AB = np.asarray(colors.rgb_to_lab(RNG.uniform(size=(400, 3)).astype(np.float32))
 
 
 def test_there_are_as_many_as_in_the_paper():
-    bins = color_bins.centres()
+    bins = color_bins.centers()
     assert bins.shape == (color_bins.NUM_BINS, 2) == (313, 2)
     assert not (bins % 10).any() and len(np.unique(bins, axis=0)) == 313
     assert not bins.flags.writeable
@@ -20,9 +20,9 @@ def test_there_are_as_many_as_in_the_paper():
 
 @pytest.mark.slow
 def test_what_the_docstring_says_of_the_gamut():
-    """229 bins are colours of sRGB at some lightness, and colours fall into 261."""
+    """229 bins are colors of sRGB at some lightness, and colors fall into 261."""
     lightness = np.arange(0, 100, 0.25, np.float32)[:, None, None]
-    lab = np.broadcast_to(color_bins.centres(), (len(lightness), 313, 2))
+    lab = np.broadcast_to(color_bins.centers(), (len(lightness), 313, 2))
     lab = np.concatenate([np.broadcast_to(lightness, (*lab.shape[:2], 1)), lab], axis=-1)
     light = np.asarray(colors.lab_to_linear(lab))
     assert ((light >= 0) & (light <= 1)).all(-1).any(0).sum() == pytest.approx(229, abs=3)
@@ -32,17 +32,17 @@ def test_what_the_docstring_says_of_the_gamut():
     ab = np.asarray(colors.rgb_to_lab(faces))[:, 1:]
     rounded = np.unique(np.rint(ab / 10), axis=0)
     assert len(rounded) == 261
-    assert {*map(tuple, 10 * rounded)} <= {*map(tuple, color_bins.centres())}
+    assert {*map(tuple, 10 * rounded)} <= {*map(tuple, color_bins.centers())}
 
 
-def test_the_nearest_bin_is_the_rounded_colour():
-    found = color_bins.centres()[np.asarray(color_bins.nearest(AB))]
+def test_the_nearest_bin_is_the_rounded_color():
+    found = color_bins.centers()[np.asarray(color_bins.nearest(AB))]
     np.testing.assert_array_equal(found, 10 * np.rint(AB / 10))
 
 
 def test_soft_labels_are_gaussians_of_the_five_nearest():
     bins, weights = (np.asarray(x) for x in color_bins.soft_encode(AB))
-    distances = np.linalg.norm(AB[:, None] - color_bins.centres(), axis=-1)
+    distances = np.linalg.norm(AB[:, None] - color_bins.centers(), axis=-1)
     for i, row in enumerate(distances):
         expected = np.argsort(row)[:5]
         np.testing.assert_allclose(row[bins[i]], row[expected], rtol=1e-4)
@@ -73,23 +73,23 @@ def test_the_annealed_mean_goes_from_the_mean_to_the_mode():
     logits = jnp.asarray(RNG.normal(size=(20, 313)), jnp.float32)
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     mean = color_bins.annealed_mean(logits, 1.0)
-    np.testing.assert_allclose(mean, probs @ color_bins.centres(), atol=1e-3)
+    np.testing.assert_allclose(mean, probs @ color_bins.centers(), atol=1e-3)
     mode = color_bins.annealed_mean(logits, 1e-3)
-    np.testing.assert_allclose(mode, color_bins.centres()[logits.argmax(-1)], atol=1e-3)
+    np.testing.assert_allclose(mode, color_bins.centers()[logits.argmax(-1)], atol=1e-3)
     sharper = probs ** (1 / 0.38)
-    annealed = (sharper / sharper.sum(-1, keepdims=True)) @ color_bins.centres()
+    annealed = (sharper / sharper.sum(-1, keepdims=True)) @ color_bins.centers()
     np.testing.assert_allclose(color_bins.annealed_mean(logits), annealed, atol=1e-3)
 
 
-def test_weights_are_one_on_average_and_larger_for_rare_colours():
+def test_weights_are_one_on_average_and_larger_for_rare_colors():
     counts = np.zeros(313)
     common, rare = color_bins.nearest(np.array([[0, 0], [50, 50]], np.float32)).tolist()
     counts[common], counts[rare] = 999, 1
     for mix in (0.0, 0.5, 1.0):
         weights = color_bins.class_weights(counts + 1e-9, mix)
         # Smoothed shares, by a sum over all pairs.
-        centres = color_bins.centres().astype(float)
-        kernel = np.exp(-((centres[:, None] - centres) ** 2).sum(-1) / 50)
+        centers = color_bins.centers().astype(float)
+        kernel = np.exp(-((centers[:, None] - centers) ** 2).sum(-1) / 50)
         shares = (kernel / kernel.sum(0) * ((counts + 1e-9) / counts.sum())).sum(1)
         assert (shares * weights).sum() == pytest.approx(1, rel=1e-4)
         ratio = ((1 - mix) * shares[common] + mix / 313) / ((1 - mix) * shares[rare] + mix / 313)

@@ -1,4 +1,4 @@
-"""Colour arithmetic: published values, exact inverses, luminance that no colour changes."""
+"""Color arithmetic: published values, exact inverses, luminance that no color changes."""
 
 import types
 
@@ -9,13 +9,13 @@ import pytest
 
 from vit_jax.ops import colors as lib
 
-NAMES = ('to_linear', 'from_linear', 'to_grey', 'rgb_to_lab', 'lab_to_linear')
+NAMES = ('to_linear', 'from_linear', 'to_gray', 'rgb_to_lab', 'lab_to_linear')
 NAMES += ('colorize', 'to_bytes', 'colorfulness', 'psnr')
 colors = types.SimpleNamespace(**{name: jax.jit(getattr(lib, name)) for name in NAMES})
 RNG = np.random.default_rng(0)
 RGB = RNG.uniform(size=(500, 3)).astype(np.float32)
 
-# CIE Lab under D65 of sRGB's primaries and secondaries, and of a grey, as widely published
+# CIE Lab under D65 of sRGB's primaries and secondaries, and of a gray, as widely published
 # (brucelindbloom.com; https://www.easyrgb.com).
 PUBLISHED = {
     (255, 255, 255): (100.0, 0.0, 0.0),
@@ -31,7 +31,7 @@ PUBLISHED = {
 
 
 def by_definition(rgb):
-    """Lab of one colour, one number after the other, by IEC 61966-2-1 and CIE 15:2004."""
+    """Lab of one color, one number after the other, by IEC 61966-2-1 and CIE 15:2004."""
     light = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in rgb]
     matrix = (
         (0.4124564, 0.3575761, 0.1804375),
@@ -63,41 +63,41 @@ def test_conversions_have_inverses():
     np.testing.assert_allclose(back, RGB, atol=1e-4)
 
 
-def test_every_grey_is_its_own_grey():
+def test_every_gray_is_its_own_gray():
     values = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
     np.testing.assert_array_equal(
-        np.asarray(colors.to_bytes(colors.to_grey(values / 255)))[:, 0], values[:, 0]
+        np.asarray(colors.to_bytes(colors.to_gray(values / 255)))[:, 0], values[:, 0]
     )
     np.testing.assert_allclose(np.asarray(colors.rgb_to_lab(values / 255))[:, 1:], 0, atol=1e-3)
 
 
-def test_colours_come_back_on_their_own_grey():
+def test_colors_come_back_on_their_own_gray():
     ab = np.asarray(colors.rgb_to_lab(RGB))[:, 1:]
-    np.testing.assert_allclose(colors.colorize(colors.to_grey(RGB), ab), RGB, atol=1e-3)
+    np.testing.assert_allclose(colors.colorize(colors.to_gray(RGB), ab), RGB, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_no_colour_changes_the_luminance():
-    """Of any grey in bytes and any (a, b), most of which are beyond the gamut; to one level."""
-    grey = np.repeat(np.arange(256), 200)[:, None]
-    ab = RNG.uniform(-128, 128, (len(grey), 2)).astype(np.float32)
-    made = colors.to_bytes(colors.colorize(grey / 255, ab))
-    again = np.asarray(colors.to_bytes(colors.to_grey(np.asarray(made) / 255))).astype(int)
-    assert np.abs(again - grey).max() <= 1
+def test_no_color_changes_the_luminance():
+    """Of any gray in bytes and any (a, b), most of which are beyond the gamut; to one level."""
+    gray = np.repeat(np.arange(256), 200)[:, None]
+    ab = RNG.uniform(-128, 128, (len(gray), 2)).astype(np.float32)
+    made = colors.to_bytes(colors.colorize(gray / 255, ab))
+    again = np.asarray(colors.to_bytes(colors.to_gray(np.asarray(made) / 255))).astype(int)
+    assert np.abs(again - gray).max() <= 1
 
 
 @pytest.mark.slow
 def test_beyond_the_gamut_only_saturation_is_lost():
-    """Linear light moves straight towards the grey, and no further than the gamut."""
-    grey, ab = np.full((1, 1), 0.5), np.array([[120.0, -110.0]])
+    """Linear light moves straight toward the gray, and no further than the gamut."""
+    gray, ab = np.full((1, 1), 0.5), np.array([[120.0, -110.0]])
 
     @jax.jit
-    def run(grey, ab):
-        lightness = lib.rgb_to_lab(grey.repeat(3, 1))[:, :1]
+    def run(gray, ab):
+        lightness = lib.rgb_to_lab(gray.repeat(3, 1))[:, :1]
         wanted = lib.lab_to_linear(jnp.concatenate([lightness, ab], 1))
-        return lib.to_linear(grey), wanted, lib.to_linear(lib.colorize(grey, ab))
+        return lib.to_linear(gray), wanted, lib.to_linear(lib.colorize(gray, ab))
 
-    light, wanted, found = jax.device_get(run(grey, ab))
+    light, wanted, found = jax.device_get(run(gray, ab))
     assert wanted.max() > 1 and wanted.min() < 0
     shares = (found - light) / (wanted - light)
     np.testing.assert_allclose(shares, shares[0, 0] * np.ones((1, 3)), rtol=1e-4)
@@ -107,8 +107,8 @@ def test_beyond_the_gamut_only_saturation_is_lost():
 
 def test_gradients_are_finite():
     ab = jnp.asarray(RNG.uniform(-128, 128, (300, 2)), jnp.float32)
-    grey = jnp.asarray(np.linspace(0, 1, 300, dtype=np.float32)[:, None])
-    grads = jax.jit(jax.grad(lambda x: lib.colorize(grey, x).sum()))(ab)
+    gray = jnp.asarray(np.linspace(0, 1, 300, dtype=np.float32)[:, None])
+    grads = jax.jit(jax.grad(lambda x: lib.colorize(gray, x).sum()))(ab)
     assert np.isfinite(grads).all()
 
 

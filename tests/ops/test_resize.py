@@ -78,7 +78,7 @@ def test_larger_patches_give_the_tokens_of_the_original(old, new):
 
 
 def test_tokens_of_a_whole_image():
-    """Patches enlarged one by one, so that none sees its neighbours, by the model's own layer."""
+    """Patches enlarged one by one, so that none sees its neighbors, by the model's own layer."""
     kernel, image = values(4, 4, 3, 5), values(1, 8, 12, 3)
     patches = image.reshape(2, 4, 3, 4, 3).swapaxes(1, 2).reshape(6, 4, 4, 3)
     enlarged = resized_patches(patches, (6, 6)).reshape(2, 3, 6, 6, 3)

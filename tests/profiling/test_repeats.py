@@ -16,7 +16,7 @@ def blocks(numbers, width=4):
     return [row(f'encoder/block_{i}/{name}', width) for i in numbers for name in ('b', 'k')]
 
 
-def test_alike_neighbours_are_one():
+def test_alike_neighbors_are_one():
     folded = repeats.fold([*blocks(range(12)), row('head', 3)])
     assert [(r['path'], r['times'], r['count']) for r in folded] == [
         ('encoder/block_{0..11}/b', 12, 48),

@@ -9,7 +9,7 @@ from vit_jax.runtime.preemption import Preemption
 
 @pytest.fixture
 def handlers():
-    """The handlers of this process, put back afterwards."""
+    """The handlers of this process, put back afterward."""
     numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
     before = {number: signal.getsignal(number) for number in numbers}
     yield before

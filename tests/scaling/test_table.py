@@ -183,7 +183,7 @@ def test_m4_extrapolates_the_imagenet_curves(published):
     assert result['median_holdout_rmse'] <= 0.035
 
 
-def test_families_share_a_colour_and_sizes_are_its_shades():
+def test_families_share_a_color_and_sizes_are_its_shades():
     made = [
         row | {'family': family, 'parameters': size}
         for family, size in (('vit', '305002'), ('vit', '40858'), ('bit', '86602'))
@@ -196,7 +196,7 @@ def test_families_share_a_colour_and_sizes_are_its_shades():
         'bit parameters 86.6k',
     ]
     figure = plots.draw(curves, ask(by=('family', 'parameters')))
-    (small, large, other) = [np.array(colours(line)) for line in points(figure.axes[0])]
+    (small, large, other) = [np.array(colors(line)) for line in points(figure.axes[0])]
     assert (small > large).any() and (small >= large - 1e-9).all()  # paler, of the same hue
     assert np.argmax(large) == 2 and np.argmax(other) == 0  # blue and orange
     assert [text.get_text() for text in figure.axes[0].texts] == [' held out']
@@ -206,5 +206,5 @@ def points(axes):
     return [line for line in axes.lines if not line.get_label().startswith('_')]
 
 
-def colours(line):
+def colors(line):
     return to_rgb(line.get_color())

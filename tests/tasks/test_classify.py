@@ -94,7 +94,7 @@ def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
 
 
 @pytest.mark.slow
-def test_mixup_is_a_weighted_mean_with_the_neighbour_in_which_the_label_leads():
+def test_mixup_is_a_weighted_mean_with_the_neighbor_in_which_the_label_leads():
     task, batch = Task(mixup=0.4), make_batch()
     image = np.asarray(task.inputs(batch)[0])
     augment, weights = jax.jit(task.augment), []

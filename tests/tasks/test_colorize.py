@@ -1,4 +1,4 @@
-"""Colorization: soft labels of the true colours, luminance that is kept, sums without padding."""
+"""Colorization: soft labels of the true colors, luminance that is kept, sums without padding."""
 
 import json
 
@@ -21,15 +21,15 @@ BATCH = {'image': IMAGE, 'mask': jnp.ones(2)}
 
 @jax.jit
 def evaluate(logits, batch):
-    return Task().evaluate(Given(lambda grey: {'logits': logits}), batch)
+    return Task().evaluate(Given(lambda gray: {'logits': logits}), batch)
 
 
 rgb_to_lab = jax.jit(colors.rgb_to_lab)
 
 
 @jax.jit
-def grey_bytes(image):
-    return colors.to_bytes(colors.to_grey(image / 255.0))
+def gray_bytes(image):
+    return colors.to_bytes(colors.to_gray(image / 255.0))
 
 
 def loss_of(task, logits):
@@ -52,7 +52,7 @@ def expected_losses(weights):
 
 @pytest.fixture
 def prior(tmp_path):
-    """A file of colours, and their weights."""
+    """A file of colors, and their weights."""
     counts = RNG.integers(0, 1000, 313)
     color_prior.write(tmp_path / 'colors.json', counts, 'here')
     return str(tmp_path / 'colors.json'), color_bins.class_weights(counts, 0.3)
@@ -86,25 +86,25 @@ def test_accuracy_is_that_of_the_likeliest_bin():
 
 
 def test_a_prediction_keeps_the_luminance():
-    found = jax.jit(lambda batch: Task().predict(Given(lambda grey: {'logits': LOGITS}), batch))(
+    found = jax.jit(lambda batch: Task().predict(Given(lambda gray: {'logits': LOGITS}), batch))(
         BATCH
     )
     assert found['ab'].shape == (2, 4, 6, 2) and found['image'].dtype == jnp.uint8
-    grey, again = (np.asarray(grey_bytes(x)).astype(int) for x in (IMAGE, found['image']))
-    assert np.abs(grey - again).max() <= 1
+    gray, again = (np.asarray(gray_bytes(x)).astype(int) for x in (IMAGE, found['image']))
+    assert np.abs(gray - again).max() <= 1
 
 
-def test_a_grey_image_is_its_own_input():
-    """A grey file, by one channel or by three that are equal, is what its colour image became."""
-    (colour,) = Task().inputs(BATCH)
-    assert colour.shape == (2, 8, 12, 1)
-    grey = jnp.round((colour + 1) * 127.5).astype(jnp.uint8)
-    for image in (grey, jnp.repeat(grey, 3, axis=-1), jnp.repeat(colour, 3, axis=-1)):
-        np.testing.assert_allclose(Task().inputs({'image': image})[0], colour, atol=1e-6)
+def test_a_gray_image_is_its_own_input():
+    """A gray file, by one channel or by three that are equal, is what its color image became."""
+    (color,) = Task().inputs(BATCH)
+    assert color.shape == (2, 8, 12, 1)
+    gray = jnp.round((color + 1) * 127.5).astype(jnp.uint8)
+    for image in (gray, jnp.repeat(gray, 3, axis=-1), jnp.repeat(color, 3, axis=-1)):
+        np.testing.assert_allclose(Task().inputs({'image': image})[0], color, atol=1e-6)
 
 
 def test_what_is_measured_of_images():
-    """By the true colours, PSNR is limited by the bins alone; grey images are not colourful."""
+    """By the true colors, PSNR is limited by the bins alone; gray images are not colorful."""
     smooth = jnp.broadcast_to(jnp.array([180, 120, 90], jnp.uint8), IMAGE.shape)
     batch = {**BATCH, 'image': smooth}
     ab = rgb_to_lab(smooth / 255.0)[:, ::2, ::2, 1:]
@@ -112,8 +112,8 @@ def test_what_is_measured_of_images():
     found = {k: float(s / n) for k, (s, n) in evaluate(logits, batch).items()}
     assert found['psnr'] > 30 > found['psnr_of_grey']
     assert found['colorfulness'] == pytest.approx(found['true_colorfulness'], rel=0.1)
-    grey = jnp.zeros_like(logits).at[..., color_bins.nearest(np.zeros(2, np.float32))].set(50)
-    sums = evaluate(grey, batch)
+    gray = jnp.zeros_like(logits).at[..., color_bins.nearest(np.zeros(2, np.float32))].set(50)
+    sums = evaluate(gray, batch)
     assert float(sums['colorfulness'][0]) == pytest.approx(0, abs=0.5)
     assert sums['psnr'][0] == pytest.approx(float(sums['psnr_of_grey'][0]), abs=0.05)
 

@@ -25,7 +25,7 @@ def outputs(logits):
 @pytest.mark.slow
 def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
     knows = 50 * jax.nn.one_hot(coarse_colors.to_bins(IMAGE), coarse_colors.BINS)
-    sums = Task().evaluate(Given(lambda grey, bins: outputs(knows)), BATCH)
+    sums = Task().evaluate(Given(lambda gray, bins: outputs(knows)), BATCH)
     np.testing.assert_allclose(sums['loss'], (0, 32), atol=1e-3)
     np.testing.assert_allclose(sums['parallel_bits_per_dim'], (32 * 9, 32), rtol=1e-6)
     means = terms.means(found := Task().loss(outputs(0 * knows), BATCH))
@@ -34,9 +34,9 @@ def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
     np.testing.assert_allclose(terms.total(found, terms.means(found)), 9 / 4, rtol=1e-5)
 
 
-def test_a_grey_image_of_one_channel_is_its_own_luma():
-    grey, _ = Task().inputs({'image': IMAGE[..., :1]})
-    np.testing.assert_array_equal(grey, IMAGE[..., 0])
+def test_a_gray_image_of_one_channel_is_its_own_luma():
+    gray, _ = Task().inputs({'image': IMAGE[..., :1]})
+    np.testing.assert_array_equal(gray, IMAGE[..., 0])
     with pytest.raises(UserError, match=r'must be bytes of 1 or 3 channels .* not float32 of 3'):
         Task().inputs({'image': IMAGE / 255.0})
 
@@ -64,7 +64,7 @@ def test_samples_belong_to_the_seed_and_the_example(predict):
     np.testing.assert_array_equal(samples[[2, 0, 1]], moved['samples'])
     other = predict(1, index=jnp.array([5, 6, 7]))
     assert (samples != other['samples']).any() and (samples[:, 0] != samples[:, 1]).any()
-    # Untrained, every colour is about as likely.
+    # Untrained, every color is about as likely.
     assert np.abs(first['bits_per_dim'] - 9).max() < 1.5
 
 
@@ -82,7 +82,7 @@ def test_an_upsampler_learns_one_channel_and_is_judged_by_all():
     assert every.shape == (3, 4, 4, 3)
     np.testing.assert_array_equal(channels, [[0, 1, 2]] * 3)
 
-    def apply(grey, coarse, channels):
+    def apply(gray, coarse, channels):
         return {'logits': jnp.zeros((*coarse.shape, 256))}
 
     np.testing.assert_allclose(task.evaluate(Given(apply), BATCH)['loss'], (96 * 8, 96), rtol=1e-6)

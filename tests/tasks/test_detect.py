@@ -244,7 +244,7 @@ def test_predictions(batch):
     np.testing.assert_allclose(scores, real, atol=1e-6)
 
 
-def test_inputs_are_normalised_and_padding_is_zero(batch):
+def test_inputs_are_normalized_and_padding_is_zero(batch):
     images, mask = TASK.inputs({**batch, 'image': jnp.full((ROWS, 40, 50, 3), 255, jnp.uint8)})
     np.testing.assert_allclose(images[0, 0, 0], (1 - np.array(TASK.mean)) / TASK.std, rtol=1e-5)
     assert not images[1, 30:].any() and not images[1, :, 20:].any()

@@ -26,11 +26,11 @@ def expected_target(target, mean=0.5, std=0.5):
     return (patches - patches.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-6)
 
 
-@pytest.mark.parametrize('colours', [{}, IMAGENET], ids=['ours', 'imagenet'])
+@pytest.mark.parametrize('colors', [{}, IMAGENET], ids=['ours', 'imagenet'])
 @pytest.mark.parametrize('target', ['normalized', 'pixels'])
-def test_the_loss_is_the_error_of_hidden_patches(target, colours):
-    errors = np.square(PATCHES - expected_target(target, **colours)).mean(-1)
-    found = terms.means(Task(target=target, **colours).loss(OUTPUTS, BATCH))
+def test_the_loss_is_the_error_of_hidden_patches(target, colors):
+    errors = np.square(PATCHES - expected_target(target, **colors)).mean(-1)
+    found = terms.means(Task(target=target, **colors).loss(OUTPUTS, BATCH))
     assert found.keys() == {'loss'}
     expected = (errors * MASK).sum() / MASK.sum()
     np.testing.assert_allclose(found['loss'], expected, rtol=1e-5)
@@ -49,19 +49,19 @@ def test_noise_of_the_batch_goes_to_the_model():
     assert Task().inputs({**BATCH, 'noise': noise})[1] is noise
 
 
-@pytest.mark.parametrize('colours', [{}, IMAGENET], ids=['ours', 'imagenet'])
+@pytest.mark.parametrize('colors', [{}, IMAGENET], ids=['ours', 'imagenet'])
 @pytest.mark.parametrize('target', ['normalized', 'pixels'])
 @pytest.mark.parametrize('host', [False, True], ids=['bytes', 'floats'])
-def test_a_perfect_prediction_is_the_image(target, colours, host):
+def test_a_perfect_prediction_is_the_image(target, colors, host):
     """Whatever was taken from the target and divided out of it comes back."""
-    outputs = {'patches': jnp.asarray(expected_target(target, **colours)), 'mask': MASK}
+    outputs = {'patches': jnp.asarray(expected_target(target, **colors)), 'mask': MASK}
     tokens = jnp.asarray(RNG.normal(size=(2, 7, 5)), jnp.float32)
     batch = {'image': IMAGE / 127.5 - 1} if host else BATCH
 
     def apply(image, method=None):
         return tokens if method == 'features' else outputs
 
-    found = Task(target=target, **colours).predict(Given(apply), batch)
+    found = Task(target=target, **colors).predict(Given(apply), batch)
     np.testing.assert_allclose(found['reconstruction'], IMAGE / 255.0, atol=1e-5)
     np.testing.assert_array_equal(found['mask'], MASK.reshape(2, 2, 3))
     np.testing.assert_allclose(found['features'], tokens[:, 1:].mean(1), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A model is evaluated on the classes that it has learnt, by their number and their names."""
+"""A model is evaluated on the classes that it has learned, by their number and their names."""
 
 import itertools
 import pathlib
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures('one_device')
 
 @pytest.fixture
 def folder(tmp_path):
-    """`folder('cat', 'dog')`: a source with eight grey images of each class."""
+    """`folder('cat', 'dog')`: a source with eight gray images of each class."""
     numbers = itertools.count()
 
     def write(*names):

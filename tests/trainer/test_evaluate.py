@@ -145,7 +145,7 @@ def test_results_do_not_depend_on_the_layout(layout, variables, expected):
     assert results == pytest.approx(expected, abs=1 / 61 + 1e-9)
 
 
-def test_digits_are_told_apart_by_features_that_have_learnt_nothing(expected):
+def test_digits_are_told_apart_by_features_that_have_learned_nothing(expected):
     shots = ['few/1_shot', 'few/5_shot', 'few/25_shot']
     assert list(expected)[:4] == [*shots, 'knn/knn_accuracy']
     assert 0.2 < expected['few/1_shot'] < expected['few/25_shot']

@@ -53,7 +53,7 @@ def config():
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The folder of such a run that has learnt something; do not write to it."""
+    """The folder of such a run that has learned something; do not write to it."""
     config, folder = make_config(), tmp_path_factory.mktemp('init') / 'before'
     config.optim.lr = 0.1
     train.train(config, folder, devices=jax.devices()[:1])
@@ -241,7 +241,7 @@ MISTAKES = {
         r'cls_token has shape (1, 1, 32) instead of (1, 1, 16)',
     ),
     'another depth': (dict(depth=2), 'the checkpoint has depth=2; config.model has depth=1'),
-    'colour': (dict(channels=3), 'patch_embed/kernel has shape (2, 2, 3, 16) instead of (2, 2, 1,'),
+    'color': (dict(channels=3), 'patch_embed/kernel has shape (2, 2, 3, 16) instead of (2, 2, 1,'),
 }
 
 

@@ -24,7 +24,7 @@ def one(one_device: None) -> None:
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """The handlers of this process, put back afterwards: a run that was stopped ignores more."""
+    """The handlers of this process, put back afterward: a run that was stopped ignores more."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGTERM, before[0])

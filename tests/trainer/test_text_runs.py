@@ -341,7 +341,7 @@ SHORTER = ['total=400 steps', 'data.split=train[:30000]']
         pytest.param([], 1.0, marks=pytest.mark.long),
     ],
 )
-def test_digits_are_learnt(tmp_path, repo, changes: list[str], right: float) -> None:
+def test_digits_are_learned(tmp_path, repo, changes: list[str], right: float) -> None:
     rarely = ['every.eval=1000', 'every.checkpoint=1000', 'evals.test.buckets=(13,)']
     path = str(repo / 'experiments/translate/synthetic.py:reverse')
     result = one_run(config_lib.load(path, [*rarely, *changes]), tmp_path)

@@ -23,7 +23,7 @@ def test_a_few_images_fill_the_picture():
 
 def test_rows_of_pictures_carry_the_names_of_files():
     image = np.zeros((4, 6, 3), np.uint8)
-    rows = [[('grey', image), ('colored', image)], [('grey', image)]]
+    rows = [[('gray', image), ('colored', image)], [('gray', image)]]
     figure = batch.draw_rows(rows, ['a.png', 'b.png'])
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ['a.png: grey', 'colored', 'b.png: grey', '']
+    assert titles == ['a.png: gray', 'colored', 'b.png: gray', '']

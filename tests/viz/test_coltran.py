@@ -1,4 +1,4 @@
-"""What is shown of samples of colours, and of upsampled ones."""
+"""What is shown of samples of colors, and of upsampled ones."""
 
 import argparse
 import pathlib
@@ -22,15 +22,15 @@ def photo(image):
     return Photo(pathlib.Path('a.png'), image, {'image': image}, '')
 
 
-def test_samples_are_told_and_drawn_between_grey_and_original():
+def test_samples_are_told_and_drawn_between_gray_and_original():
     seen = photo(SAMPLES[1])
     rows = coltran.Viz().rows(PREDICTION, seen, CONTEXT)
     assert [(row['sample'], row['bits_per_dim']) for row in rows] == [(0, 2.5), (1, 3.0)]
     assert rows[1]['psnr'] > 100 > rows[0]['psnr'] > 5
     panels = coltran.shown(seen, SAMPLES)
-    assert [title for title, _ in panels] == ['grey', 'sample 0', 'sample 1', 'original']
-    grey = panels[0][1]
-    assert (grey == grey[..., :1]).all()
+    assert [title for title, _ in panels] == ['gray', 'sample 0', 'sample 1', 'original']
+    gray = panels[0][1]
+    assert (gray == gray[..., :1]).all()
     figure = coltran.Viz().draw(
         [PREDICTION, PREDICTION], [seen, photo(SAMPLES[0, ..., :1])], CONTEXT
     )
@@ -38,30 +38,30 @@ def test_samples_are_told_and_drawn_between_grey_and_original():
 
 
 @pytest.mark.slow
-def test_colours_are_laid_over_the_file_and_its_luminance_stays():
+def test_colors_are_laid_over_the_file_and_its_luminance_stays():
     seen = photo(SAMPLES[1].repeat(2, axis=1))  # a file twice as wide
     panels = coltran.over_file(seen, SAMPLES)
-    assert [title for title, _ in panels] == ['grey', 'sample 0', 'sample 1', 'original']
-    grey, sample, _, original = (picture / 255 for _, picture in panels)
+    assert [title for title, _ in panels] == ['gray', 'sample 0', 'sample 1', 'original']
+    gray, sample, _, original = (picture / 255 for _, picture in panels)
     assert sample.shape == original.shape == (6, 16, 3)
     luminance = np.asarray(colors.luminance(sample))
-    np.testing.assert_allclose(luminance, colors.luminance(grey), atol=0.02)
-    assert np.abs(sample - grey).max() > 0.05
+    np.testing.assert_allclose(luminance, colors.luminance(gray), atol=0.02)
+    assert np.abs(sample - gray).max() > 0.05
 
 
-def test_a_grey_photograph_has_no_original_to_compare_with():
+def test_a_gray_photograph_has_no_original_to_compare_with():
     seen = photo(SAMPLES[0, ..., :1])
     assert [row['psnr'] for row in coltran.Viz().rows(PREDICTION, seen, CONTEXT)] == [None, None]
     assert coltran.shown(seen, SAMPLES)[-1][0] == 'sample 1'
 
 
-def test_upsampled_colours():
+def test_upsampled_colors():
     prediction, seen = {'coarse': SAMPLES[0], 'image': SAMPLES[1]}, photo(SAMPLES[1])
     rows = coltran_upsampler.Viz().rows(prediction, seen, CONTEXT)
     assert [row['image'] for row in rows] == ['coarse', 'upsampled']
     assert rows[1]['psnr'] > 100 > rows[0]['psnr']
     titles = [title for title, _ in coltran_upsampler.panels(prediction, seen)]
-    assert titles == ['grey', 'coarse', 'upsampled', 'original']
+    assert titles == ['gray', 'coarse', 'upsampled', 'original']
 
 
 def test_flags_change_the_task():

@@ -171,7 +171,7 @@ def test_a_picture_of_every_query(rng, head, words):
         'input',
         'mean of all queries',
         *(f'query {i}' for i in range(5)),
-        '',  # the colour bar
+        '',  # the color bar
     ]
     assert words in figure.subfigs[1].get_suptitle()
     layer = weights[1].mean(axis=0) if head is None else weights[1, head]

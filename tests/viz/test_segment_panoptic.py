@@ -1,4 +1,4 @@
-"""Segments as rows and drawn: pixels of the file, as COCO writes them, in colours that differ."""
+"""Segments as rows and drawn: pixels of the file, as COCO writes them, in colors that differ."""
 
 import argparse
 import pathlib
@@ -72,7 +72,7 @@ def test_pixels_that_the_model_has_not_seen_are_of_no_segment():
     assert seen[20:, 10:18].all()
 
 
-def test_the_picture_has_a_colour_and_a_name_for_each_segment():
+def test_the_picture_has_a_color_and_a_name_for_each_segment():
     numbers = np.kron([[0, 1], [2, 3]], np.ones((30, 40), int))
     picture = viz.painted(
         np.full((60, 80, 3), 100, np.uint8), numbers, [(1, 0, 0), (0, 0, 1), (0, 1, 0)]

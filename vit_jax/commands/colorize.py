@@ -101,5 +101,5 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument('--seed', type=int, default=0, help='of the samples')
-    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, grey or in color')
+    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, gray or in color')
     return parser.parse_args(argv)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     with writing(out, '--out'):
         color_prior.write(out, counts, source.title)
     used = np.argsort(-counts, kind='stable')[:3]
-    top = ', '.join(f'{tuple(color_bins.centres()[i].astype(int).tolist())}' for i in used)
+    top = ', '.join(f'{tuple(color_bins.centers()[i].astype(int).tolist())}' for i in used)
     print(
         f'{out}: {counts.sum():,} pixels in {np.count_nonzero(counts)} of {len(counts)} bins; '
         f'most in those around (a, b) = {top}'

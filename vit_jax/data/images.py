@@ -19,13 +19,13 @@ MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigab
 def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
     """Decode a JPEG, PNG or WebP file.
 
-    Grey, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
+    Gray, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
     white; the EXIF orientation is applied.
 
     Args:
       data: the encoded bytes.
       name: of the image, for messages.
-      channels: 3 for RGB, 1 for grey.
+      channels: 3 for RGB, 1 for gray.
 
     Returns:
       uint8 [H, W, channels].

@@ -110,7 +110,7 @@ class Subset:
         title = f'{self.title} of classes {",".join(map(str, classes))}'
         parts: list[tuple[Source, np.ndarray]] = [
             (
-                Relabelled(source, tuple(classes)),
+                Relabeled(source, tuple(classes)),
                 indices[np.isin(source.labels()[indices], classes)],
             )
             for source, indices in self._parts
@@ -204,7 +204,7 @@ def with_class(record: Record, num_classes: int, source: Source, index: int) -> 
     return record if isinstance(label, (int, np.integer)) else {**record, 'label': int(label)}
 
 
-class Relabelled:
+class Relabeled:
     """A source with class `classes[k]` renumbered to k; labels of other classes become -1."""
 
     def __init__(self, source: Source, classes: tuple[int, ...]):

@@ -111,12 +111,12 @@ def _measure(
 ) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
     """The images with the made colors on their own luminance, and metrics of these."""
     rgb = truth / jnp.float32(255)
-    grey = colors.to_bytes(colors.to_grey(rgb)) / jnp.float32(255)
+    gray = colors.to_bytes(colors.to_gray(rgb)) / jnp.float32(255)
     ab = colors.rgb_to_lab(made / jnp.float32(255))[..., 1:]
-    image = colors.colorize(grey, jax.image.resize(ab, (*grey.shape[:3], 2), 'bilinear'))
+    image = colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
     return colors.to_bytes(image), {
         'psnr': colors.psnr(image, rgb),
-        'psnr_of_grey': colors.psnr(jnp.broadcast_to(grey, rgb.shape), rgb),
+        'psnr_of_grey': colors.psnr(jnp.broadcast_to(gray, rgb.shape), rgb),
         'colorfulness': colors.colorfulness(image),
         'true_colorfulness': colors.colorfulness(rgb),
     }

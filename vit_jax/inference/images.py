@@ -27,7 +27,7 @@ class PhotoReader:
 
     Attributes:
       transforms: of the first evaluation.
-      channels: 3 for color, 1 for grey.
+      channels: 3 for color, 1 for gray.
       size: (height, width) to crop a file to before the transforms; None if these take images of
         any size.
       padded: (height, width) that images are padded to after the transforms; None for no padding.
@@ -94,7 +94,7 @@ def photo_of(
 def _note(photo: Photo) -> str:
     """The sizes of a file and of the model's input, and the part of the file that is seen."""
     height, width = photo.original.shape[:2]
-    mode = 'grey' if photo.original.shape[2] == 1 else 'RGB'
+    mode = 'gray' if photo.original.shape[2] == 1 else 'RGB'
     note = f'{height} x {width} pixels read as {_pixels(photo.image)} {mode}'
     if photo.affine is None:
         return note

@@ -1,7 +1,7 @@
 """Accuracy of a classifier, trained on color images, on colorized images.
 
 After Zhang et al., 2016, arXiv:1603.08511, section 3.1: its accuracy on the colorized images, next
-to that on the grey ones and on the originals. It is an evaluator of the task `colorize`:
+to that on the gray ones and on the originals. It is an evaluator of the task `colorize`:
 
     evaluate --workdir COLORIZER --evaluator "vit_jax.inference.kept_accuracy(classifier='RUN')"
 """
@@ -59,9 +59,9 @@ class Evaluator(base.Evaluator):
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
         colorized, label = predictions['image'], batch['label']
-        grey = np.asarray(colors.to_bytes(colors.to_grey(colorized / np.float32(255))))
+        gray = np.asarray(colors.to_bytes(colors.to_gray(colorized / np.float32(255))))
         original = [self._source[i]['image'] for i in batch['index'].tolist()]
-        images = (colorized, grey.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))
+        images = (colorized, gray.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))
         self._check_sizes(colorized.shape[1:3], images[-1].shape[1:3])
         for kind, image in zip(KINDS, images, strict=True):
             self._right[kind] += int((self._classify(image) == label).sum())

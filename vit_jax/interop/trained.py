@@ -167,7 +167,7 @@ class TrainedModel:
         """The model's input for a black and a white pixel, float32 [2, channels].
 
         In between, byte b of a channel becomes low + (high - low) * b / 255. None if the input is
-        not the image itself, but tokens or the grey image of a colorizer.
+        not the image itself, but tokens or the gray image of a colorizer.
         """
         if self.spec and 'image' not in self.spec:
             return None

@@ -1,4 +1,4 @@
-"""Colorization of grey images by a ViT on patches and a query for the colors of each patch.
+"""Colorization of gray images by a ViT on patches and a query for the colors of each patch.
 
 The colors are bins of (a, b), as in Zhang et al., 2016, arXiv:1603.08511; the queries attend to
 the patches as in DETR (Carion et al., 2020, arXiv:2005.12872).
@@ -34,7 +34,7 @@ TABLES = ('pos_embed', 'query_embed')
 
 
 class Model(base.Model):
-    """An encoder of grey patches, and queries that attend to all of them.
+    """An encoder of gray patches, and queries that attend to all of them.
 
     A query starts as its position and never attends to other queries, so that its attention maps
     are the only path from the image.
@@ -93,7 +93,7 @@ class Model(base.Model):
     def __call__(
         self, images: Float[Array, 'B H W 1'], train: bool = False
     ) -> dict[str, Float[Array, 'B ...']]:
-        """Predict the colors of grey images.
+        """Predict the colors of gray images.
 
         Returns:
           tokens: [B N D] of the encoder, after its norm.

@@ -1,8 +1,8 @@
-"""ColTran core: coarse colors of a grey image, pixel by pixel.
+"""ColTran core: coarse colors of a gray image, pixel by pixel.
 
 Kumar et al., 2021, arXiv:2102.04432, sections 3 and 4.1. Pixels are drawn row by row. The outer
 decoder encodes the rows above a pixel, the inner one the pixels to its left; both are conditioned
-on the encoded grey image.
+on the encoded gray image.
 """
 
 import functools
@@ -25,7 +25,7 @@ from vit_jax.nn.multi_head import KeyValue
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops.coarse_colors import BINS
 
-GREYS = 256
+GRAYS = 256
 Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
 
 
@@ -33,14 +33,14 @@ class Cache(NamedTuple):
     """The model's state between pixels. Axis 0 of every array is the image.
 
     Attributes:
-      grey: the encoded grey image.
+      gray: the encoded gray image.
       row: colors of the row that is being drawn.
       above: the outer decoder's encoding of all rows above it.
       outer, inner: keys and values of the causal layers, along columns and along the row.
-      outer_summaries, inner_summaries: of the grey image, for the layers' norms.
+      outer_summaries, inner_summaries: of the gray image, for the layers' norms.
     """
 
-    grey: Float[Array, 'B H W D']
+    gray: Float[Array, 'B H W D']
     row: Int[Array, 'B W']
     above: Float[Array, 'B 1 W D']
     outer: tuple[KeyValue, ...]
@@ -50,7 +50,7 @@ class Cache(NamedTuple):
 
 
 class Model(base.Model):
-    """Encoder of the grey image, outer and inner decoder, and a parallel head on the encoder.
+    """Encoder of the gray image, outer and inner decoder, and a parallel head on the encoder.
 
     Attributes:
       width: D, width of a position.
@@ -87,7 +87,7 @@ class Model(base.Model):
         layer = functools.partial(
             AxialLayer, self.num_heads, self.mlp_dim, norm_eps=self.norm_eps, dtype=dtype
         )
-        self.embed_grey = nn.Embed(GREYS, self.width, dtype=dtype)
+        self.embed_grey = nn.Embed(GRAYS, self.width, dtype=dtype)
         self.encoder = AxialEncoder(self.encoder_depth, layer)
         self.embed_color = nn.Embed(BINS, self.width, dtype=dtype)
         self.outer = OuterDecoder(self.outer_depth, layer)
@@ -98,23 +98,23 @@ class Model(base.Model):
 
     def __call__(
         self,
-        grey: UInt8[Array, 'B H W'],
+        gray: UInt8[Array, 'B H W'],
         bins: Int[Array, 'B H W'],
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W V']]:
         """Scores of every pixel's color, given the true colors of those before it.
 
         Args:
-          grey: the image to be colored.
+          gray: the image to be colored.
           bins: its coarse colors, see `ops.coarse_colors`.
           train: has no effect: there is no dropout.
 
         Returns:
-          logits: [B H W 512], for a pixel given the grey image, the rows above it and the pixels to
+          logits: [B H W 512], for a pixel given the gray image, the rows above it and the pixels to
             its left.
-          parallel_logits: [B H W 512], given the grey image alone.
+          parallel_logits: [B H W 512], given the gray image alone.
         """
-        encoded, colors = self._encode(grey), self.embed_color(bins)
+        encoded, colors = self._encode(gray), self.embed_color(bins)
         above = self.outer(colors, encoded)
         found = self.inner(colors, above, encoded)
         return {
@@ -122,9 +122,9 @@ class Model(base.Model):
             'parallel_logits': self.parallel_head(encoded),
         }
 
-    def start(self, grey: UInt8[Array, 'B H W']) -> Cache:
+    def start(self, gray: UInt8[Array, 'B H W']) -> Cache:
         """The cache before the first pixel."""
-        encoded = self._encode(grey)
+        encoded = self._encode(gray)
         batch, height, width, _ = encoded.shape
         return Cache(
             encoded,
@@ -165,12 +165,12 @@ class Model(base.Model):
     def attention_maps(
         self,
         intermediates: Any,
-        grey: UInt8[Array, 'B H W'],
+        gray: UInt8[Array, 'B H W'],
         bins: Int[Array, 'B H W'],
     ) -> list[AttentionMap]:
         """The attention of each place, layer by layer, from rows and columns to the image."""
         return axial_maps(
-            intermediates, ('encoder', 'outer', 'inner'), (grey.shape[1], grey.shape[2])
+            intermediates, ('encoder', 'outer', 'inner'), (gray.shape[1], gray.shape[2])
         )
 
     def resize_params(
@@ -187,8 +187,8 @@ class Model(base.Model):
         del old_size
         return _resize.axial(params, new_size, method)
 
-    def _encode(self, grey: Array) -> Float[Array, 'B H W D']:
-        return self.encoder(self.embed_grey(grey.astype(jnp.int32)))
+    def _encode(self, gray: Array) -> Float[Array, 'B H W D']:
+        return self.encoder(self.embed_grey(gray.astype(jnp.int32)))
 
 
 class OuterDecoder(nn.Module):
@@ -208,40 +208,40 @@ class OuterDecoder(nn.Module):
         self.columns = [self.layer(axis='column', causal=True) for _ in range(self.depth)]
 
     def __call__(
-        self, colors: Float[Array, 'B H W D'], grey: Float[Array, 'B H W D']
+        self, colors: Float[Array, 'B H W D'], gray: Float[Array, 'B H W D']
     ) -> Float[Array, 'B H W D']:
         """The encoding of the rows above each row; zero for the first."""
-        x = colors + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey
+        x = colors + self.positions(*gray.shape[1:]).astype(gray.dtype) + gray
         for row, column in zip(self.rows, self.columns, strict=True):
-            x = row(x, Context(grey, row.summaries(grey)))
-            x = column(x, Context(grey, column.summaries(grey)))
+            x = row(x, Context(gray, row.summaries(gray)))
+            x = column(x, Context(gray, column.summaries(gray)))
         return jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
 
     def step(
         self, colors: Float[Array, 'B 1 W D'], number: Int[Array, ''], cache: Cache
     ) -> tuple[Float[Array, 'B 1 W D'], tuple[KeyValue, ...]]:
         """The encoding of the rows up to row `number`, and the caches with this row."""
-        grey = jax.lax.dynamic_slice_in_dim(cache.grey, number, 1, axis=1)
-        positions = self.positions(*cache.grey.shape[1:]).astype(grey.dtype)
-        x = colors + jax.lax.dynamic_slice_in_dim(positions, number, 1) + grey
+        gray = jax.lax.dynamic_slice_in_dim(cache.gray, number, 1, axis=1)
+        positions = self.positions(*cache.gray.shape[1:]).astype(gray.dtype)
+        x = colors + jax.lax.dynamic_slice_in_dim(positions, number, 1) + gray
         summaries, pasts = iter(cache.outer_summaries), []
         for row, column, past in zip(self.rows, self.columns, cache.outer, strict=True):
-            x = row(x, Context(grey, next(summaries)))
-            x, past = column.step(x, past, number, Context(grey, next(summaries)))
+            x = row(x, Context(gray, next(summaries)))
+            x, past = column.step(x, past, number, Context(gray, next(summaries)))
             pasts.append(past)
         return x, tuple(pasts)
 
-    def summaries(self, grey: Float[Array, 'B H W D']) -> Summaries:
+    def summaries(self, gray: Float[Array, 'B H W D']) -> Summaries:
         """Summaries for the layers along rows and columns in turn."""
         pairs = zip(self.rows, self.columns, strict=True)
-        return tuple(layer.summaries(grey) for pair in pairs for layer in pair)
+        return tuple(layer.summaries(gray) for pair in pairs for layer in pair)
 
 
 class InnerDecoder(nn.Module):
     """The encoding of the pixels to the left of each pixel, shifted right by one (section 3.2).
 
-    Attention and MLP are conditioned on the grey image and the rows above, norms on a summary of
-    the grey image alone: a summary of the rows above would leak later rows.
+    Attention and MLP are conditioned on the gray image and the rows above, norms on a summary of
+    the gray image alone: a summary of the rows above would leak later rows.
 
     Attributes:
       depth: layers of causal row attention.
@@ -259,14 +259,14 @@ class InnerDecoder(nn.Module):
         self,
         colors: Float[Array, 'B H W D'],
         above: Float[Array, 'B H W D'],
-        grey: Float[Array, 'B H W D'],
+        gray: Float[Array, 'B H W D'],
     ) -> Float[Array, 'B H W D']:
         """The encoding of each pixel's context."""
         left = jnp.pad(colors, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
-        x = left + self.positions(*grey.shape[1:]).astype(grey.dtype) + grey + above
-        places = jnp.concatenate([grey, above], axis=-1)
+        x = left + self.positions(*gray.shape[1:]).astype(gray.dtype) + gray + above
+        places = jnp.concatenate([gray, above], axis=-1)
         for layer in self.rows:
-            x = layer(x, Context(places, layer.summaries(grey)))
+            x = layer(x, Context(places, layer.summaries(gray)))
         return x
 
     def step(
@@ -277,19 +277,19 @@ class InnerDecoder(nn.Module):
         cache: Cache,
     ) -> tuple[Float[Array, 'B 1 1 D'], tuple[KeyValue, ...]]:
         """The encoding of the context of the pixel right of `left`, and the caches with it."""
-        _, height, width, features = cache.grey.shape
+        _, height, width, features = cache.gray.shape
         positions = self.positions(height, width, features)[None].astype(left.dtype)
-        grey, positions = (
+        gray, positions = (
             jax.lax.dynamic_slice(x, (0, row, column, 0), (len(x), 1, 1, features))
-            for x in (cache.grey, positions)
+            for x in (cache.gray, positions)
         )
         above = jax.lax.dynamic_slice_in_dim(cache.above, column, 1, axis=2)
-        x = left + positions + grey + above
-        places, pasts = jnp.concatenate([grey, above], axis=-1), []
+        x = left + positions + gray + above
+        places, pasts = jnp.concatenate([gray, above], axis=-1), []
         for layer, past, summary in zip(self.rows, cache.inner, cache.inner_summaries, strict=True):
             x, past = layer.step(x, past, column, Context(places, summary))
             pasts.append(past)
         return x, tuple(pasts)
 
-    def summaries(self, grey: Float[Array, 'B H W D']) -> Summaries:
-        return tuple(layer.summaries(grey) for layer in self.rows)
+    def summaries(self, gray: Float[Array, 'B H W D']) -> Summaries:
+        return tuple(layer.summaries(gray) for layer in self.rows)

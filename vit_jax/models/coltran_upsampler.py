@@ -24,7 +24,7 @@ BYTES = 256
 
 
 class Model(base.Model):
-    """Axial attention over one channel of the coarse image and the grey image.
+    """Axial attention over one channel of the coarse image and the gray image.
 
     Attributes:
       levels: number of levels of a channel of the coarse image, a divisor of 256: 8 for the color
@@ -60,7 +60,7 @@ class Model(base.Model):
     @nn.compact
     def __call__(
         self,
-        grey: UInt8[Array, 'B H W'],
+        gray: UInt8[Array, 'B H W'],
         coarse: UInt8[Array, 'B H W C'],
         channels: Int[Array, 'B C'],
         train: bool = False,
@@ -68,7 +68,7 @@ class Model(base.Model):
         """Scores of every byte of some channels, each predicted independently.
 
         Args:
-          grey: the grey image.
+          gray: the gray image.
           coarse: channels of the coarse image, in bytes, which are quantized to `levels`.
           channels: their indices, 0 for red, 1 for green and 2 for blue.
           train: has no effect: there is no dropout.
@@ -84,7 +84,7 @@ class Model(base.Model):
         values = coarse.astype(jnp.int32) // (BYTES // self.levels)
         values = values + self.levels * channels[:, None, None]
         x = embed(3 * self.levels, name='embed_channel')(values)
-        guide = embed(BYTES, name='embed_grey')(grey.astype(jnp.int32))
+        guide = embed(BYTES, name='embed_grey')(gray.astype(jnp.int32))
         guide = jnp.broadcast_to(guide[..., None, :], x.shape)
         x = dense(self.width, dtype=dtype, name='embed')(jnp.concatenate([x, guide], axis=-1))
 
@@ -102,12 +102,12 @@ class Model(base.Model):
     def attention_maps(
         self,
         intermediates: Mapping[str, Any],
-        grey: UInt8[Array, 'B H W'],
+        gray: UInt8[Array, 'B H W'],
         coarse: UInt8[Array, 'B H W C'],
         channels: Int[Array, 'B C'],
     ) -> list[AttentionMap]:
         """The attention of each place for the first channel, mapped to the image."""
-        grid, every = (grey.shape[1], grey.shape[2]), channels.shape[1]
+        grid, every = (gray.shape[1], gray.shape[2]), channels.shape[1]
         return axial_maps(intermediates, ('encoder',), grid, every)
 
     def resize_params(

@@ -18,7 +18,7 @@ def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
     return jnp.concatenate([center - sides / 2, center + sides / 2], axis=-1)
 
 
-def to_centred(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
+def to_centered(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
     """Convert corners to centers and sides."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(first + last) / 2, last - first], axis=-1)

@@ -1,4 +1,4 @@
-"""Coarse colors, three bits a channel in 512 bins, and the grey image to be colored.
+"""Coarse colors, three bits a channel in 512 bins, and the gray image to be colored.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4: a byte x becomes the level floor(x / 32), and the
 levels of a pixel become the bin 64 r + 8 g + b. Parameter-free, on the device.
@@ -14,7 +14,7 @@ BINS = LEVELS**3
 STEP = 256 // LEVELS  # bytes of one level
 
 # ITU-R BT.601, as in `tf.image.rgb_to_grayscale`.
-GREY_WEIGHTS = (0.2989, 0.5870, 0.1140)
+GRAY_WEIGHTS = (0.2989, 0.5870, 0.1140)
 
 
 def to_bins(image: UInt8[Array, '*B 3']) -> Int[Array, '*B']:
@@ -30,8 +30,8 @@ def from_bins(bins: Int[Array, '*B']) -> UInt8[Array, '*B 3']:
 
 
 def to_luma(image: UInt8[Array, '*B 3']) -> UInt8[Array, '*B']:
-    """The luma of every pixel, rounded; a grey pixel keeps its value."""
-    luma = (image.astype(jnp.float32) * jnp.array(GREY_WEIGHTS)).sum(-1)
+    """The luma of every pixel, rounded; a gray pixel keeps its value."""
+    luma = (image.astype(jnp.float32) * jnp.array(GRAY_WEIGHTS)).sum(-1)
     return jnp.round(luma).astype(jnp.uint8)
 
 

@@ -23,7 +23,7 @@ TEMPERATURE = 0.38
 
 
 @functools.cache
-def centres() -> Float[np.ndarray, 'Q 2']:
+def centers() -> Float[np.ndarray, 'Q 2']:
     """(a, b) of the middle of every bin, sorted.
 
     The bins are the multiples of 10 within 13.5 of a color of sRGB. The paper gives their number,
@@ -48,7 +48,7 @@ def centres() -> Float[np.ndarray, 'Q 2']:
 
 def _distances(ab: Float[colors.Values, '*B 2']) -> Float[Array, '*B Q']:
     """Squared distances to every bin."""
-    middle = jnp.asarray(centres())
+    middle = jnp.asarray(centers())
     a, b = (jnp.square(ab[..., i, None] - middle[:, i]) for i in range(2))
     return a + b
 
@@ -77,10 +77,10 @@ def annealed_mean(
 ) -> Float[Array, '*B 2']:
     """The mean color of the distribution at a temperature (equation 5).
 
-    At 1 it is the mean, which is pale; towards 0 it becomes the most likely bin, which is patchy.
+    At 1 it is the mean, which is pale; toward 0 it becomes the most likely bin, which is patchy.
     """
     probs = jax.nn.softmax(logits / temperature, axis=-1)
-    return jnp.stack([(probs * middle).sum(-1) for middle in centres().T], axis=-1)
+    return jnp.stack([(probs * middle).sum(-1) for middle in centers().T], axis=-1)
 
 
 def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float[np.ndarray, 'Q']:
@@ -94,7 +94,7 @@ def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float
       counts: how often a color lies in each bin.
       mix: lambda, 0 for pure inverses, 1 for no rebalancing.
     """
-    distances = np.square(centres()[:, None] - centres()[None]).sum(-1)
+    distances = np.square(centers()[:, None] - centers()[None]).sum(-1)
     kernel = np.exp(-distances / (2 * SIGMA**2))
     shares = kernel / kernel.sum(axis=0) @ (counts / counts.sum())
     weights = 1 / ((1 - mix) * shares + mix / len(shares))

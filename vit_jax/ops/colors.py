@@ -1,10 +1,10 @@
-"""Color conversions as pure functions: sRGB, linear light, CIE Lab and grey.
+"""Color conversions as pure functions: sRGB, linear light, CIE Lab and gray.
 
 sRGB is that of IEC 61966-2-1, its values in [0, 1]. Lab is CIE 1976 under D65: the lightness L is
-in [0, 100], and a and b are zero for greys and lie within -110 and 100 for sRGB.
+in [0, 100], and a and b are zero for grays and lie within -110 and 100 for sRGB.
 
-A grey value is that of the sRGB grey with the same relative luminance, so that an image and its
-grey version have the same L.
+A gray value is that of the sRGB gray with the same relative luminance, so that an image and its
+gray version have the same L.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def luminance(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
     return _mix(to_linear(rgb), _XYZ[1])[..., None]
 
 
-def to_grey(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
-    """The sRGB value of the grey with a color's luminance."""
+def to_gray(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
+    """The sRGB value of the gray with a color's luminance."""
     return from_linear(luminance(rgb))
 
 
@@ -67,13 +67,13 @@ def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
     return jnp.stack([_mix(xyz, row) for row in _RGB], axis=-1)
 
 
-def colorize(grey: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
-    """sRGB with the luminance of `grey` and the colors `ab`, as far as the gamut allows.
+def colorize(gray: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
+    """sRGB with the luminance of `gray` and the colors `ab`, as far as the gamut allows.
 
-    A color beyond the gamut moves straight to the grey of its luminance until it is inside: it
+    A color beyond the gamut moves straight to the gray of its luminance until it is inside: it
     loses saturation, but neither luminance nor dominant wavelength.
     """
-    light = to_linear(grey)
+    light = to_linear(gray)
     lightness = 116 * _lab_curve(light) - 16
     away = lab_to_linear(jnp.concatenate([lightness, ab], axis=-1)) - light
     room = jnp.where(away > 0, 1 - light, light) / jnp.maximum(jnp.abs(away), 1e-12)
@@ -87,7 +87,7 @@ def to_bytes(values: Float[Values, '*B']) -> UInt8[Array, '*B']:
 
 
 def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
-    """How colorful images are: about 0 (grey) to 110, on the scale of bytes.
+    """How colorful images are: about 0 (gray) to 110, on the scale of bytes.
 
     M3 of Hasler and Suesstrunk, "Measuring colorfulness in natural images", 2003, section 6.
     """

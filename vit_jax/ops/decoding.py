@@ -89,7 +89,7 @@ def sample(
     Args:
       step, cache, max_len, max_lens, bos, eos: as in `greedy`.
       keys: a random key for each example, from which its tokens are drawn.
-      temperature: above 0; towards 0 it becomes `greedy`.
+      temperature: above 0; toward 0 it becomes `greedy`.
       top_k: draw from the k most probable tokens only, see `keep_top_k`.
       top_p: draw from the nucleus of this probability only, see `keep_top_p`.
 

@@ -1,4 +1,4 @@
-"""Colorization: the likely colors of a grey image, which is computed from the color image.
+"""Colorization: the likely colors of a gray image, which is computed from the color image.
 
 Zhang et al., 2016, arXiv:1603.08511, section 2.
 """
@@ -49,9 +49,9 @@ class Task(base.Task):
             raise UserError(f'config.task.temperature={self.temperature}: must be positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W 1']]:
-        """The grey images, rounded as in an eight-bit file."""
+        """The gray images, rounded as in an eight-bit file."""
         low, high = self.value_range
-        return (self._grey(batch) * (high - low) + low,)
+        return (self._gray(batch) * (high - low) + low,)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the cells of the output: the weighted cross entropy (equation 2), and the
@@ -70,10 +70,10 @@ class Task(base.Task):
         baseline; `colorfulness` (Hasler and Suesstrunk, 2003) and `true_colorfulness`.
         """
         outputs, truth = self.outputs(apply, batch), self._rgb(batch)
-        made, grey = self._colorize(outputs, batch), self._grey(batch)
+        made, gray = self._colorize(outputs, batch), self._gray(batch)
         images = {
             'psnr': colors.psnr(made, truth),
-            'psnr_of_grey': colors.psnr(jnp.broadcast_to(grey, truth.shape), truth),
+            'psnr_of_grey': colors.psnr(jnp.broadcast_to(gray, truth.shape), truth),
             'colorfulness': colors.colorfulness(made),
             'true_colorfulness': colors.colorfulness(truth),
         }
@@ -99,10 +99,10 @@ class Task(base.Task):
         low, high = self.value_range
         return (pixels.to_range(batch['image'], self.value_range) - low) / (high - low)
 
-    def _grey(self, batch: Batch) -> Float[Array, 'B H W 1']:
-        """Grey images, 0 to 1 in steps of bytes, so that a grey file stays the same."""
+    def _gray(self, batch: Batch) -> Float[Array, 'B H W 1']:
+        """Gray images, 0 to 1 in steps of bytes, so that a gray file stays the same."""
         rgb = self._rgb(batch)
-        return jnp.round(255 * colors.to_grey(jnp.broadcast_to(rgb, (*rgb.shape[:3], 3)))) / 255
+        return jnp.round(255 * colors.to_gray(jnp.broadcast_to(rgb, (*rgb.shape[:3], 3)))) / 255
 
     def _compare(
         self, outputs: dict, batch: Batch
@@ -142,5 +142,5 @@ class Task(base.Task):
 
     def _colorize(self, outputs: dict, batch: Batch) -> Float[Array, 'B H W 3']:
         """The enlarged colors on the luminance of the input, 0 to 1."""
-        ab, grey = self._ab(outputs), self._grey(batch)
-        return colors.colorize(grey, jax.image.resize(ab, (*grey.shape[:3], 2), 'bilinear'))
+        ab, gray = self._ab(outputs), self._gray(batch)
+        return colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))

@@ -1,4 +1,4 @@
-"""Coarse colors of grey images, drawn pixel by pixel; trained on color images.
+"""Coarse colors of gray images, drawn pixel by pixel; trained on color images.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.1.
 """
@@ -51,7 +51,7 @@ class Task(base.Task):
         decoding.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
 
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
-        """The grey images, and the bins of their colors."""
+        """The gray images, and the bins of their colors."""
         image = colored(batch['image'])
         return coarse_colors.to_luma(image), coarse_colors.to_bins(image)
 
@@ -75,21 +75,21 @@ class Task(base.Task):
           samples: [B S H W 3], bytes: the colors in the middle of their bins.
           bits_per_dim: [B S], minus log2 of a sample's probability, over the number of its pixels.
         """
-        grey, _ = self.inputs(batch)
-        keys = apply(len(grey), method='sample_keys')
+        gray, _ = self.inputs(batch)
+        keys = apply(len(gray), method='sample_keys')
         keys = jax.vmap(functools.partial(jax.random.split, num=self.samples))(keys).reshape(-1)
         found = decoding.sample(
             functools.partial(apply, method='decode_step'),
-            apply(grey.repeat(self.samples, axis=0), method='start'),
+            apply(gray.repeat(self.samples, axis=0), method='start'),
             keys,
-            max_len=math.prod(grey.shape[1:]),
+            max_len=math.prod(gray.shape[1:]),
             temperature=self.temperature,
             top_k=self.top_k,
             bos=0,
             eos=NO_END,
         )
-        bins = found.tokens.reshape(len(grey), self.samples, *grey.shape[1:])
-        bits = -found.scores.reshape(len(grey), self.samples) / (bins[0, 0].size * math.log(2))
+        bins = found.tokens.reshape(len(gray), self.samples, *gray.shape[1:])
+        bits = -found.scores.reshape(len(gray), self.samples) / (bins[0, 0].size * math.log(2))
         return {'samples': coarse_colors.from_bins(bins), 'bits_per_dim': bits}
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:

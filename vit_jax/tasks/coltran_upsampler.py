@@ -1,4 +1,4 @@
-"""Upsampling of a coarse color image, in color or in space, given the fine grey image.
+"""Upsampling of a coarse color image, in color or in space, given the fine gray image.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.2.
 """
@@ -46,7 +46,7 @@ class Task(base.Task):
     def inputs(
         self, batch: Batch
     ) -> tuple[UInt8[Array, 'B H W'], UInt8[Array, 'B H W C'], Int[Array, 'B C']]:
-        """The grey images, channels of the coarse images, and the indices of these channels.
+        """The gray images, channels of the coarse images, and the indices of these channels.
 
         The coarse image is the batch's `coarse` [B h w 3] if there is one.
         """
@@ -70,8 +70,8 @@ class Task(base.Task):
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """The likeliest bytes, `image` [B H W 3], and the `coarse` image, enlarged to that size."""
-        grey, coarse, channels = self.inputs(batch)
-        logits = apply(grey, coarse, channels)['logits']
+        gray, coarse, channels = self.inputs(batch)
+        logits = apply(gray, coarse, channels)['logits']
         return {'image': logits.argmax(-1).astype(jnp.uint8), 'coarse': coarse}
 
 

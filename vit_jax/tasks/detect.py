@@ -252,5 +252,5 @@ def targets_of(batch: Batch) -> Targets:
     if 'crowd' in batch:
         real &= ~batch['crowd'].astype(bool)
     return Targets(
-        batch['labels'], box_ops.to_centred(batch['boxes'] / sides[:, None].clip(1)), real
+        batch['labels'], box_ops.to_centered(batch['boxes'] / sides[:, None].clip(1)), real
     )

@@ -46,8 +46,8 @@ def _evaluates(training: Training) -> list[str]:
     return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
 
 
-def utilisation(training: Training) -> Callable[[float], float | None]:
-    """Steps a second -> model FLOPs utilisation; None where the chip's peak is not known."""
+def utilization(training: Training) -> Callable[[float], float | None]:
+    """Steps a second -> model FLOPs utilization; None where the chip's peak is not known."""
     program = training.program
     mesh = program.layout.mesh
     kind = mesh.devices.flat[0].device_kind

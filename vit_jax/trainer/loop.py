@@ -13,7 +13,7 @@ from vit_jax.data.batches import Batch
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.trainer import broken_records, evaluations, profile
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.describe import utilisation
+from vit_jax.trainer.describe import utilization
 from vit_jax.trainer.due import due, due_evals, due_examples, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
 from vit_jax.trainer.judge import Bests, is_best
@@ -96,7 +96,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     """
     timetable, start, state = training.timetable, beginning.step, beginning.state
     total, checkpointer = timetable.total, hooks.checkpointer
-    meter = Meter(start, timetable.lr, utilisation(training), training.program.max_skips)
+    meter = Meter(start, timetable.lr, utilization(training), training.program.max_skips)
     last = evaluate_first(training, beginning, hooks)
     if last.verdict is Verdict.ENDED:
         return last

@@ -172,7 +172,7 @@ def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> 
     """Compare the data with a model of whose training data nothing is known.
 
     Raises:
-      UserError: if the images have other colours, or the task needs other classes.
+      UserError: if the images have other colors, or the task needs other classes.
     """
     source = evaluate.open_data(group, trained.config.batch_size, layout).source
     have, need = raw_images(source).get('channels'), trained.channels

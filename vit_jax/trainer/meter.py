@@ -28,7 +28,7 @@ class Meter:
     Args:
       start: the step before the first.
       schedule: step -> learning rate.
-      utilisation: steps a second -> share of the chips' peak, or None.
+      utilization: steps a second -> share of the chips' peak, or None.
       max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are in no
         mean.
     """
@@ -37,10 +37,10 @@ class Meter:
         self,
         start: int,
         schedule: optax.Schedule,
-        utilisation: Callable[[float], float | None],
+        utilization: Callable[[float], float | None],
         max_skips: int = 0,
     ):
-        self.step, self.schedule, self.utilisation = start, schedule, utilisation
+        self.step, self.schedule, self.utilization = start, schedule, utilization
         self.max_skips, self.skips_in_a_row = max_skips, 0
         self.running: list[tuple[int, dict[str, Any]]] = []
         self._clock = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
@@ -124,7 +124,7 @@ class Meter:
             'data_wait_sec': self.data_wait,
             'input_bound': self.starved / elapsed,
         }
-        if (mfu := self.utilisation(self.steps / elapsed)) is not None:
+        if (mfu := self.utilization(self.steps / elapsed)) is not None:
             means['mfu'] = mfu
         self._restart()
         return {f'train/{k}': v for k, v in means.items()}

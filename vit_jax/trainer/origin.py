@@ -35,7 +35,7 @@ class Origin:
     """The state or parameters that a new run starts from.
 
     Attributes:
-      params: nested arrays; what is not there is initialised.
+      params: nested arrays; what is not there is initialized.
       state: whole, of the run that this one branches from; None if it branches from none.
       step: of `state`.
       hardware: that `state` was saved on.

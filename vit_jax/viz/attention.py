@@ -84,16 +84,16 @@ def _place(query: Grid, grid: Grid) -> int:
 def overlay(
     image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
 ) -> UInt8[np.ndarray, 'Y X 3']:
-    """The heat map over a darkened grey image, which shows through even at the map's maximum."""
+    """The heat map over a darkened gray image, which shows through even at the map's maximum."""
     height, width = image.shape[:2]
     smooth = Image.fromarray(heat.astype(np.float32)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
     strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
-    grey = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
+    gray = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
     color = COLORS(strength)[..., :3]
     alpha = 0.75 * strength[..., None]
-    return np.round(255 * ((1 - alpha) * grey + alpha * color)).astype(np.uint8)
+    return np.round(255 * ((1 - alpha) * gray + alpha * color)).astype(np.uint8)
 
 
 def _overlays(

@@ -76,7 +76,7 @@ def of_photo(
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
     view, note = photo.view(SIDE), photo.note
     picture = viz.seen(view)
-    note += ', seen in grey' if _is_grey(picture) and not _is_grey(view) else ''
+    note += ', seen in gray' if _is_gray(picture) and not _is_gray(view) else ''
     factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': choice.layer,
@@ -105,7 +105,7 @@ def of_photo(
     return figure, f'{depth} layers x {heads} heads, {size} patches; {note}'
 
 
-def _is_grey(picture: np.ndarray) -> bool:
+def _is_gray(picture: np.ndarray) -> bool:
     return not np.ptp(picture, axis=-1).any()
 
 

@@ -1,4 +1,4 @@
-"""Visualization of colorization: colored images beside the grey ones, at the size of the file."""
+"""Visualization of colorization: colored images beside the gray ones, at the size of the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_jax.ops import colors
 from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
 
-TITLES = ('grey', 'colorized', 'original')
+TITLES = ('gray', 'colorized', 'original')
 SIDE = 3.0  # inches of an image
 PIXELS = 720  # of its longer side, in the picture
 CHUNK = 2**18  # pixels colored at once
@@ -25,7 +25,7 @@ Picture = UInt8[np.ndarray, 'Y X 3']
 
 
 class Viz(base.Viz):
-    """Colored images beside the grey ones."""
+    """Colored images beside the gray ones."""
 
     whole = True
 
@@ -47,8 +47,8 @@ class Viz(base.Viz):
         return colored(prediction['ab'], photo)
 
     def seen(self, picture: Picture) -> Picture:
-        """The grey image that the model gets."""
-        return grey(picture)
+        """The gray image that the model gets."""
+        return gray(picture)
 
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
@@ -66,7 +66,7 @@ def _colorfulness(image: Picture) -> float:
 
 
 def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
-    """Whether any pixel is not grey."""
+    """Whether any pixel is not gray."""
     return bool((image != image[..., :1]).any())
 
 
@@ -89,12 +89,12 @@ def colored(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
 
 @jax.jit
 def _recolor(rgb: UInt8[Array, 'N 3'], ab: Float[Array, 'N 2']) -> UInt8[Array, 'N 3']:
-    return colors.to_bytes(colors.colorize(_grey(rgb), ab))
+    return colors.to_bytes(colors.colorize(_gray(rgb), ab))
 
 
-def _grey(rgb: colors.Values) -> Array:
-    """The pixels of a grey file, 0 to 1."""
-    return colors.to_bytes(colors.to_grey(rgb / 255.0)) / 255.0
+def _gray(rgb: colors.Values) -> Array:
+    """The pixels of a gray file, 0 to 1."""
+    return colors.to_bytes(colors.to_gray(rgb / 255.0)) / 255.0
 
 
 def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
@@ -102,17 +102,17 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 
 
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
-    """The grey, the colored and, if in color, the original image, reduced to the picture's size."""
+    """The gray, the colored and, if in color, the original image, reduced to the picture's size."""
     original = _rgb(photo.original)
     made = [_thumbnail(colored(ab, photo))]
     if has_colors(original):
         made.append(_thumbnail(original))
-    return [grey(_thumbnail(original)), *made]
+    return [gray(_thumbnail(original)), *made]
 
 
-def grey(picture: Picture) -> Picture:
-    """The grey image that the model gets."""
-    return _rgb(np.round(np.asarray(_grey(picture)) * 255).astype(np.uint8))
+def gray(picture: Picture) -> Picture:
+    """The gray image that the model gets."""
+    return _rgb(np.round(np.asarray(_gray(picture)) * 255).astype(np.uint8))
 
 
 def _thumbnail(picture: Picture) -> Picture:

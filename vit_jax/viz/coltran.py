@@ -1,4 +1,4 @@
-"""Visualization of coarse colorization: samples for a grey photograph, beside it."""
+"""Visualization of coarse colorization: samples for a gray photograph, beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Viz(base.Viz):
         return table(prediction['samples'], prediction['bits_per_dim'], photo)
 
     def seen(self, picture: base.Picture) -> base.Picture:
-        """The grey image that the model gets."""
+        """The gray image that the model gets."""
         return seen(picture)
 
     def draw(
@@ -57,7 +57,7 @@ def table(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
     """The bits of a pixel's coarse color in each sample, and the sample's PSNR in dB to the
-    photograph, None for a grey one.
+    photograph, None for a gray one.
     """
     return [
         {'sample': i, 'bits_per_dim': float(each), 'psnr': psnr(sample, photo)}
@@ -67,36 +67,36 @@ def table(
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
     """Peak signal to noise ratio, in dB, to the photograph at the model's size."""
-    if is_grey(photo.image):
+    if is_gray(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
     return float(10 * np.log10(255**2 / max(error, 1e-6)))
 
 
-def is_grey(image: UInt8[np.ndarray, 'H W C']) -> bool:
+def is_gray(image: UInt8[np.ndarray, 'H W C']) -> bool:
     """Whether all channels of every pixel are equal."""
     return bool((image == image[..., :1]).all())
 
 
 def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
-    """The grey image that the model gets."""
-    grey = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
-    return np.asarray(grey)[..., None].repeat(3, axis=-1)
+    """The gray image that the model gets."""
+    gray = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
+    return np.asarray(gray)[..., None].repeat(3, axis=-1)
 
 
 def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The grey image, its samples, and the original where it has colors."""
+    """The gray image, its samples, and the original where it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
-    pictures = [('grey', seen(photo.image)), *numbered]
-    return pictures if is_grey(photo.image) else [*pictures, ('original', photo.image)]
+    pictures = [('gray', seen(photo.image)), *numbered]
+    return pictures if is_gray(photo.image) else [*pictures, ('original', photo.image)]
 
 
 def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The file in grey, with the colors of each sample on its own luminance, and the original."""
+    """The file in gray, with the colors of each sample on its own luminance, and the original."""
     each = [colorize.panels(ab(sample), photo) for sample in samples]
-    grey, _, *original = each[0]
+    gray, _, *original = each[0]
     numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
-    return [('grey', grey), *numbered, *(('original', picture) for picture in original)]
+    return [('gray', gray), *numbered, *(('original', picture) for picture in original)]
 
 
 def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:

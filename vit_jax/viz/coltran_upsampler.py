@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from vit_jax.viz import base, batch
 from vit_jax.viz.batch import Panels
-from vit_jax.viz.coltran import is_grey, psnr, seen
+from vit_jax.viz.coltran import is_gray, psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
 
 
@@ -34,7 +34,7 @@ class Viz(base.Viz):
 
 
 def panels(prediction: Fields, photo: Photo) -> Panels:
-    """The grey, the coarse and the upsampled image, and the original if it has colors."""
-    shown = [('grey', seen(photo.image)), ('coarse', prediction['coarse'])]
+    """The gray, the coarse and the upsampled image, and the original if it has colors."""
+    shown = [('gray', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
-    return shown if is_grey(photo.image) else [*shown, ('original', photo.image)]
+    return shown if is_gray(photo.image) else [*shown, ('original', photo.image)]

@@ -24,7 +24,7 @@ from vit_jax.storage import paths
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLORS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
 FORMATS = ('png', 'pdf', 'svg', 'jpg')
-_UNLABELLED = re.compile(r'_(child|container)\d+')
+_UNLABELED = re.compile(r'_(child|container)\d+')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 
 
@@ -91,7 +91,7 @@ def legend(axes: Axes) -> None:
     Matplotlib leaves out labels that begin with an underscore, as names of runs may; this does not.
     """
     artists: list[Any] = [*axes.lines, *axes.containers]
-    shown = [artist for artist in artists if not _UNLABELLED.match(artist.get_label())]
+    shown = [artist for artist in artists if not _UNLABELED.match(artist.get_label())]
     labels = [artist.get_label() for artist in shown]
     style: dict[str, Any] = {'labelcolor': 'linecolor', 'handlelength': 1.4}
     axes.legend(shown, labels, frameon=False, fontsize=9, **style)

@@ -16,7 +16,7 @@ from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
-GREY = 128  # drawn in place of hidden patches
+GRAY = 128  # drawn in place of hidden patches
 SIDE = 2.4  # inches of an image
 
 
@@ -88,5 +88,5 @@ def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]
         )
     hidden = enlarged(prediction['mask'], photo)[..., None]
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)
-    seen = np.where(hidden, np.uint8(GREY), photo.image)
+    seen = np.where(hidden, np.uint8(GRAY), photo.image)
     return [photo.image, seen, guess, np.where(hidden, guess, photo.image)]

@@ -1,1 +1,1 @@
-"""A system outside of the package: it finds coloured spots in grey images."""
+"""A system outside of the package: it finds colored spots in gray images."""

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop.families import _detr, detr
 
-COLOURS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+COLORS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 EXTRA = {'encoder_attention_heads': helper.HEADS}
 
 # Names of transformers 5 -> those of the hub, and of the authors.
@@ -187,7 +187,7 @@ def written_and_read(reference, kind, folder):
     assert not any(told.values())
     again = interop.read(folder)
     assert again.model_config == {**imported.model_config, 'dropout': 0.1}
-    assert again.task_config == {**imported.task_config, **COLOURS}
+    assert again.task_config == {**imported.task_config, **COLORS}
     assert again.class_names == imported.class_names
     jax.tree.map(np.testing.assert_array_equal, again.params, imported.params)
     return theirs.eval(), notes
@@ -296,7 +296,7 @@ def test_a_resnet_alone_starts_the_backbone(flat, expected):
     assert_same(params, {'backbone': expected['backbone']})
 
 
-def test_colours_are_those_that_the_files_tell(flat):
+def test_colors_are_those_that_the_files_tell(flat):
     told = {'preprocessor_config.json': {'image_mean': [0.1, 0.2, 0.3], 'image_std': [1, 1, 2]}}
     imported = detr.read(flat, {**EXTRA, **told})
     assert imported.task_config == {'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (1, 1, 2)}

@@ -138,7 +138,7 @@ def test_what_is_written_is_read_by_transformers(model, tmp_path, images):
 
 @pytest.mark.slow
 @pytest.mark.parity
-def test_the_colours_of_images_and_target(model, tmp_path):
+def test_the_colors_of_images_and_target(model, tmp_path):
     """Bytes give the loss that transformers has of what its preprocessor makes of them."""
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     model.save_pretrained(tmp_path)

@@ -67,7 +67,7 @@ def test_it_is_the_model_of_transformers(named, tmp_path):
     assert found.source.lower().startswith(named.__name__)
 
 
-def test_config_json_of_timm_tells_size_and_colours(tmp_path):
+def test_config_json_of_timm_tells_size_and_colors(tmp_path):
     pretrained = {'input_size': [3, 24, 20], 'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.2, 0.2]}
     arrays = timm(reference())
     files.write_safetensors(tmp_path, arrays, {'pretrained_cfg': pretrained})

@@ -111,10 +111,10 @@ def test_a_class_token_without_a_position(said, tmp_path, images):
 def test_images_are_in_the_range_of_all_models(tmp_path, images):
     """x in [-1, 1] here is (x + 1) / 2 in [0, 1], of which timm subtracts the mean of ImageNet."""
     model, batch = reference(), images(2, 12, 12, 3)
-    colours = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
-    imported = read(tmp_path, timm_state(model), CONFIG | {'pretrained_cfg': colours})
-    normalised = ((batch + 1) / 2 - np.array(colours['mean'])) / np.array(colours['std'])
-    expected = theirs(model, np.asarray(normalised, np.float32)).logits
+    colors = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
+    imported = read(tmp_path, timm_state(model), CONFIG | {'pretrained_cfg': colors})
+    normalized = ((batch + 1) / 2 - np.array(colors['mean'])) / np.array(colors['std'])
+    expected = theirs(model, np.asarray(normalized, np.float32)).logits
     np.testing.assert_allclose(ours(imported, batch)['logits'], expected, atol=5e-5)
 
 

@@ -84,8 +84,8 @@ def test_a_model_without_a_head(tmp_path):
     assert not any(name.startswith('swin.') for name in arrays)
 
 
-def test_colours_become_part_of_the_weights(tmp_path):
-    """The first layer gives the same for pixels in [-1, 1] as theirs for normalised ones."""
+def test_colors_become_part_of_the_weights(tmp_path):
+    """The first layer gives the same for pixels in [-1, 1] as theirs for normalized ones."""
     model = reference()
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     told = {'image_mean': mean, 'image_std': std}

@@ -284,7 +284,7 @@ def test_images_that_are_not_square(size, pool, tmp_path, images, perturbed):
 
 
 @pytest.mark.slow
-def test_grey_images(tmp_path, images, perturbed):
+def test_gray_images(tmp_path, images, perturbed):
     reference, batch = Reference(), images(2, 8, 8, 1)
     params = perturbed(reference, batch)
     np.savez(tmp_path / 'a.npz', **flat_params(params))

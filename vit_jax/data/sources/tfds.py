@@ -36,7 +36,7 @@ CLASS_KEYS = {  # TFDS reads both spellings of protocol buffers, and an older fo
 class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
-    Images with labels have the features `image` and `label`: images are grey, [H, W, 1], if the
+    Images with labels have the features `image` and `label`: images are gray, [H, W, 1], if the
     data set declares one channel, else RGB; other features are not read. In place of `label`
     `imagenet2012_real` has `original_label`, and `real_label`, bool [C], the reassessed classes
     (Beyer et al., 2020, arXiv:2006.07159). Pairs of sentences have one text a language and nothing

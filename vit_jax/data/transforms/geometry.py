@@ -200,7 +200,7 @@ def _pad(array: np.ndarray, *widths: tuple[int, int]) -> np.ndarray:
 
 
 def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
-    """Apply a function of grey images to each mask."""
+    """Apply a function of gray images to each mask."""
     moved = np.empty_like(masks)
     for row, mask in zip(moved, masks != 0, strict=True):
         row[:] = np.asarray(change(Image.fromarray(mask.astype(np.uint8))))

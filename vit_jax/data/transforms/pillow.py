@@ -20,14 +20,14 @@ METHODS = {
 
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
-    """Convert bytes of 3 channels to an RGB image, of 1 to a grey one; UserError if not uint8."""
+    """Convert bytes of 3 channels to an RGB image, of 1 to a gray one; UserError if not uint8."""
     if image.dtype != np.uint8:
         raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
 def from_pillow(image: Image.Image) -> UInt8[np.ndarray, 'H W C']:
-    """Convert an RGB image to bytes of 3 channels, a grey one to 1."""
+    """Convert an RGB image to bytes of 3 channels, a gray one to 1."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[..., None]
 

@@ -18,7 +18,7 @@ The other fourteen agree up to rounding: of values by one or two, and of positio
 pixel in shears.
 
 Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
-grey square of cutout keeps its box. Pixels are transformed by Pillow.
+gray square of cutout keeps its box. Pixels are transformed by Pillow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Moved = tuple[Image.Image, Matrix | None]
 # (image, level = magnitude / 10, rng)
 Operation = Callable[[Image.Image, float, np.random.Generator], Moved]
 
-GREY = 128  # fills uncovered areas
+GRAY = 128  # fills uncovered areas
 
 
 @transform
@@ -57,7 +57,7 @@ def randaugment(
       num_layers: operations an image.
       magnitude: 0 to 10 for the ranges of the paper's code; more goes beyond them.
       translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels.
-      cutout: half the side of the grey square at magnitude 10, likewise.
+      cutout: half the side of the gray square at magnitude 10, likewise.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
     """
     if variant not in VARIANTS:
@@ -130,9 +130,9 @@ def _wrapped_solarize(image: Image.Image, level: float, rng: np.random.Generator
 
 
 def _contrast_by_count(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    """Change contrast relative to a grey of 1/256 of the number of pixels, at most white."""
-    grey = min(image.width * image.height // 256, 255)
-    flat = Image.new('L', image.size, grey).convert(image.mode)
+    """Change contrast relative to a gray of 1/256 of the number of pixels, at most white."""
+    gray = min(image.width * image.height // 256, 255)
+    flat = Image.new('L', image.size, gray).convert(image.mode)
     return Image.blend(flat, image, 1.8 * level + 0.1)
 
 
@@ -160,7 +160,7 @@ def _rotate(image: Image.Image, degrees: float) -> Moved:
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = -image.width / 2, -image.height / 2
     matrix = (cos, sin, cos * x + sin * y - x, -sin, cos, -sin * x + cos * y - y)
-    return pillow.transform(image, matrix, GREY), matrix
+    return pillow.transform(image, matrix, GRAY), matrix
 
 
 def _skew(
@@ -168,14 +168,14 @@ def _skew(
 ) -> Moved:
     """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
     matrix = (1, x[0], x[1], y[0], 1, y[1])
-    return pillow.transform(image, matrix, GREY), matrix
+    return pillow.transform(image, matrix, GRAY), matrix
 
 
 def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Image:
-    """A grey square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
+    """A gray square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
     x, y = (int(rng.integers(side)) for side in image.size)
     image = image.copy()
-    fill = GREY if image.mode == 'L' else (GREY,) * 3
+    fill = GRAY if image.mode == 'L' else (GRAY,) * 3
     image.paste(fill, (max(0, x - half), max(0, y - half), x + half, y + half))
     return image
 

@@ -3,7 +3,7 @@
 Fifteen of the operations of `randaugment`, without cutout. Posterize and solarize get stronger with
 the magnitude, and factors of color, contrast, brightness and sharpness are above or below 1. As in
 timm, where `randaugment_increasing(2, 9)` is 'rand-m9-mstd0.5-inc1', each operation draws its own
-magnitude, and whether it is applied at all. Uncovered areas are grey; in timm they have the mean
+magnitude, and whether it is applied at all. Uncovered areas are gray; in timm they have the mean
 color of the data set.
 """
 

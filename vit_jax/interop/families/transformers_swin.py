@@ -2,7 +2,7 @@
 
 Names of version 4 are written: version 5 writes and reads them too. GELU and the image size, which
 shapes do not determine, come from config.json. An image that whole patches do not tile is padded
-with grey here, and with the mean of preprocessor_config.json in transformers.
+with gray here, and with the mean of preprocessor_config.json in transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`my_lab.sources.spots:`: grey images of two sizes with up to two coloured spots."""
+"""`my_lab.sources.spots:`: gray images of two sizes with up to two colored spots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vit_jax.data.records import Record, SourceInfo
 from vit_jax.errors import UserError
 
 SIZES = {'train': 64, 'test': 24}
-COLOURS = np.array([[255, 0, 0], [0, 0, 255]], np.uint8)
+COLORS = np.array([[255, 0, 0], [0, 0, 255]], np.uint8)
 
 
 class Source:
@@ -31,7 +31,7 @@ class Source:
         boxes = np.zeros((len(labels), 4), np.float32)
         for box, label in zip(boxes, labels, strict=True):
             x, y = rng.integers(width - 4), rng.integers(height - 4)
-            image[y : y + 4, x : x + 4] = COLOURS[label]
+            image[y : y + 4, x : x + 4] = COLORS[label]
             box[:] = x, y, x + 4, y + 4
         return {'image': image, 'boxes': boxes, 'labels': labels.astype(np.int32)}
 

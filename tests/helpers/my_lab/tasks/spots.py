@@ -1,4 +1,4 @@
-"""Classes and boxes of spots: two losses with normalisers of their own."""
+"""Classes and boxes of spots: two losses with normalizers of their own."""
 
 from __future__ import annotations
 

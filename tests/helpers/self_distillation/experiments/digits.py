@@ -1,4 +1,4 @@
-"""Features of digits without labels, judged by their nearest neighbours."""
+"""Features of digits without labels, judged by their nearest neighbors."""
 
 from ml_collections import ConfigDict
 
