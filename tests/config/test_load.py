@@ -35,6 +35,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('batch_size=1.5', 'expected int'),
         ('data.cache=maybe', 'expected bool'),
         ('batch_size=0', 'at least 1'),
+        ('model.num_heads=5', 'not a multiple of num_heads 5'),
         ('step.accum_steps=0', 'at least 1'),
         ('optim.lr=nan', 'finite'),
         ('optim.weight_decay=inf', 'finite'),

@@ -23,12 +23,12 @@ def main(argv: Sequence[str]) -> int:
         check_no_inputs(parser, args)
     elif not args.inputs:
         parser.error('the following arguments are required: input')
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import compile_cache
     from vit_jax.viz import figures
 
     figures.check_format(args.out, '--out')
     run = open_model(parser, args)
-    sharding.use_compilation_cache()
+    compile_cache.use()
     if args.parameters is not None:
         figure, line = draw_parameters(run, args)
     else:

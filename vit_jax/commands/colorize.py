@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import compile_cache
     from vit_jax.viz import batch, coltran, figures
     from vit_jax.viz.photo import Context
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if folder:
         check_names(names, args.image, args.out, '--out')
     upsamplers = [open_run(path, allowed=args.allow) for path in args.upsampler]
-    sharding.use_compilation_cache()
+    compile_cache.use()
     colorize = colorizer(core, upsamplers, args.seed)
     found = [colorize(path) for path in args.image]
 

@@ -48,10 +48,10 @@ def main(argv: Sequence[str]) -> int:
         check_format(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint says nothing of data: give --source and --split')
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import compile_cache
     from vit_jax.trainer import measure
 
-    sharding.use_compilation_cache()
+    compile_cache.use()
     prepared = measure.prepare(
         open_model(parser, args),
         source=args.source,

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     check_out(args)
     numbers = image_ids(args, viz)
     from vit_jax.inference.predict import predict_photos, read_photos
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import compile_cache
     from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
     run = run.adapted(model=model, task=task)
     photos = read_photos(run, args.image, image_size(args))
-    sharding.use_compilation_cache()
+    compile_cache.use()
     predictions = predict_photos(run, photos, args.seed)
     results = [
         {

@@ -167,9 +167,9 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 def initialize(args: argparse.Namespace) -> None:
     """Sets up the compilation cache, and joins the other processes of the job if there are any."""
-    from vit_jax.runtime import processes, sharding
+    from vit_jax.runtime import compile_cache, processes
 
-    sharding.use_compilation_cache()
+    compile_cache.use()
     if args.distributed or args.coordinator:
         processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)
     else:

@@ -34,10 +34,10 @@ def main(argv: Sequence[str]) -> int:
         lines = read_lines(STDIN)
     from vit_jax.inference.load import open_run
     from vit_jax.inference.text import Translator, sentence_reader
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import compile_cache
     from vit_jax.storage.paths import write_text_atomic
 
-    sharding.use_compilation_cache()
+    compile_cache.use()
     run = open_run(args.workdir, **run_options(args))
     reader = sentence_reader(run)
     search = choose_search(run.task, args)

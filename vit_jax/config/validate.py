@@ -85,6 +85,7 @@ def _places(config: ConfigDict) -> Iterator[str]:
 
 def _check_ranges(config: ConfigDict) -> None:
     """Calls the constructors that check ranges, so that they refuse now; nothing is computed."""
+    _check_model(config)
     Every(**defaults.arguments(config, 'every'))
     init, branch = (
         cls(**defaults.arguments(config, place))
@@ -101,6 +102,13 @@ def _check_ranges(config: ConfigDict) -> None:
         schema.writer_class(name)
     step = defaults.arguments(config, 'step') | {'ema_schedule': {'name': 'constant'}}
     schema.constructor('step')(None, None, None, **step)  # a schedule needs the length of the run
+
+
+def _check_model(config: ConfigDict) -> None:
+    """Makes the model, with some number of classes or ids where that of the data is left open."""
+    model = config.model.to_dict()
+    open_ = {key: 1000 for key in schema.LEFT_OPEN if key in model and model[key] is None}
+    objects.make_model(ConfigDict({'model': model | open_}))
 
 
 def _check_finite(node: Any, path: str) -> None:

@@ -7,11 +7,8 @@ one layout resumes under any other.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import os
-import pathlib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -327,18 +324,3 @@ def abstract_batch(layout: Layout, batch: PyTree) -> PyTree:
     """Shapes, dtypes and shardings of a global batch, to compile a step for it."""
     sharding = NamedSharding(layout.mesh, BATCH)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch)
-
-
-def use_compilation_cache() -> None:
-    """Keeps compiled programs across runs, in $JAX_COMPILATION_CACHE_DIR or the user's cache.
-
-    A user without a folder to write to, as in many containers, has none.
-    """
-    if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-        home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-        cache = pathlib.Path(home, 'vit_jax', 'xla')
-        with contextlib.suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-        writable = cache.is_absolute() and os.access(cache, os.W_OK | os.X_OK)
-        jax.config.update('jax_compilation_cache_dir', str(cache) if writable else None)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

@@ -10,6 +10,7 @@ import jax
 
 from vit_jax.config import defaults
 from vit_jax.profiling import flops, task_flops
+from vit_jax.runtime import compile_cache
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.start import Beginning
 
@@ -26,6 +27,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         *_evaluates(training),
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
+        compile_cache.note(),
     ]
     if (before := beginning.hardware) != hardware:
         lines.append(
