@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.applies import Given
 from helpers.runs import digest, metrics, read_item, steps
 from helpers.self_distillation.models import dino as models
 from helpers.self_distillation.tasks.dino import Task
@@ -212,9 +213,20 @@ def outputs():
 
     @jax.jit
     def found(params):
-        return Task().outputs(apply_lib.Training(model, params, {}, keys, params), batch)
+        apply = apply_lib.Training(model, params, {}, keys, params, jnp.int32(0))
+        return Task().outputs(apply, batch)
 
     return found(params)
+
+
+def test_the_temperature_of_the_teacher_rises_with_the_step():
+    apply, found = Given(lambda views: {'logits': views.mean((1, 2))}), []
+    for apply.step in (0, 1, 4, 9):
+        found.append(Task(warmup=4).outputs(apply, made()[1])['teacher_temp'])
+    assert found == pytest.approx([0.04, 0.0475, 0.07, 0.07])
+    batch = {'mask': jnp.ones(6)}
+    sharp, soft = (Task().loss({**outputs(), 'teacher_temp': t}, batch) for t in (0.04, 0.07))
+    assert sharp['target_entropy'].sum < soft['target_entropy'].sum
 
 
 def test_a_teacher_that_is_the_student_agrees_with_it():
@@ -239,7 +251,7 @@ def test_what_all_rows_have_in_common_is_no_target(sinkhorn):
 @pytest.mark.parametrize('sinkhorn', [0, 3])
 def test_padding_has_no_part(sinkhorn):
     found, mask = outputs(), (1, 1, 1, 1, 0, 0)
-    noise = {name: x.at[4:].set(7 * x[4:] + 1) for name, x in found.items()}
+    noise = {k: x.at[4:].set(7 * x[4:] + 1) if x.ndim else x for k, x in found.items()}
     expected = loss(found, mask, sinkhorn=sinkhorn)
     assert loss(noise, mask, sinkhorn=sinkhorn) == pytest.approx(expected, rel=1e-5)
     assert loss(noise, sinkhorn=sinkhorn) != pytest.approx(expected, rel=1e-2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array, Int
 
 from vit_jax.errors import UserError
@@ -15,6 +16,7 @@ from vit_jax.nn import stochastic
 
 PyTree = Any
 Keys = dict[str, jax.Array]
+AFTER_TRAINING: Any = np.int32(2**30)  # leaves room for what is added to a step
 
 
 class Training:
@@ -22,14 +24,21 @@ class Training:
 
     Attributes:
       collections: variables other than parameters, after the calls so far.
+      step: number of updates made.
     """
 
     train = True
 
     def __init__(
-        self, model: Any, params: PyTree, collections: PyTree, keys: Keys, ema: PyTree | None
+        self,
+        model: Any,
+        params: PyTree,
+        collections: PyTree,
+        keys: Keys,
+        ema: PyTree | None,
+        step: Int[Array, ''],
     ):
-        self.collections = collections
+        self.collections, self.step = collections, step
         self._model, self._params, self._keys, self._ema = model, params, keys, ema
         self._calls = 0
 
@@ -67,7 +76,7 @@ class Evaluation:
     Further keywords of a call go to `Module.apply`; `mutable=['intermediates']` also returns those.
     """
 
-    train = False
+    train, step = False, AFTER_TRAINING
 
     def __init__(self, model: Any, variables: PyTree, keys: Keys, positions: Int[Array, ' b']):
         self._model, self._variables = model, variables
@@ -84,7 +93,7 @@ class Evaluation:
 class Initial:
     """The module during initialization: its calls create its variables."""
 
-    train = False
+    train, step = False, AFTER_TRAINING
 
     def __init__(self, module: Any):
         self._module = module

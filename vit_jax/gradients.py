@@ -109,7 +109,8 @@ def coupled(
 ) -> tuple[PyTree, Metrics, PyTree]:
     """Differentiate a loss in which rows depend on one another; see `separable`.
 
-    Scalar outputs, such as a learned temperature, are averaged over microbatches and devices.
+    Scalar outputs, such as a learned temperature, are averaged over microbatches and devices; of
+    integers, such as the step, which are the same everywhere, the largest is taken.
     """
     if split == Split():
         return separable(forward, loss, params, collections, examples, split)
@@ -219,22 +220,24 @@ def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
 
 
 def _joined(stacked: jax.Array) -> jax.Array:
-    """The inverse of `divide`; the mean of a scalar over the microbatches."""
+    """The inverse of `divide`; the mean over microbatches of a scalar, or the largest integer."""
     if stacked.ndim == 1:
-        return stacked.mean(0)
+        return stacked.mean(0) if jnp.issubdtype(stacked.dtype, jnp.inexact) else stacked.max(0)
     return stacked.swapaxes(0, 1).reshape(-1, *stacked.shape[2:])
 
 
 def gather(tree: PyTree, axis_name: str | None) -> PyTree:
-    """The rows of all devices, and the means of scalars."""
+    """The rows of all devices, the means of scalars, and the largest of integers."""
     if axis_name is None:
         return tree
-    return jax.tree.map(
-        lambda x: (
-            jax.lax.all_gather(x, axis_name, tiled=True) if x.ndim else jax.lax.pmean(x, axis_name)
-        ),
-        tree,
-    )
+
+    def gathered(x: jax.Array) -> jax.Array:
+        if x.ndim:
+            return jax.lax.all_gather(x, axis_name, tiled=True)
+        inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        return (jax.lax.pmean if inexact else jax.lax.pmax)(x, axis_name)
+
+    return jax.tree.map(gathered, tree)
 
 
 def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:

@@ -150,7 +150,7 @@ def make_train_step(
             batch = task.augment(augment_key, batch)
 
         def forward(params, collections, examples):
-            apply = apply_lib.Training(model, params, collections, keys, state.ema)
+            apply = apply_lib.Training(model, params, collections, keys, state.ema, state.step)
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 

@@ -1,10 +1,12 @@
 """A model that is a function, for tasks that are tested without one."""
 
+from vit_jax.apply import AFTER_TRAINING
+
 
 class Given:
     """`tasks.base.Apply` of a function of the inputs."""
 
-    train = False
+    train, step = False, AFTER_TRAINING
 
     def __init__(self, function):
         self.function = function

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.profiling import flops
 from vit_jax.tasks.base import Task
@@ -63,6 +64,7 @@ class _Counting:
     """The model in training, as `tasks.base.Apply`; a call is traced by itself and gives zeros."""
 
     train = True
+    step: Any = np.int32(0)
 
     def __init__(self, model: Any, rngs: tuple[str, ...]):
         self.learning = self.averaged = 0

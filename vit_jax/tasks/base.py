@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.ops.search import Search
 from vit_jax.ops.terms import Term
@@ -27,9 +27,13 @@ class Apply(Protocol):
 
     Attributes:
       train: whether the step trains.
+      step: the number of updates made, int32, for schedules of the task's own. In evaluation and
+        at initialization, where it is not known, it is `apply.AFTER_TRAINING`, so that schedules
+        have their last value. `loss` sees it if it is among the outputs.
     """
 
     train: bool
+    step: Int[Array, '']
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any: ...
 
@@ -52,8 +56,8 @@ class Task(abc.ABC):
       rngs: names of the model's random streams.
       couples_rows: whether the loss of a row depends on other rows, as in contrastive learning.
         Then `loss` gets the outputs of the whole global batch at once, whatever microbatches and
-        devices computed them. Each output has a row for every example, or is a scalar, which is
-        averaged over microbatches and devices.
+        devices computed them. Each output has a row for every example, or is a scalar: floats are
+        averaged over microbatches and devices, of integers the largest is taken.
       multiple_reason: for messages, why `multiple` is not 1.
       headline: the metrics of `evaluate` and `derive` that a line of text shows; empty for all.
     """

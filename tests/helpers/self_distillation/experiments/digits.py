@@ -13,7 +13,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke, config = arg == 'smoke', ConfigDict()
     config.seed, config.batch_size = 0, 16 if smoke else 64
     config.total, every = ('12 steps', '6') if smoke else ('40 epochs', '10 epochs')
-    config.task = dict(name='helpers.self_distillation.tasks.dino')
+    config.task = dict(name='helpers.self_distillation.tasks.dino', warmup=8 if smoke else 250)
     config.model = dict(SMOKE if smoke else SMALL, name='helpers.self_distillation.models.dino')
     config.data = dict(source='digits', split='train', transforms=f'{LOCAL}|{GLOBAL}')
     test = dict(source='digits', split='test', transforms='', batch_size=100)
@@ -21,8 +21,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim = dict(name='adamw', lr=2e-3, weight_decay=0.04, clip_norm=3.0)
     config.optim.schedule = dict(name='cosine', warmup='10%')
     config.optim.decay_schedule = dict(name='cosine', final=0.4)
-    config.step = dict(ema_decay=0.9 if smoke else 0.99)
-    config.step.ema_schedule = dict(name='cosine', final=1.0)
+    config.step = dict(ema_decay=0.9 if smoke else 0.99, ema_schedule=dict(name='cosine', final=1))
     config.every = dict(log='4' if smoke else '22', eval=every, checkpoint=every)
     config.checkpoint, config.parallel = dict(keep_last=2), dict(strategy='jit')
     return config

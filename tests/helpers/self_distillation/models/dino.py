@@ -43,8 +43,7 @@ class Model(base.Model):
         return {**outputs, 'logits': self.last(z / jnp.linalg.norm(z, axis=-1, keepdims=True))}
 
     def attention_maps(self, intermediates: Mapping[str, Any], images: Array) -> list[AttentionMap]:
-        encoder = vit.Model(parent=None, **self._fields())
-        return encoder.attention_maps(intermediates, images)
+        return vit.Model(parent=None, **self._fields()).attention_maps(intermediates, images)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         return {'name': 'vit', **self._fields()}, ('patch_embed', 'cls_token', 'encoder')

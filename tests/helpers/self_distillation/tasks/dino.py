@@ -1,10 +1,10 @@
 """Self-distillation with an average teacher and multi-crop (Caron et al. 2021, section 3)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.scipy.special import entr
 from jaxtyping import Array, Float
 
@@ -22,12 +22,15 @@ class Task(base.Task):
 
     Attributes:
       student_temp, teacher_temp: temperatures of the softmax.
+      first_temp: where the teacher's begins, to rise in `warmup` steps ("Implementation details").
       sinkhorn: iterations that give prototypes equal shares (arXiv:2006.09882, section 3.1); with 0
         the mean of the teacher's logits is subtracted (equation 4, without its momentum).
     """
 
     student_temp: float = 0.1
-    teacher_temp: float = 0.04
+    teacher_temp: float = 0.07
+    first_temp: float = 0.04
+    warmup: int = 1
     sinkhorn: int = 0
 
     rngs = ('dropout',)
@@ -38,17 +41,16 @@ class Task(base.Task):
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Array]:
         """Logits of the teacher [B G K] and of the student [B V K], global views first."""
-        views, rows = self.inputs(batch), len(batch['image'])
-        made = [apply.average(*views), apply(*views)]
-        if 'local_image' in batch:
-            made.append(apply(*self.inputs(batch, 'local_image')))
+        rows, names = len(batch['image']), [n for n in ('image', 'local_image') if n in batch]
+        made = [apply.average(*self.inputs(batch)), *(apply(*self.inputs(batch, n)) for n in names)]
+        temp = optax.linear_schedule(self.first_temp, self.teacher_temp, self.warmup)(apply.step)
         teacher, *student = (x['logits'].reshape(rows, -1, x['logits'].shape[-1]) for x in made)
-        return {'teacher': teacher, 'student': jnp.concatenate(student, 1)}
+        return {'teacher': teacher, 'student': jnp.concatenate(student, 1), 'teacher_temp': temp}
 
-    def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
+    def loss(self, outputs: dict[str, Array], batch: Batch) -> dict[str, Term]:
         """Cross entropy over pairs of views, and entropies of one target and of their mean."""
         mask, count = self.mask(batch), self.mask(batch).sum()
-        targets = self._centered(outputs['teacher'] / self.teacher_temp, mask)
+        targets = self._centered(outputs['teacher'] / outputs['teacher_temp'], mask)
         logs = jax.nn.log_softmax(outputs['student'] / self.student_temp)
         pairs = -jnp.einsum('bgk,bvk->bgv', targets, logs)
         others = 1 - jnp.eye(*pairs.shape[1:])  # a view says nothing of itself
