@@ -39,6 +39,7 @@ NOT_HERE = {
 RUNS = {
     'vit/digits.py:smoke': ('digits', 'a', 'b', 'gallery/digits', 'gallery/digits_slow'),
     'vit/cifar10.py:smoke': ('cifar10', 'classifier', 'cifar10_b16'),
+    'vit/finetune.py:auto': ('flowers',),
     'colorization/cifar10.py:smoke': ('colorize',),
     'colorization/coltran_core.py:smoke': ('core',),
     'colorization/coltran_upsamplers.py:color,smoke': ('color',),
@@ -54,6 +55,10 @@ RUNS = {
 TRAINED_WITH = {
     'a': ['--config.checkpoint.keep_best=test/accuracy'],
     'cifar10_b16': ['--config.model.pool=cls'],
+    'flowers': [
+        *('--config.data.source=folder:data/flowers', '--config.init.from=ViT-B_16.npz'),
+        *('--config.total=2', '--config.batch_size=4'),
+    ],
     'spatial': [
         f'--config.{section}.transforms=keep("image")|resize(32)'
         for section in ('data', 'evals.test')
@@ -101,7 +106,10 @@ def place(tmp_path_factory, translating_run):
     rng = np.random.default_rng(0)
     for name in (*PHOTOS, *(f'runs/scene_{i}.png' for i in range(6))):
         Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(folder / name)
-    (folder / 'data').mkdir()
+    for name in ('rose', 'tulip'):
+        (folder / 'data' / 'flowers' / name).mkdir(parents=True)
+        for photo in PHOTOS:
+            shutil.copy(folder / photo, folder / 'data' / 'flowers' / name / photo)
     for language in ('en', 'de'):
         text = ''.join(f'sentence {i} of many words, in {language}.\n' for i in range(300))
         (folder / 'data' / f'train.{language}').write_text(text)
