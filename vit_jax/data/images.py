@@ -9,7 +9,7 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from vit_jax.data.records import BrokenRecord
+from vit_jax.data.records import BrokenRecord, Record
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
@@ -111,3 +111,31 @@ def _to_array(image: Image.Image, channels: int) -> np.ndarray:
 
 def _to_bytes(sixteen_bits: np.ndarray) -> np.ndarray:
     return np.round(sixteen_bits / 257).astype(np.uint8)
+
+
+def decoded(record: Record, name: str) -> Record:
+    """A record with its image as pixels.
+
+    Args:
+      record: its `image`, if it has one, is the bytes of a file; `channels` is 1 for grey images.
+      name: of the record, for messages.
+
+    Raises:
+      BrokenRecord: see `decode_image`.
+    """
+    rest = dict(record)
+    channels = rest.pop('channels', 3)
+    if not isinstance(data := rest.get('image'), bytes):
+        return rest
+    return rest | {'image': decode_image(data, name=name, channels=channels)}
+
+
+def as_png(record: Record) -> Record:
+    """The inverse of `decoded`; an image of more than 3 channels stays an array."""
+    image = record.get('image')
+    if image is None or image.shape[-1] not in (1, 3):
+        return record
+    file = io.BytesIO()
+    grey = image.shape[-1] == 1
+    Image.fromarray(image[..., 0] if grey else image).save(file, 'PNG')
+    return record | {'image': file.getvalue()} | ({'channels': 1} if grey else {})

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.data import class_ids
+from vit_jax.data import class_ids, images
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
 from vit_jax.errors import UserError
 
@@ -70,6 +70,20 @@ class Subset:
         except BrokenRecord as reason:
             self._note_broken(index, reason)
             raise
+        return with_class(record, self.info.num_classes, source, original)
+
+    def encoded(self, index: int) -> Record:
+        """An example with its image as a file: that of the source, or a PNG without loss.
+
+        Sources that read files have a method of this name, see `images.decoded`.
+
+        Raises:
+          BrokenRecord: if it cannot be read.
+        """
+        source, original = self._locate(index)
+        if not hasattr(source, 'encoded'):
+            return images.as_png(self[index])
+        record = source.encoded(original)
         return with_class(record, self.info.num_classes, source, original)
 
     def annotations(self, index: int) -> Record:

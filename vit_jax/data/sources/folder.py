@@ -46,13 +46,15 @@ class Source:
         return len(self._files)
 
     def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
         path = self._folder / self._files[index]
         try:
             data = path.read_bytes()
         except OSError as error:
             raise BrokenRecord(f'{path}: {error.strerror}') from error
-        image = images.decode_image(data, name=str(path))
-        return {'image': image, 'label': int(self._labels[index])}
+        return {'image': data, 'label': int(self._labels[index])}
 
     def labels(self) -> np.ndarray:
         return self._labels

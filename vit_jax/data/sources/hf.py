@@ -73,6 +73,9 @@ class Source:
         return self._ends[-1]
 
     def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
         name, number = self.record_name(index), bisect.bisect_right(self._ends, index)
         batch = self._batches[number]
         row = index - (self._ends[number] - batch.num_rows)
@@ -80,7 +83,7 @@ class Source:
         data = value.get('bytes') if isinstance(value, dict) else value
         if not data:
             raise BrokenRecord(f'{name}: {self._image!r} holds no bytes')
-        record: Record = {'image': images.decode_image(data, name=name)}
+        record: Record = {'image': data}
         if self._label:
             record['label'] = batch.column(self._label)[row].as_py()
         return record | {text: batch.column(text)[row].as_py() or '' for text in self._texts}

@@ -73,6 +73,9 @@ class Source:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
         name = self.record_name(index)
         shard, row = self._locate(index)
         try:
@@ -80,7 +83,7 @@ class Source:
                 found = dict(_contents(file, self._members[shard][row]))
         except OSError as error:
             raise BrokenRecord(f'{name}: {error.strerror or error}') from error
-        record: Record = {'image': images.decode_image(found['image'], name=name)}
+        record: Record = {'image': found['image']}
         if self.info.num_classes:
             record['label'] = int(self._labels[index])
         try:

@@ -92,13 +92,16 @@ class Source:
         return len(self._records)
 
     def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
         record = self._read(index)
-        name = self.record_name(index)
         if self._pair:
-            return _sentences(record, self._pair, name)
-        image = images.decode_image(record['image'], name=name, channels=self._channels)
-        more = {'real_label': self._real(record)} if self._has_real else {}
-        return {'image': image, 'label': int(record[self._label]), **more}
+            return _sentences(record, self._pair, self.record_name(index))
+        found: Record = {'image': record['image'], 'label': int(record[self._label])}
+        if self._has_real:
+            found['real_label'] = self._real(record)
+        return found | ({'channels': 1} if self._channels == 1 else {})
 
     def _real(self, record: dict[str, Any]) -> np.ndarray:
         return np.isin(np.arange(self.info.num_classes), record['real_label'])

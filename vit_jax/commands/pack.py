@@ -1,0 +1,67 @@
+"""Pack the examples of a source into shards that are read fast, from a disk or over a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from vit_jax.commands._parser import Parser, writing
+from vit_jax.errors import UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the shards and their manifest, and prints what they hold."""
+    parser = Parser('pack', __doc__)
+    parser.add_argument('source', help='folder:/data/flowers, tfds:NAME, hf:PATH, tar:PATTERN, ...')
+    parser.add_argument('out', help='a new folder, or one that the same command has begun')
+    parser.add_argument(
+        '--split',
+        action='append',
+        metavar='NAME[=EXPRESSION]',
+        help="as test, or train='train[:90%%]'; may be repeated (default: train)",
+    )
+    parser.add_argument('--per-shard', type=int, default=2048, metavar='N', help='examples: 2048')
+    parser.add_argument(
+        '--shorter-side', type=int, default=0, metavar='PIXELS', help='reduce larger images to JPEG'
+    )
+    parser.add_argument('--quality', type=int, default=92, help='of these JPEGs: 92')
+    parser.add_argument(
+        '--workers', type=int, metavar='N', help='processes, by default one a core; 0 for none'
+    )
+    args = parser.parse_args(argv)
+    if args.workers is not None and args.workers < 0:
+        raise UserError(f'--workers {args.workers}: must be 0 or more')
+    from vit_jax.data import packing
+
+    splits = dict(_split(text) for text in args.split or ['train'])
+    out = os.path.expanduser(args.out)
+    job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
+    shards = job.shards()
+    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    with writing(out, 'OUT'), progress(len(shards)) as seen:
+        manifest = packing.pack(job, min(workers, len(shards)), seen)
+    for split, files in manifest.splits.items():
+        examples, size = (sum(f.examples for f in files), sum(f.size for f in files))
+        print(f'{split}: {examples:,} examples in {len(files)} shards of {size / 1e6:,.1f} MB')
+    print(f'read them by --config.data.source=packed:{args.out}')
+    return 0
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, expression = text.partition('=')
+    return name, expression or name
+
+
+@contextlib.contextmanager
+def progress(shards: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar of the shards, with the rate of examples, if there is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from vit_jax.runtime.console import Console, Progress
+
+    console = Console(stderr=True)
+    columns = (TextColumn('shards'), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task('', total=shards)
+        yield lambda examples: bar.advance(task)

@@ -1,0 +1,280 @@
+"""Writing packed data: a source, shard by shard, in several processes.
+
+Shards hold equal numbers of examples in the order of the source, and their bytes depend on nothing
+else: not on the number of processes, nor on interruptions. A shard appears whole or not at all, so
+that packing goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import logging
+import multiprocessing
+import pathlib
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import images, packed, sources
+from vit_jax.data.records import BrokenRecord, Record
+from vit_jax.data.transforms.movable import OBJECTS
+from vit_jax.errors import UserError
+from vit_jax.storage import paths
+
+log = logging.getLogger(__name__)
+
+PLAN = '.plan.json'  # what a folder is being packed from, until it is whole
+Seen = Callable[[int], None]
+Made = tuple[packed.Shard, np.ndarray | None]
+
+
+class At(NamedTuple):
+    """A shard of a split."""
+
+    split: str
+    number: int
+    total: int
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f'{self.split}-{self.number:05}-of-{self.total:05}.array_record'
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Source, target and options of packing.
+
+    Attributes:
+      source: its name, as `folder:/data/flowers`.
+      splits: split expressions by the names that they get.
+      out: the folder to write.
+      per_shard: examples of a shard.
+      shorter_side: pixels that larger images are reduced to; 0 keeps the files as they are.
+      quality: of the JPEG files that reduced images become.
+
+    Raises:
+      UserError: if a number is out of range, or a name of a split cannot be that of a file.
+    """
+
+    source: str
+    splits: dict[str, str]
+    out: str
+    per_shard: int = 2048
+    shorter_side: int = 0
+    quality: int = 92
+
+    def __post_init__(self) -> None:
+        limits = {'per_shard': (1, 10**6), 'shorter_side': (0, 8192), 'quality': (1, 100)}
+        for name, (low, high) in limits.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                flag = name.replace('_', '-')
+                raise UserError(f'--{flag} {value}: must be in {low}..{high}')
+        for name in self.splits:
+            if not re.fullmatch(r'\w+', name):
+                raise UserError(
+                    f"--split {name!r}: write NAME or NAME=EXPRESSION, as train='train[:90%]'"
+                )
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Changes to the images; empty if there are none."""
+        if not self.shorter_side:
+            return {}
+        return {'shorter_side': self.shorter_side, 'quality': self.quality}
+
+    def shards(self) -> list[At]:
+        """Every shard, with all of its split."""
+        sizes = {name: len(sources.open_source(self.source, e)) for name, e in self.splits.items()}
+        totals = {name: -(-size // self.per_shard) for name, size in sizes.items()}
+        return [At(name, k, total) for name, total in totals.items() for k in range(total)]
+
+
+def pack(job: Job, workers: int, seen: Seen) -> packed.Manifest:
+    """Write every shard that is not there yet, and then the manifest.
+
+    Args:
+      job: source, target and options.
+      workers: processes; 0 writes in this one.
+      seen: called with the number of examples of each shard once it is there.
+
+    Raises:
+      UserError: if the folder holds other data, or too many examples are broken.
+      OSError: if a file cannot be written.
+    """
+    out = pathlib.Path(job.out)
+    shards = job.shards()
+    claim(job, out)
+    made: dict[str, list[Made]] = {name: [] for name in job.splits}
+    with _mapper(workers) as run:
+        for at, result in zip(
+            shards, run(functools.partial(write_shard, job), shards), strict=True
+        ):
+            made[at.split].append(result)
+            seen(result[0].examples)
+    for name, results in made.items():
+        source = sources.open_source(job.source, job.splits[name])
+        _require_few_broken(source, sum(shard.examples for shard, _ in results))
+        labels = [of for _, of in results if of is not None]
+        if len(labels) == len(results):
+            _write_labels(out / f'{name}.labels.npy', np.concatenate(labels))
+    splits = {name: tuple(shard for shard, _ in results) for name, results in made.items()}
+    manifest = packed.Manifest(job.source, job.options, source.info, splits)
+    paths.write_text_atomic(out / packed.MANIFEST, manifest.to_json())
+    (out / PLAN).unlink(missing_ok=True)
+    return manifest
+
+
+def claim(job: Job, out: pathlib.Path) -> None:
+    """Make the folder, or go on with one that this job has begun.
+
+    Raises:
+      UserError: if it holds other files.
+    """
+    plan = json.dumps(dataclasses.asdict(job) | {'out': ''}, sort_keys=True)
+    if (out / packed.MANIFEST).exists():
+        raise UserError(f'{out} is packed already: choose another folder or remove it')
+    begun = (out / PLAN).read_text() if (out / PLAN).is_file() else None
+    if begun is None and out.exists() and any(out.iterdir()):
+        raise UserError(f'{out} holds other files: choose an empty or a new folder')
+    if begun is not None and begun != plan:
+        raise UserError(
+            f'{out} was begun with other options, {begun}: give these, or choose another folder'
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    paths.write_text_atomic(out / PLAN, plan)
+
+
+@contextlib.contextmanager
+def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
+    """`map` in this process or in others, which read the source on their own."""
+    if not workers:
+        yield map
+        return
+    context = multiprocessing.get_context('spawn')  # threads of this process do not survive a fork
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with concurrent.futures.ProcessPoolExecutor(workers, context, ignore) as pool:
+        try:
+            yield pool.map
+        except BaseException as error:
+            for child in multiprocessing.active_children():
+                child.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise UserError(
+                    'a process of --workers was ended from outside, as where memory is short: '
+                    'give fewer, and the same command goes on'
+                ) from error
+            raise
+
+
+def write_shard(job: Job, at: At) -> Made:
+    """Write a shard unless it is there; return it with its labels, None if an example has none.
+
+    Raises:
+      OSError: if it cannot be written.
+      UserError: if too many examples are broken.
+    """
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    file = pathlib.Path(job.out, at.name)
+    if not file.exists():
+        source = _opened(job.source, job.splits[at.split])
+        partial = file.with_name(f'.{file.name}.partial')
+        writer = ArrayRecordWriter(str(partial), 'group_size:1')
+        first = at.number * job.per_shard
+        broken = 0
+        for index in range(first, min(first + job.per_shard, len(source))):
+            try:
+                writer.write(packed.encode(example(source, index, job)))
+            except BrokenRecord as reason:
+                log.warning('left out: %s', reason)
+                broken += 1
+                _require_few_broken(source, len(source) - broken)
+        writer.close()
+        partial.replace(file)
+    return described(file)
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(name: str, split: str) -> sources.Subset:
+    return sources.open_source(name, split)
+
+
+def example(source: sources.Subset, index: int, job: Job) -> Record:
+    """A record whose image is a file: that of the source, or a smaller JPEG.
+
+    Raises:
+      BrokenRecord: if it cannot be decoded.
+      UserError: if an image with objects is to be reduced.
+    """
+    record = source.encoded(index)
+    name = source.record_name(index)
+    pixels = images.decoded(record, name).get('image')
+    if pixels is None or not job.shorter_side or min(pixels.shape[:2]) <= job.shorter_side:
+        return record
+    if found := [key for key in record if key in OBJECTS]:
+        raise UserError(f'{name}: --shorter-side would leave {found[0]!r} behind; do without it')
+    return record | {'image': reduced(pixels, job.shorter_side, job.quality)}
+
+
+def reduced(pixels: np.ndarray, side: int, quality: int) -> bytes:
+    """A JPEG of the image with a shorter side of so many pixels, by Lanczos's filter.
+
+    Args:
+      pixels: uint8 [H, W, 1] or [H, W, 3].
+      side: of the result, in pixels.
+      quality: of the JPEG, 1 to 100.
+    """
+    height, width = pixels.shape[:2]
+    scale = side / min(height, width)
+    size = max(side, round(width * scale)), max(side, round(height * scale))
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    file = io.BytesIO()
+    image.resize(size, Image.Resampling.LANCZOS).save(file, 'JPEG', quality=quality)
+    return file.getvalue()
+
+
+def described(file: pathlib.Path) -> Made:
+    """A shard that is there, and its labels.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    try:
+        reader = ArrayRecordReader(str(file))
+        count = reader.num_records()
+        labels = [packed.decode(reader.read([i])[0]).get('label') for i in range(count)]
+    except Exception as error:  # of many kinds, none of them documented
+        raise UserError(f'{file} cannot be read ({error}): remove it and pack again') from error
+    with file.open('rb') as opened:
+        digest = hashlib.file_digest(opened, 'sha256').hexdigest()
+    shard = packed.Shard(file.name, count, file.stat().st_size, digest)
+    return shard, np.array(labels) if all(isinstance(n, int) for n in labels) else None
+
+
+def _require_few_broken(source: sources.Subset, packed_examples: int) -> None:
+    broken = len(source) - packed_examples
+    if broken > source.broken_limit:
+        raise UserError(
+            f'{source.title}: {broken} of {len(source)} records are broken, more than the '
+            f'{source.broken_limit} that are tolerated: repair or remove them'
+        )
+
+
+def _write_labels(file: pathlib.Path, labels: np.ndarray) -> None:
+    content = io.BytesIO()
+    np.save(content, labels.astype(np.int64))
+    paths.write_atomic(file, content.getvalue())
