@@ -89,6 +89,31 @@ def test_levels_of_augreg(spec, mixup, randaugment):
     assert (randaugment or '') in config.data.transforms
 
 
+@pytest.mark.parametrize(
+    'spec',
+    [
+        'vit/imagenet2012.py:S/16',
+        'vit/augreg.py:i21k,B/16',
+        'vit/imagenet2012_paper.py:B/32',
+        'vit/imagenet21k.py:L/16',
+        'vit/finetune.py:cifar10,R50+B/16',
+        'vit/finetune.py:pets,B/32,transfer',
+        'scaling/zhai_b16.py:',
+        'scaling/vit_compute.py:hybrid',
+        'scaling/vit_data_size.py:vit',
+        'mae/imagenet.py:B/16',
+        'mae/imagenet.py:B/16,finetune',
+        'mae/imagenet.py:B/16,probe',
+    ],
+)
+def test_the_residual_stream_is_in_float32_unless_it_is_to_be_fast(spec):
+    model = load(spec.removesuffix(':')).model
+    assert (model.dtype, model.residual_dtype) == ('bfloat16', 'float32')
+    fast = load(f'{spec}{"" if spec.endswith(":") else ","}fast').model
+    assert fast.get('residual_dtype') is None
+    assert {**model, 'residual_dtype': None} == {**fast, 'residual_dtype': None}
+
+
 def test_a_size_without_a_level_asks_for_one():
     with pytest.raises(UserError, match='no level was published for M/16'):
         load('vit/augreg.py:M/16')

@@ -26,6 +26,7 @@ linear probe sees the mean of the patches' tokens.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
@@ -39,16 +40,17 @@ FINETUNING = {
 BLOCKS = 'patch_embed, cls_token, pos_embed, encoder/block_*'  # what is fine-tuned
 ENCODER = f'{BLOCKS}, encoder/norm'  # what of a pre-trained run is a ViT
 STAGES = ('800ep', '1600ep', 'finetune', 'probe')
-ARGS = ('smoke', 'B/16,1600ep', 'L/16,finetune', ...)
+ARGS = ('smoke', 'B/16,1600ep', 'L/16,finetune,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT and a stage, as `L/16,finetune`; `smoke` for a few steps on digits."""
+    """`arg`: a ViT, a stage and `fast`, as `L/16,finetune`; `smoke` for a few steps on digits."""
+    arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     name, stage = ('mu/4', '800ep') if smoke else parse(arg)
     config = base(smoke)
     make = {'finetune': finetuning, 'probe': probing}.get(stage, pretraining)
-    make(config, name)
+    make(config, name, dtypes)
     if make is pretraining:
         config.total = f'{stage.removesuffix("ep")} epochs'
     if smoke:
@@ -71,21 +73,21 @@ def parse(arg: str | None) -> tuple[str, str]:
     return name, stage
 
 
-def pretraining(config: ConfigDict, name: str) -> None:
+def pretraining(config: ConfigDict, name: str, dtypes: dict[str, str]) -> None:
     """Table 8: lr 1.5e-4 for 256 images, cosine, no colors changed."""
     config.batch_size = 4096
-    config.model = dict(name='mae', **vit.variant(name), mask_ratio=0.75, dtype='bfloat16')
+    config.model = dict(name='mae', **vit.variant(name), mask_ratio=0.75, **dtypes)
     config.task = dict(name='reconstruct')
     config.data.transforms = "inception_crop(224, 20, 100, 'bicubic')|flip"
     config.optim = dict(name='adamw', lr=2.4e-3, b2=0.95, weight_decay=0.05)
     config.optim.schedule = dict(name='cosine', warmup='40 epochs')
 
 
-def finetuning(config: ConfigDict, name: str) -> None:
+def finetuning(config: ConfigDict, name: str, dtypes: dict[str, str]) -> None:
     """Table 9: layer-wise decay, mixup and cutmix; the mean of the patches' tokens, then a norm."""
     epochs, lr, layer_decay, drop_path = FINETUNING[name.partition('/')[0]]
     config.total, config.batch_size = f'{epochs} epochs', 1024
-    config.model = classifier(name, drop_path=drop_path, fc_norm=True)
+    config.model = classifier(name, dtypes, drop_path=drop_path, fc_norm=True)
     config.init = {'from': placeholder(str), 'select': BLOCKS}
     config.task = dict(name='classify', label_smoothing=0.1, mixup=0.8, cutmix=1.0)
     crop = "inception_crop(224, 8, 100, 'bicubic')"
@@ -94,10 +96,10 @@ def finetuning(config: ConfigDict, name: str) -> None:
     config.optim.schedule = dict(name='cosine', warmup='5 epochs', final=1e-6)
 
 
-def probing(config: ConfigDict, name: str) -> None:
+def probing(config: ConfigDict, name: str, dtypes: dict[str, str]) -> None:
     """Table 10: LARS, lr 0.1 for 256 images, a batch norm before the head; nothing else learns."""
     config.total, config.batch_size = '90 epochs', 16_384
-    config.model = classifier(name, head_norm='batch')
+    config.model = classifier(name, dtypes, head_norm='batch')
     config.init = {'from': placeholder(str), 'select': ENCODER}
     config.task = dict(name='classify')
     config.data.transforms = "inception_crop(224, 8, 100, 'bicubic')|flip"
@@ -106,9 +108,9 @@ def probing(config: ConfigDict, name: str) -> None:
     config.optim.schedule = dict(name='cosine', warmup='10 epochs')
 
 
-def classifier(name: str, **fields: float | str) -> ConfigDict:
+def classifier(name: str, dtypes: dict[str, str], **fields: float | str) -> ConfigDict:
     """The encoder as a ViT; `gelu` is that of pre-training."""
-    encoder = dict(name='vit', **vit.variant(name), pool='patches', gelu='erf', dtype='bfloat16')
+    encoder = dict(name='vit', **vit.variant(name), pool='patches', gelu='erf', **dtypes)
     return ConfigDict(dict(encoder, num_classes=placeholder(int), **fields))
 
 

@@ -26,6 +26,7 @@ ViTs, 2,673 for the BiTs, 1,474 for the hybrids. Not measured by this project ye
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.sweeps.space import Sweep
@@ -65,11 +66,13 @@ STAGES = {
 # Where a token stands for 16 pixels the third stage has the blocks of the fourth, too.
 HYBRID_STAGES = {16: (3, 4, 9), 32: (3, 4, 6, 3)}
 FILE = 'experiments/scaling/vit_compute.py'
-ARGS = ('smoke', 'vit', 'bit', 'hybrid', 'smoke-bit', ...)
+ARGS = ('smoke', 'vit', 'bit', 'hybrid,fast', 'smoke-bit', ...)
 
 
 def get_sweep(arg: str | None = None) -> Sweep:
-    """`arg`: vit (the default), bit or hybrid; with `smoke-` in front, two sizes on digits."""
+    """`arg`: vit (the default), bit or hybrid, and `fast`; with `smoke-` in front, two sizes on
+    digits.
+    """
     if (arg or '').startswith('smoke'):
         totals = [{'total': f'{steps} steps'} for steps in (10, 20)]
         return Sweep(config=f'{FILE}:{arg}', metric='val/accuracy', points=totals)
@@ -79,7 +82,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
             'optim.lr': lr,
             'total': examples(epochs),
         }
-        for name, (lr, lengths) in FAMILIES[arg or 'vit'].items()
+        for name, (lr, lengths) in FAMILIES[precision(arg)[0] or 'vit'].items()
         for epochs in lengths
     ]
     return Sweep(config=f'{FILE}:{arg or "vit"}', metric='fewshot/5_shot', points=points)
@@ -113,7 +116,10 @@ def shape(name: str) -> dict[str, tuple[int, ...] | int]:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a family of `get_sweep`, whose smallest model it gives, or a model, as `L/16,14`."""
+    """`arg`: a family of `get_sweep`, whose smallest model it gives, or a model, as `L/16,14`,
+    and `fast` for a residual stream in bfloat16.
+    """
+    arg, dtypes = precision(arg)
     arg = arg or 'vit'
     smoke = arg.startswith('smoke')
     family = FAMILIES.get('bit' if arg == 'smoke-bit' else 'vit' if smoke else arg)
@@ -129,7 +135,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     size = shape(name)
     if smoke:
         size = vit.variant('mu/4') if kind == 'vit' else {'layers': (1, 1), 'width_factor': 1}
-    config.model = dict(name=kind, num_classes=placeholder(int), dtype='bfloat16', **hidden(size))
+    config.model = dict(name=kind, num_classes=placeholder(int), **hidden(size))
+    config.model.update({'dtype': 'bfloat16'} if kind == 'bit_resnet' else dtypes)
     # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
     config.model.head_bias = -10.0
     config.task = dict(name='classify', loss_name='sigmoid')

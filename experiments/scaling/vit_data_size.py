@@ -31,6 +31,7 @@ this project yet.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.models import bit_resnet, vit
 from vit_jax.sweeps.space import Sweep
 
@@ -49,7 +50,7 @@ SIZES = {
 SPLITS = ('train[1%:11% per class]', 'train[1%:31% per class]', 'train[1%: per class]')
 TOTAL = f'{90 * 14_197_122} examples'
 FILE = 'experiments/scaling/vit_data_size.py'
-ARGS = ('smoke', 'vit', 'bit', 'smoke-bit')
+ARGS = ('smoke', 'vit', 'vit,fast', 'bit', 'smoke-bit')
 
 
 def get_sweep(arg: str | None = None) -> Sweep:
@@ -66,7 +67,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
                 'data.split': split,
             }
             for split in SPLITS
-            for size, lr in SIZES[arg]
+            for size, lr in SIZES[precision(arg)[0]]
         ]
     metric = 'val/accuracy' if smoke else 'fewshot/5_shot'
     return Sweep(config=f'{FILE}:{arg}', metric=metric, points=points)
@@ -84,7 +85,7 @@ def _plain(value: tuple[int, ...] | int) -> str | int:
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """`arg`: as for `get_sweep`; what it gives is the smallest model on all images."""
-    arg = arg or 'vit'
+    arg, dtypes = precision(arg)
     smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
     config = ConfigDict()
     config.seed = 0
@@ -95,7 +96,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if smoke:
         size = vit.variant('mu/4') if family == 'vit' else {'layers': (1, 1), 'width_factor': 1}
     name = 'vit' if family == 'vit' else 'bit_resnet'
-    config.model = dict(name=name, num_classes=placeholder(int), dtype='bfloat16', **size)
+    config.model = dict(name=name, num_classes=placeholder(int), **size)
+    config.model.update(dtypes if family == 'vit' else {'dtype': 'bfloat16'})
     # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
     config.model.head_bias = -10.0
     if family == 'vit':

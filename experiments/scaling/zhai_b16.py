@@ -31,6 +31,7 @@ fine-tuning at 384 pixels: 73.0, 76.9, 80.5, 82.2, 84.4, 84.9, 84.8, 84.9 and 73
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.models import vit
 from vit_jax.sweeps.space import Sweep
 
@@ -38,7 +39,7 @@ LONGEST = 4_000_000
 STEPS = (20_000, 30_000, 60_000, 120_000, 400_000, 1_200_000, 2_000_000)
 FILE = 'experiments/scaling/zhai_b16.py'
 TRUNK = 'runs/zhai_b16'
-ARGS = ('smoke',)
+ARGS = ('smoke', 'fast')
 
 
 def cooldown(steps: int) -> int:
@@ -47,7 +48,9 @@ def cooldown(steps: int) -> int:
 
 
 def get_sweep(arg: str | None = None) -> Sweep:
-    """The shorter runs; `arg`: `smoke` for one that branches off from runs/zhai_b16_smoke."""
+    """The shorter runs; `arg`: `fast` as of `get_config`, `smoke` for one that branches off from
+    runs/zhai_b16_smoke.
+    """
     smoke = arg == 'smoke'
     lengths = {10: 5} if smoke else {steps: cooldown(steps) for steps in STEPS}
     points = [
@@ -59,7 +62,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
         for steps, length in lengths.items()
     ]
     return Sweep(
-        config=f'{FILE}:smoke' if smoke else FILE,
+        config=f'{FILE}:{arg}' if arg else FILE,
         metric='fewshot/10_shot',
         points=points,
         overrides={'branch.from': f'{TRUNK}_smoke' if smoke else TRUNK},
@@ -67,7 +70,8 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `smoke` for a few steps on digits."""
+    """`arg`: `fast` for a residual stream in bfloat16; `smoke` for a few steps on digits."""
+    arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
@@ -75,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch_size = 32 if smoke else 4096
 
     config.model = dict(name='vit', **vit.variant('mu/4' if smoke else 'B/16'), pool='map')
-    config.model.update(num_classes=placeholder(int), dtype='bfloat16')
+    config.model.update(num_classes=placeholder(int), **dtypes)
     # A bias of 0 would make a loss of thousands of nats at the first step.
     config.model.update(head_bias=-10.0, posemb_std=config.model.width**-0.5)
     config.task = dict(name='classify', loss_name='sigmoid')

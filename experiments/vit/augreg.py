@@ -23,6 +23,7 @@ project yet.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import vit
 
@@ -43,11 +44,14 @@ CHOSEN = {
     'i21k': {'Ti/16': 'none', 'S/32': 'none', 'S/16': 'light1', 'L/16': 'medium2'}
     | dict.fromkeys(('B/32', 'B/16'), 'light2'),
 }
-ARGS = ('smoke', 'mu/16,none', 'S/32', 'i21k,S/16', ...)
+ARGS = ('smoke', 'mu/16,none', 'S/32', 'i21k,S/16,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant and a level, as `S/16,light2`, `i21k` in front; `smoke` for digits."""
+    """`arg`: a ViT variant, a level and `fast`, as `S/16,light2`, `i21k` in front; `smoke` for
+    digits.
+    """
+    arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     data, name, level = ('i1k', 'mu/4', 'medium2') if smoke else parse(arg or 'B/16')
     randaugment, mixup = LEVELS[level]
@@ -58,7 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch_size = 32 if smoke else 4096
 
     config.model = dict(name='vit', num_classes=placeholder(int), **vit.variant(name))
-    config.model.update(dropout=0.0, drop_path=0.0, dtype='bfloat16')
+    config.model.update(dropout=0.0, drop_path=0.0, **dtypes)
     config.model.posemb_std = config.model.width**-0.5
     if large:
         config.model.update(pool='gap', head_bias=-10.0)

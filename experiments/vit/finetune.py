@@ -44,6 +44,7 @@ yet. Pixels are whole gray levels here, where vision_transformer keeps fractions
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import hybrid, vit
 
@@ -74,13 +75,14 @@ TRANSFER = {
 }
 SMALL = ('cifar10', 'cifar100')
 KINDS = ('transfer', 'map', 'gap')
-ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32,transfer', 'flowers,S/16,map', ...)
+ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32,transfer', 'flowers,S/16,map,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a data set, a model and a kind, as `pets,B/32,transfer`; `auto`; or `smoke`."""
+    """`arg`: data set, model, kind and `fast`, as `pets,B/32,transfer`; `auto`; or `smoke`."""
     if arg and arg.split(',')[0] == 'auto':
         return own_images(arg)
+    arg, dtypes = precision(arg)
     dataset, name, kind, *_ = [*(arg or 'imagenet2012').split(','), '', ''][:3]
     smoke, name = dataset == 'smoke', name or 'B/16'
     if kind and kind not in KINDS:
@@ -95,7 +97,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     family, models = ('hybrid', hybrid) if '+' in name else ('vit', vit)
     config.model = dict(name=family, **models.variant('mu/4' if smoke else name))
-    config.model.update(num_classes=placeholder(int), dtype='bfloat16')
+    config.model.update(num_classes=placeholder(int), **dtypes)
     config.model.update(dropout=0.0 if kind == 'transfer' else DROPOUT.get(name, 0.0))
     if kind in ('map', 'gap'):
         config.model.pool = kind

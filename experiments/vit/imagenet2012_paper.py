@@ -16,13 +16,15 @@ parameters decay.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.precision import precision
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'B/32', ...)
+ARGS = ('smoke', 'B/32,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, or `smoke` for a few steps on digits."""
+    """`arg`: a ViT variant, or `smoke` for a few steps on digits; `fast` as the last word."""
+    arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
@@ -30,7 +32,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.batch_size = 32 if smoke else 4096
 
     config.model = dict(name='vit', **vit.variant('mu/4' if smoke else arg or 'B/16'))
-    config.model.update(num_classes=placeholder(int), dropout=0.1, dtype='bfloat16')
+    config.model.update(num_classes=placeholder(int), dropout=0.1, **dtypes)
     config.model.update(representation_size=config.model.width, head_bias=-10.0)
     config.task = dict(name='classify', loss_name='sigmoid')
 

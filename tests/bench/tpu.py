@@ -37,8 +37,8 @@ BLOCK_HEADINGS = (
     *('Mcycles estimated', 'Mcycles of kernels'),
 )
 
-# Of `experiments/vit/imagenet2012.py:B/16,300ep`, 512 images on four chips.
-CONFIG, SLICE, BATCH = 'experiments/vit/imagenet2012.py:B/16,300ep', 'v5e:2x2', 512
+# Of `experiments/vit/imagenet2012.py:B/16,300ep,fast`, 512 images on four chips.
+CONFIG, SLICE, BATCH = 'experiments/vit/imagenet2012.py:B/16,300ep,fast', 'v5e:2x2', 512
 STEPS = (
     *('', 'batch_size=256', 'batch_size=128'),
     *(f'step.accum_steps={n}' for n in (2, 4, 8)),

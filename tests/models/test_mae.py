@@ -9,9 +9,10 @@ from helpers.pictures import count
 from vit_jax.errors import UserError
 from vit_jax.models import mae, vit
 from vit_jax.models.mae import Model, fixed_positions
+from vit_jax.nn.blocks import Block
 from vit_jax.nn.stochastic import example_positions
 from vit_jax.profiling.flops import count_flops
-from vit_jax.tree_paths import param_paths
+from vit_jax.tree_paths import param_paths, path_name
 
 DECODER = {'decoder_width': 8, 'decoder_depth': 1, 'decoder_mlp_dim': 16, 'decoder_heads': 2}
 TINY = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2}
@@ -184,3 +185,18 @@ def test_mistakes(fields, message):
 def test_other_positions_are_a_mistake(model, params):
     with pytest.raises(UserError, match='pos_embed has rows for 25 tokens, but these images'):
         jax.eval_shape(lambda p: model.apply({'params': p}, IMAGES[:, :8], rngs=RNGS), params)
+
+
+@pytest.mark.parametrize(('residual', 'sums'), [(None, 'bfloat16'), ('float32', 'float32')])
+def test_both_residual_streams_have_the_dtype_asked_for(residual, sums):
+    model = Model(**TINY, **DECODER, dtype='bfloat16', residual_dtype=residual)
+    params = jax.eval_shape(lambda: init(model, IMAGES))
+    is_block = lambda module, _: isinstance(module, Block)  # noqa: E731
+
+    def call(params):
+        options = {'rngs': RNGS, 'capture_intermediates': is_block}
+        return model.apply({'params': params}, IMAGES, **options)[1]
+
+    found = jax.tree_util.tree_leaves_with_path(jax.eval_shape(call, params))
+    dtypes = [x.dtype for path, x in found if '__call__' in path_name(path)]
+    assert dtypes == [jnp.dtype(sums)] * 2

@@ -50,6 +50,8 @@ class Model(base.Model):
       attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         or 'auto', the kernel if the devices support it. See docs/tpu.md.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: of the residual streams; that of the computation if None. The authors' is
+        'float32' with half precision products.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions, or
@@ -72,13 +74,19 @@ class Model(base.Model):
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
+    residual_dtype: str | None = None
 
-    weightless = ('mask_ratio', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
+    weightless = (
+        *('mask_ratio', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
+        *('dtype', 'residual_dtype'),
+    )
 
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
         check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, vit.DTYPES)
+        if self.residual_dtype is not None:
+            check_choice('residual_dtype', self.residual_dtype, vit.DTYPES)
         check_remat(self.remat)
         check_rate('mask_ratio', self.mask_ratio)
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
@@ -91,12 +99,12 @@ class Model(base.Model):
         return self.patch_size
 
     def setup(self) -> None:
-        dtype = jnp.dtype(self.dtype)
+        dtypes = jnp.dtype(self.dtype), jnp.dtype(self.residual_dtype or self.dtype)
         encoder = self._transformer(self.depth, self.num_heads, self.mlp_dim)
-        self.vit = VisibleEncoder(encoder, self.patch_size, self.width, dtype)
+        self.vit = VisibleEncoder(encoder, self.patch_size, self.width, *dtypes)
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
         decoder = self._transformer(self.decoder_depth, self.decoder_heads, self.decoder_mlp_dim)
-        self.decoder = Decoder(decoder, self.patch_size, self.decoder_width, dtype)
+        self.decoder = Decoder(decoder, self.patch_size, self.decoder_width, *dtypes)
 
     def __call__(
         self,
@@ -220,12 +228,14 @@ class VisibleEncoder(nn.Module):
       patch_size: side of a patch in pixels.
       width: token width.
       dtype: computation dtype.
+      residual: dtype of the residual stream.
     """
 
     transformer: Callable[..., nn.Module]
     patch_size: int
     width: int
     dtype: Any = jnp.float32
+    residual: Any = jnp.float32
 
     @nn.compact
     def __call__(
@@ -234,12 +244,12 @@ class VisibleEncoder(nn.Module):
         """Tokens of the class token and the patches of indices `seen`, or of all if it is None."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
-        table = positions.fixed(self, fixed_positions(grid, self.width)).astype(self.dtype)
+        table = positions.fixed(self, fixed_positions(grid, self.width)).astype(self.residual)
         x = PatchEmbed(self.patch_size, self.width, self.dtype, name='patch_embed')(images)
-        x = x + table[:, 1:]
+        x = x.astype(self.residual) + table[:, 1:]
         if seen is not None:
             x = jnp.take_along_axis(x, seen[..., None], axis=1)
-        token = self.param('cls_token', _token_init, (1, 1, self.width)).astype(self.dtype)
+        token = self.param('cls_token', _token_init, (1, 1, self.width)).astype(self.residual)
         token = jnp.broadcast_to(token + table[:, :1], (len(x), 1, self.width))
         return self.transformer(name='encoder')(jnp.concatenate([token, x], axis=1), train)
 
@@ -254,6 +264,7 @@ class Decoder(nn.Module):
     patch_size: int
     width: int
     dtype: Any = jnp.float32
+    residual: Any = jnp.float32
 
     @nn.compact
     def __call__(
@@ -273,15 +284,15 @@ class Decoder(nn.Module):
           channels: of the images.
           train: passed to the blocks.
         """
-        x = dense(self.width, dtype=self.dtype, name='embed')(tokens)
-        token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.dtype)
+        x = dense(self.width, dtype=self.dtype, name='embed')(tokens).astype(self.residual)
+        token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.residual)
         hidden = places.shape[1] - (x.shape[1] - 1)
         patches = jnp.concatenate(
             [x[:, 1:], jnp.broadcast_to(token, (len(x), hidden, self.width))], axis=1
         )
         patches = jnp.take_along_axis(patches, places[..., None], axis=1)
         x = jnp.concatenate([x[:, :1], patches], axis=1)
-        x = x + positions.fixed(self, fixed_positions(grid, self.width)).astype(self.dtype)
+        x = x + positions.fixed(self, fixed_positions(grid, self.width)).astype(self.residual)
         x = self.transformer(name='transformer')(x, train)
         values = self.patch_size**2 * channels
         return dense(values, dtype=jnp.float32, name='head')(x[:, 1:])
