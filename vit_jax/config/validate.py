@@ -106,6 +106,8 @@ def _check_ranges(config: ConfigDict) -> None:
 
 def _check_model(config: ConfigDict) -> None:
     """Makes the model, with some number of classes or ids where that of the data is left open."""
+    if schema.follows(config):
+        return
     model = config.model.to_dict()
     open_ = {key: 1000 for key in schema.LEFT_OPEN if key in model and model[key] is None}
     objects.make_model(ConfigDict({'model': model | open_}))
