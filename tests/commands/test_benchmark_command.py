@@ -23,7 +23,9 @@ def linear(repo):
 @pytest.mark.slow
 def test_table_and_json(linear, tmp_path, capsys):
     out = tmp_path / 'out.json'
-    assert cli.main(['benchmark', '--config', linear, '--steps', '3', '--json', str(out)]) == 0
+    scheduled = [f'--config.optim.{key}.warmup=9 steps' for key in ('schedule', 'decay_schedule')]
+    flags = ['--steps', '3', '--json', str(out), *scheduled]
+    assert cli.main(['benchmark', '--config', linear, *flags]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == 'helpers.linear, image 8x8x1, batch 32, 8 x cpu (jit)'
     assert [line.split()[0] for line in lines[1:]] == ['step', 'forward', 'train']

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     model, task = objects.model_and_task(config)
     layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
     rows = batch_rows(config)
-    # A schedule would need the length of the run, and costs nothing.
+    # Schedules would need the length of the run, and cost nothing.
     step = defaults.arguments(config, 'step') | {'ema_schedule': schedules.CONSTANT}
     sharding.check_batch(
         layout,
@@ -53,9 +53,9 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def tx(params: Any) -> Any:
-        # A schedule costs nothing, and a constant one needs no length of an epoch.
-        constant = config.optim.to_dict() | {'schedule': {'name': 'constant'}}
-        return optim.make(params, 1, int, model.layer_order(), **constant)[0]
+        constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
+        options = config.optim.to_dict() | constant
+        return optim.make(params, 1, int, model.layer_order(), **options)[0]
 
     options = {'batch_size': rows, 'steps': args.steps}
     with status('forward'):
