@@ -57,4 +57,8 @@ def trained(path: str, name: str) -> list[dict[str, float]]:
 )
 def test_a_system_trains_alike_in_every_layout(path, name):
     for step, expected in zip(trained(path, name), trained(path, 'one'), strict=True):
+        # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of
+        # other updates.
+        assert step['update_norm'] == pytest.approx(expected['update_norm'], rel=1e-3)
+        expected = expected | {'update_norm': step['update_norm']}
         assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)
