@@ -56,7 +56,7 @@ class Model(base.Model):
       width: D, width of a position.
       num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
-      encoder_depth: pairs of row and column attention over the grey image.
+      encoder_depth: pairs of row and column attention over the gray image.
       outer_depth: pairs of row attention and causal column attention over the rows above.
       inner_depth: layers of causal row attention over the pixels to the left.
       norm_eps: added to the variance in layer norms.

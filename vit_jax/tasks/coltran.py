@@ -31,7 +31,7 @@ class Task(base.Task):
     no ground truth.
 
     Attributes:
-      parallel_weight: of the head that sees the grey image alone; the decoder has the rest.
+      parallel_weight: of the head that sees the gray image alone; the decoder has the rest.
       samples: number of samples that `predict` draws of each image.
       temperature, top_k: of `decoding.sample`.
     """
