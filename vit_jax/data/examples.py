@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.data.rng import example_rng
 from vit_jax.data.splits import Subset
@@ -60,7 +61,7 @@ class Examples:
           UserError: if a transform refuses it; the message names the record.
         """
         if not self._cache:
-            return self._transformed(index, self.source[index], seed, draw)
+            return self._transformed(index, self._to_transform(index), seed, draw)
         if index not in self._kept:
             self._kept[index] = self._to_keep(index)
         kept = self._kept[index]
@@ -90,6 +91,13 @@ class Examples:
             record = step(record, example_rng(0, index))
         return texts
 
+    def _to_transform(self, index: int) -> Record:
+        """The example; if a crop comes first, with an image that decodes what the crop takes."""
+        if not self.transforms.crop_first:
+            return self.source[index]
+        with images.on_demand():
+            return self.source[index]
+
     def _to_keep(self, index: int) -> Record | BrokenRecord:
         try:
             record = self.source[index]
@@ -102,3 +110,6 @@ class Examples:
             return self.transforms(record, example_rng(seed, draw))
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
+        except BrokenRecord as reason:  # an image that was decoded only now
+            self.source.note_broken(index, reason)
+            raise

@@ -1,19 +1,81 @@
-"""Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, all else by Pillow."""
+"""Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, all else by Pillow.
+
+    with images.on_demand():
+        image = images.decode_image(data, name=name)
+    image.shape                 # of the header
+    image[10:234, 20:244]       # decodes this window if `turbojpeg` can, else the whole image
+
+Transforms that begin with a crop get such an image, whatever the source.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from vit_jax.data import turbojpeg
 from vit_jax.data.records import BrokenRecord, Record
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+
+_is_on_demand = contextvars.ContextVar('on_demand', default=False)
+
+
+@contextlib.contextmanager
+def on_demand() -> Iterator[None]:
+    """Within it, `decode_image` returns an `Encoded` for a JPEG file, which is decoded later."""
+    token = _is_on_demand.set(True)
+    try:
+        yield
+    finally:
+        _is_on_demand.reset(token)
+
+
+class Encoded:
+    """A JPEG file as an image of which windows can be decoded.
+
+    Attributes:
+      shape: of the image, (H, W, channels).
+    """
+
+    ndim = 3
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, data: bytes, name: str, shape: tuple[int, int, int]):
+        self._data, self._name, self.shape = data, name, shape
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        """A window, if `key` is two slices without steps; else an element of the whole image.
+
+        Raises:
+          BrokenRecord: if the file is damaged, above the window's lower edge.
+        """
+        turbo = turbojpeg.decoder()
+        if turbo is None or not _is_window(key):
+            return self.whole()[key]
+        height, width, channels = self.shape
+        (y, bottom, _), (x, right, _) = key[0].indices(height), key[1].indices(width)
+        try:
+            return turbo.window(self._data, y, x, bottom - y, right - x, channels)
+        except ValueError:  # of damage, which is named, or of a kind of file that simplejpeg takes
+            return self.whole()[key]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.whole(), dtype)
+
+    def whole(self) -> np.ndarray:
+        """Decode the image; BrokenRecord if the file is damaged."""
+        with _named(self._name, self._data):
+            return _whole_jpeg(self._data, self.shape[2])
 
 
 def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
@@ -35,29 +97,50 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
         truncated, or have more than `MAX_PIXELS` pixels. A JPEG file is damaged if libjpeg has a
         warning about it, such as of bytes that belong to no block.
     """
+    with _named(name, data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(
+                f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
+            )
+        if not _is_plain_jpeg(image, data, channels):
+            return _by_pillow(image, channels)
+        encoded = Encoded(data, name, (image.height, image.width, channels))
+    return encoded if _is_on_demand.get() else encoded.whole()  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _named(name: str, data: bytes) -> Iterator[None]:
+    """Raise BrokenRecord, which names the image, for any error."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(
-                    f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
-                )
-            return _decode(image, data, channels)
+        yield
     except UnidentifiedImageError as error:
         raise BrokenRecord(f'{name}: no {", ".join(FORMATS)} image ({len(data)} bytes)') from error
     except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
 
 
-def _decode(image: Image.Image, data: bytes, channels: int) -> np.ndarray:
-    warning = None
-    if _is_plain_jpeg(image, data, channels):
-        try:
-            return _turbo_jpeg(data, channels)
-        except ValueError as error:
-            warning = error
-    image.load()
-    if warning is not None and _has_pixels(data, channels):
+def _is_window(key: Any) -> bool:
+    return (
+        isinstance(key, tuple)
+        and len(key) == 2
+        and all(isinstance(k, slice) and k.step is None for k in key)
+    )
+
+
+def _whole_jpeg(data: bytes, channels: int) -> np.ndarray:
+    try:
+        return _turbo_jpeg(data, channels)
+    except ValueError as error:
+        warning = error
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        decoded = _by_pillow(image, channels)
+    if _has_pixels(data, channels):
         raise warning  # Pillow does not pass it on
+    return decoded
+
+
+def _by_pillow(image: Image.Image, channels: int) -> np.ndarray:
+    image.load()
     _turn_upright(image)
     return _to_array(image, channels)
 

@@ -68,7 +68,7 @@ class Subset:
         try:
             record = source[original]
         except BrokenRecord as reason:
-            self._note_broken(index, reason)
+            self.note_broken(index, reason)
             raise
         return with_class(record, self.info.num_classes, source, original)
 
@@ -98,7 +98,7 @@ class Subset:
                 return source.annotations(original)
             record = dict(source[original])
         except BrokenRecord as reason:
-            self._note_broken(index, reason)
+            self.note_broken(index, reason)
             return {}
         return {'size': record.pop('image').shape[:2], **record}
 
@@ -155,7 +155,8 @@ class Subset:
         source, indices = self._parts[part]
         return source, int(indices[index - self._ends[part]])
 
-    def _note_broken(self, index: int, reason: BrokenRecord) -> None:
+    def note_broken(self, index: int, reason: BrokenRecord) -> None:
+        """Count a record that turned out to be broken; see `note`."""
         if index not in self.broken:
             self._news[index] = str(reason)
             self.note({index: str(reason)})

@@ -21,7 +21,7 @@ from vit_jax.data.transforms.arguments import (
     shares,
 )
 from vit_jax.data.transforms.movable import image_size
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.registry import crops_at_once, transform
 from vit_jax.data.transforms.windows import central_window, random_window, scaled
 from vit_jax.errors import UserError
 
@@ -73,6 +73,7 @@ def random_resize(
 
 
 @transform
+@crops_at_once
 def central_crop(size: Size) -> Apply:
     """Crop the middle of the image; UserError if it is smaller than `size`."""
     height, width = height_width(size)
@@ -85,6 +86,7 @@ def central_crop(size: Size) -> Apply:
 
 
 @transform
+@crops_at_once
 def random_crop(size: Size) -> RandomApply:
     """Crop a uniformly random window of `size`; UserError if the image is smaller."""
     height, width = height_width(size)
@@ -97,6 +99,7 @@ def random_crop(size: Size) -> RandomApply:
 
 
 @transform
+@crops_at_once
 def inception_crop(
     size: Size, area_min: float = 5, area_max: float = 100, method: str = 'bilinear'
 ) -> RandomApply:

@@ -29,12 +29,15 @@ class Transforms:
       steps: functions of (record, rng).
       random: whether any of them draws random numbers.
       vocab: for transforms that encode texts.
+      crop_first: whether the first one takes only a window of the image, see
+        `registry.crops_at_once`.
     """
 
     spec: str
     steps: tuple[Step, ...]
     random: bool
     vocab: Tokenizer | None = None
+    crop_first: bool = False
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Record:
         for step in self.steps:
@@ -57,13 +60,15 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
       UserError: if the text is malformed, or a name or an argument is wrong.
     """
     made = []
-    for node in calls.parse_transforms(spec):
+    nodes = calls.parse_transforms(spec)
+    for node in nodes:
         try:
             made.append(_make(node, vocab))
         except UserError as error:
             raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
     steps = tuple(step for step, _ in made)
-    return Transforms(spec, steps, any(random for _, random in made), vocab)
+    crop_first = bool(nodes) and registry.does_crop_at_once(_factory(nodes[0]))
+    return Transforms(spec, steps, any(random for _, random in made), vocab, crop_first)
 
 
 def without_annotations(spec: str) -> str:

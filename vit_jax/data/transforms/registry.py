@@ -15,6 +15,7 @@ Factory = TypeVar('Factory', bound=Callable[..., Callable[..., Any]])
 PACKAGE = __name__.rpartition('.')[0]
 _MARK = '_is_vit_jax_transform'
 _ANNOTATIONS = '_is_of_annotations'
+_CROPS = '_crops_at_once'
 
 
 def transform(factory: Factory) -> Factory:
@@ -35,6 +36,20 @@ def of_annotations(factory: Factory) -> Factory:
 def is_of_annotations(factory: Callable[..., Any]) -> bool:
     """Whether a transform is left out for images without annotations."""
     return getattr(factory, _ANNOTATIONS, False) is True
+
+
+def crops_at_once(factory: Factory) -> Factory:
+    """Mark a transform that takes nothing of the image but its shape and one window.
+
+    If it comes first, only that window of a file is decoded.
+    """
+    setattr(factory, _CROPS, True)
+    return factory
+
+
+def does_crop_at_once(factory: Callable[..., Any]) -> bool:
+    """Whether a transform takes only one window of the image."""
+    return getattr(factory, _CROPS, False) is True
 
 
 def find(name: str) -> Callable[..., Any]:

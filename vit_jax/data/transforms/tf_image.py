@@ -16,7 +16,7 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry, tf_resampling
 from vit_jax.data.transforms.arguments import Size, check_positive, height_width, shares
 from vit_jax.data.transforms.movable import image_size
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.registry import crops_at_once, transform
 from vit_jax.data.transforms.windows import distorted_window, scaled
 
 Apply = Callable[[Record], Record]
@@ -24,6 +24,7 @@ RandomApply = Callable[[Record, np.random.Generator], Record]
 
 
 @transform
+@crops_at_once
 def inception_crop_tf(
     size: Size, area_min: float = 5, area_max: float = 100, method: str = 'bilinear'
 ) -> RandomApply:

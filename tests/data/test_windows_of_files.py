@@ -1,0 +1,119 @@
+"""A crop that comes first decodes its window alone, to the bytes of a crop of the whole image."""
+
+import io
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import images, turbojpeg
+from vit_jax.data.examples import Examples
+from vit_jax.data.records import BrokenRecord
+from vit_jax.data.rng import example_rng
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import parse_transforms
+
+KINDS = {
+    '420': {},
+    '422': {'subsampling': 1},
+    '444': {'subsampling': 0},
+    'progressive': {'progressive': True},
+    'restarts': {'restart_marker_rows': 1},
+    'coarse': {'quality': 10},
+}
+
+
+@pytest.fixture(params=['simplejpeg', 'libjpeg-turbo 3'])
+def library(request, monkeypatch):
+    """The decoder of windows, and the one of whole images that takes its place without it."""
+    if request.param == 'simplejpeg':
+        monkeypatch.setattr(turbojpeg, 'decoder', lambda: None)
+    elif turbojpeg.decoder() is None:
+        pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
+
+
+def photo(height=93, width=131):
+    waves = np.sin(np.arange(height)[:, None] / 4 + np.arange(width) / 7)
+    noise = np.random.default_rng(0).integers(0, 90, (height, width, 3))
+    return Image.fromarray((waves[..., None] * (80, 60, 40) + 80 + noise).astype(np.uint8))
+
+
+def encode(image, kind='JPEG', **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def on_demand(data, **options):
+    with images.on_demand():
+        return images.decode_image(data, name='photo.jpg', **options)
+
+
+@pytest.mark.parametrize('mode', ['RGB', 'L'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_window_has_the_bytes_of_the_whole_image(library, kind, mode):
+    data = encode(photo().convert(mode), **KINDS[kind])
+    for channels in (3, 1):
+        whole = images.decode_image(data, name='photo.jpg', channels=channels)
+        image, rng = on_demand(data, channels=channels), np.random.default_rng(1)
+        assert image.shape == whole.shape
+        for _ in range(20):
+            (y, bottom), (x, right) = (np.sort(rng.choice(n + 1, 2, False)) for n in (93, 131))
+            found = image[y:bottom, x:right]
+            np.testing.assert_array_equal(found, whole[y:bottom, x:right])
+        np.testing.assert_array_equal(image[:, :], whole)
+        np.testing.assert_array_equal(image[:, ::-1, 0], whole[:, ::-1, 0])
+        np.testing.assert_array_equal(np.asarray(image), whole)
+
+
+SPECS = ('inception_crop_tf(24)|flip', 'inception_crop(24)', 'random_crop(40)', 'central_crop(40)')
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_transforms_that_begin_with_a_crop_make_the_same_of_both(library, spec):
+    data, transforms = encode(photo()), parse_transforms(spec)
+    assert transforms.crop_first
+    for draw in range(5):
+        found, expected = (
+            transforms({'image': image, 'label': 0}, example_rng(0, draw))['image']
+            for image in (on_demand(data), images.decode_image(data, name='photo.jpg'))
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize('spec', ['', 'flip|random_crop(40)', "keep('image')", 'resize_tf(30)'])
+def test_other_transforms_get_the_pixels(spec):
+    assert not parse_transforms(spec).crop_first
+
+
+def test_files_that_pillow_decodes_are_decoded_at_once():
+    upside_down = Image.Exif()
+    upside_down[0x0112] = 3
+    for data in (
+        encode(photo(), 'PNG'),
+        encode(photo().convert('CMYK')),
+        encode(photo(), exif=upside_down),
+    ):
+        assert isinstance(on_demand(data), np.ndarray)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve photographs, the last of which is cut off after its first rows."""
+    (tmp_path / 'kind').mkdir()
+    for number in range(12):
+        (tmp_path / 'kind' / f'{number:02}.jpg').write_bytes(encode(photo(), quality=90))
+    cut = tmp_path / 'kind' / '11.jpg'
+    cut.write_bytes(cut.read_bytes()[:4000])
+    return tmp_path
+
+
+def test_a_damaged_file_is_counted_and_replaced(library, folder):
+    source = open_source(f'folder:{folder}', 'train')
+    (index,) = (i for i in range(12) if pathlib.Path(source.record_name(i)).stem == '11')
+    examples = Examples(source, parse_transforms('central_crop(90)'))
+    with pytest.raises(BrokenRecord, match=r'11\.jpg'):
+        examples.read(index)
+    assert list(source.broken) == [index] and '11.jpg' in source.broken[index]
+    assert examples.first_readable(index)[0] == (index + 1) % 12
