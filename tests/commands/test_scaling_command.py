@@ -135,11 +135,14 @@ def test_report_writes_everything(tmp_path, capsys):
     page = (out / 'scaling.md').read_text()
     assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs;')
     assert '| all | ' in page
+    assert 'on known laws of the form shifted, bands of 90 % held 79 %' in page
     # A run that is not at its end has not cooled down: it is no point of the curve.
     (tmp_path / 'runs' / '11' / 'result.json').unlink()
     words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0]
     assert '11 of 12 runs' in run(capsys, *words)
-    assert '11 runs, 1 left out as not finished' in (out / 'scaling.md').read_text()
+    page = (out / 'scaling.md').read_text()
+    assert '11 runs, 1 left out as not finished' in page
+    assert 'In brackets' not in page and 'coverage' not in page  # without a bootstrap
     assert '12 of 12 runs' in run(capsys, *words, '--unfinished')
     for path in (tmp_path / 'runs').glob('*/result.json'):
         path.unlink()

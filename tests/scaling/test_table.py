@@ -191,9 +191,9 @@ def test_families_share_a_color_and_sizes_are_its_shades():
     ]
     curves = table.fit_curves(made, ask(by=('family', 'parameters')))
     assert [curve.label for curve in curves] == [
-        'vit parameters 40.9k',
-        'vit parameters 305k',
-        'bit parameters 86.6k',
+        'vit 40.9k parameters',
+        'vit 305k parameters',
+        'bit 86.6k parameters',
     ]
     figure = plots.draw(curves, ask(by=('family', 'parameters')))
     (small, large, other) = [np.array(colors(line)) for line in points(figure.axes[0])]

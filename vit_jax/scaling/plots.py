@@ -51,8 +51,9 @@ def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
 
 def _caveat(curves: Sequence[Curve]) -> str:
     """A sentence on the coverage of the shades; empty if there are none."""
-    drawn = any(curve.fit is not None and len(curve.fit.replicates) for curve in curves)
-    return textwrap.fill(f'Shades: {coverage.caveat()}.', 110) if drawn else ''
+    fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
+    said = coverage.caveat(fit.form.name for fit in fits)
+    return textwrap.fill(f'Shades: {said}.', 110) if fits else ''
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -38,10 +38,13 @@ def markdown(
         + (
             f'; its median is {median:.4f}.' if median is not None else ', of which there are none.'
         ),
-        'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
-        'points, not whether the form is the right one: that is what the error held out is for. '
-        f'And it is too narrow: {coverage.caveat()} (`scaling coverage`).',
     ]
+    if banded := [curve['form'] for curve in summary['curves'] if curve.get('bands')]:
+        parts.append(
+            'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
+            'points, not whether the form is the right one: that is what the error held out is '
+            f'for. Measured coverage: {coverage.caveat(banded)} (`scaling coverage`).'
+        )
     if skipped:
         parts += ['## Runs left out', '\n'.join(f'- {line}' for line in skipped)]
     if doubts:

@@ -76,7 +76,7 @@ class Curve:
 
 
 def label(by: Mapping[str, str]) -> str:
-    """The values as text; numbers have their columns, as in `vit parameters 305k`."""
+    """The values as text, numbers with their columns: `width 64`, `vit 305k parameters`."""
     return ' '.join(_named(column, value) for column, value in by.items()) or 'all'
 
 
@@ -84,7 +84,8 @@ def _named(column: str, text: str) -> str:
     if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
         return text
     shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
-    return f'{column.rpartition(".")[2]} {shown}'
+    noun = column.rpartition('.')[2]
+    return f'{shown} {noun}' if noun.endswith('s') else f'{noun} {shown}'
 
 
 def short(value: float) -> str:
