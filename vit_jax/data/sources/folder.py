@@ -5,7 +5,8 @@
 
 Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
 subfolders of their class. The files of a split come in a fixed shuffled order, so that
-`train[:90%]` and `train[90%:]` both have all classes.
+`train[:90%]` and `train[90%:]` both have all classes. The names of many files are listed once, see
+`data/listing.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 
-from vit_jax.data import images, order
+from vit_jax.data import images, listing, order
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
 from vit_jax.errors import UserError, nearest
 
@@ -63,15 +63,16 @@ class Source:
         return str(self._folder / self._files[index])
 
     def _list(self, classes: list[str]) -> tuple[list[str], list[int]]:
-        files: list[str] = []
-        labels: list[int] = []
+        by_class: dict[str, list[str]] = {name: [] for name in classes}
         others = 0
-        for label, name in enumerate(classes):
-            found = sorted(_walk(self._folder / name))
-            mine = [file for file in found if file.lower().endswith(SUFFIXES)]
-            others += len(found) - len(mine)
-            files += [f'{name}/{file}' for file in mine]
-            labels += [label] * len(mine)
+        for file in listing.files_below(self._folder):
+            name, inside, _ = file.partition('/')
+            if inside and file.lower().endswith(SUFFIXES):
+                by_class[name].append(file)
+            else:
+                others += bool(inside)
+        files = [file for mine in by_class.values() for file in mine]
+        labels = [label for label, mine in enumerate(by_class.values()) for _ in mine]
         if others:
             kinds = ', '.join(SUFFIXES)
             log.warning('%s: %d files left out that are not %s', self._folder, others, kinds)
@@ -115,11 +116,3 @@ def _has_images(folder: pathlib.Path) -> bool:
 def _folders(folder: pathlib.Path) -> list[str]:
     with os.scandir(folder) as entries:
         return [e.name for e in entries if e.is_dir() and not e.name.startswith('.')]
-
-
-def _walk(folder: pathlib.Path) -> Iterator[str]:
-    """Files below `folder`, relative to it, without hidden ones."""
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
-        inside = pathlib.Path(parent).relative_to(folder)
-        yield from ((inside / name).as_posix() for name in files if not name.startswith('.'))

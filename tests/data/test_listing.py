@@ -1,0 +1,83 @@
+"""Lists of many files: kept once, and listed again as soon as a folder has changed."""
+
+import logging
+import os
+import pathlib
+
+import pytest
+
+from vit_jax.data import listing
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with files at three depths that changed long ago; more than two are many."""
+    monkeypatch.setattr(listing, 'MANY', 2)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    root = tmp_path / 'data'
+    for name in ('top', 'b/2', 'b/1', 'b/deep/3', '.hidden/4', 'a/.hidden'):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    settle(root)
+    return root
+
+
+def settle(root):
+    for folder in (root, *(path for path in root.rglob('*') if path.is_dir())):
+        os.utime(folder, (1e9, 1e9))
+
+
+NAMES = ['b/1', 'b/2', 'b/deep/3', 'top']
+
+
+def no_walk(*_, **__):
+    raise AssertionError('listed again')
+
+
+def test_files_are_listed_once(files, monkeypatch):
+    assert listing.files_below(files) == NAMES
+    monkeypatch.setattr(os, 'walk', no_walk)
+    assert listing.files_below(files) == NAMES
+
+
+@pytest.mark.parametrize('change', ['b/deep/new', 'new', 'a/new'])
+def test_a_new_file_is_seen(files, change):
+    listing.files_below(files)
+    (files / change).touch()
+    assert listing.files_below(files) == sorted([*NAMES, change])
+    (files / change).unlink()
+    assert listing.files_below(files) == NAMES
+
+
+def test_a_folder_that_has_just_changed_is_not_kept(files, tmp_path):
+    (files / 'b' / 'new').touch()
+    listing.files_below(files)
+    assert not list((tmp_path / 'cache').rglob('*.json'))
+
+
+def test_few_files_are_not_kept(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, 'MANY', 4)
+    listing.files_below(files)
+    assert not (tmp_path / 'cache').exists()
+
+
+@pytest.mark.parametrize('content', [b'', b'[]', b'{"folders": {"x/": 1}, "files": ["y"]}', b'{"a'])
+def test_a_damaged_list_is_made_anew(files, tmp_path, content):
+    listing.files_below(files)
+    (kept,) = (tmp_path / 'cache').rglob('*.json')
+    kept.write_bytes(content)
+    assert listing.files_below(files) == NAMES
+
+
+def test_without_a_cache_folder_files_are_listed_each_time(files, tmp_path, caplog):
+    (tmp_path / 'cache').write_text('a file')
+    with caplog.at_level(logging.WARNING):
+        assert listing.files_below(files) == NAMES
+    assert 'the list of files is not kept' in caplog.text
+
+
+def test_names_that_are_not_in_utf_8(files):
+    pathlib.Path(os.fsdecode(os.fsencode(files / 'b') + b'/\xff')).touch()
+    settle(files)
+    for _ in range(2):
+        assert os.fsdecode(b'b/\xff') in listing.files_below(files)

@@ -1,0 +1,80 @@
+"""Names of the files below a folder, kept in the user's cache folder if they are many.
+
+A folder of a million files takes minutes to list over a network. What is kept holds as long as the
+time of the last change of each folder is the same: adding, removing or renaming a file changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+from vit_jax.runtime.console import Console, Progress
+from vit_jax.storage import cache, paths
+
+log = logging.getLogger(__name__)
+
+MANY = 10_000  # files, above which names are kept
+SETTLED_NS = 2_000_000_000  # a later change may leave the time of a file system that rounds
+
+
+def files_below(folder: pathlib.Path) -> list[str]:
+    """The names of all files, relative to the folder, sorted and without hidden ones."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    kept = cache.folder('listings') / f'{name}.json'
+    if (names := _recall(kept, folder)) is not None:
+        return names
+    began = time.time_ns()
+    with _progress(folder) as seen:
+        names, times = _walk(folder, seen)
+    if len(names) > MANY and max(times.values()) < began - SETTLED_NS:
+        _keep(kept, names, times)
+    return names
+
+
+def _recall(kept: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
+    """The names that were kept, unless a folder has changed since."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = json.loads(kept.read_bytes())
+        if all((folder / k).stat().st_mtime_ns == t for k, t in content['folders'].items()):
+            return list(content['files'])
+    return None
+
+
+def _keep(kept: pathlib.Path, names: list[str], times: dict[str, int]) -> None:
+    content = json.dumps({'folders': times, 'files': names}).encode()
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        paths.write_atomic(kept, content)
+    except OSError as error:
+        log.warning('%s: the list of files is not kept (%s)', kept.parent, paths.why(error))
+
+
+def _walk(folder: pathlib.Path, seen: Callable[[int], None]) -> tuple[list[str], dict[str, int]]:
+    """The sorted names of the files, and the time of the last change of each folder."""
+    names: list[str] = []
+    times: dict[str, int] = {}
+    root = os.fspath(folder)
+    for parent, folders, files in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        inside = os.path.relpath(parent, root)
+        prefix = '' if inside == os.curdir else f'{inside}/'
+        times[prefix] = os.stat(parent).st_mtime_ns
+        names += [prefix + name for name in files if not name.startswith('.')]
+        seen(len(names))
+    return sorted(names), times
+
+
+@contextlib.contextmanager
+def _progress(folder: pathlib.Path) -> Iterator[Callable[[int], None]]:
+    """A count of the files, if there is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(f'listing {folder}', total=None)
+        yield lambda count: bar.update(task, description=f'listing {folder}: {count:,} files')
