@@ -267,3 +267,11 @@ def test_training_needs_neither_tensorflow_nor_torch():
     )
     assert {'jax', 'flax', 'orbax'} <= loaded
     assert not loaded & {'tensorflow', 'torch', 'transformers', 'optuna'}
+
+
+@pytest.mark.slow
+def test_what_draws_no_picture_does_not_wait_for_matplotlib():
+    shown = ', '.join(m for m in FILES if within(m, 'vit_jax.tasks') and m.count('.') == 2)
+    viz = ', '.join(name for name in shown.replace('tasks', 'viz').split(', ') if name in FILES)
+    loaded = loaded_by(f'import vit_jax.trainer.train, vit_jax.inference.predict, {viz}')
+    assert not loaded & {'matplotlib', 'sklearn'}

@@ -8,10 +8,9 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from matplotlib.figure import Figure
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
@@ -22,9 +21,12 @@ from vit_jax.storage import lock, run_folder
 from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
 from vit_jax.trainer.lines import Lines
-from vit_jax.viz import curves, figures
+from vit_jax.viz import figures
 from vit_jax.viz.base import Texts
 from vit_jax.writers import base
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 UNKNOWN = '-:--'
 INPUT_BOUND = 0.1  # the share of an interval that devices may wait for data before a line says so
@@ -211,6 +213,8 @@ class Writer:
         if not self.enabled or self.trouble or not self.mirror.folder.is_dir():
             return
         with self._watched(run_folder.CURVES):
+            from vit_jax.viz import curves  # imports Matplotlib
+
             curves.plot_curves(self.mirror.folder, self.config)
         self.mirror.publish()
 
@@ -238,10 +242,10 @@ class Writer:
 
 def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
     """The call of each writer, for which a figure is drawn once."""
-    if isinstance(shown, Figure):
-        pixels = figures.pixels(shown)
-        return lambda writer: writer.image(step, name, pixels)
-    return lambda writer: writer.texts(step, name, shown)
+    if isinstance(shown, list):
+        return lambda writer: writer.texts(step, name, shown)
+    pixels = figures.pixels(shown)
+    return lambda writer: writer.image(step, name, pixels)
 
 
 def _open(name: str, run: base.Run) -> base.Writer:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SPACE = '\u2581'  # SentencePiece's mark for the space before a word
 CELL, MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
@@ -34,8 +35,10 @@ def draw(
       names: of the two axes, rows first.
       title: printed above.
     """
+    from matplotlib.colors import LinearSegmentedColormap
+
     size = len(columns) * CELL + MARGIN, len(rows) * CELL + MARGIN
-    figure = Figure(figsize=(max(size[0], 4.0), max(size[1], 2.5)), layout='constrained')
+    figure = figures.new((max(size[0], 4.0), max(size[1], 2.5)))
     axes = figure.add_subplot()
     blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLORS[0], '#0b1f45'])
     # Evenly spread weights should look pale.

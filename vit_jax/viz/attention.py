@@ -6,25 +6,35 @@ of an image are those outside of the grid, such as a class token, then its patch
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib import cm, colormaps
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 
+if TYPE_CHECKING:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.patches import Rectangle
+
 Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for those without a place
 Weights = Float[np.ndarray, 'L H Q K']
 WIDTH = 1350  # pixels of a whole picture when saved
-# Leaves out the black and the nearly white end of the color map, which images may have too.
-COLORS = ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
+
+
+@functools.cache
+def _colors() -> ListedColormap:
+    """A color map without its black and its nearly white end, which images may have too."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
 
 
 def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
@@ -91,7 +101,7 @@ def overlay(
     )
     strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
     gray = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
-    color = COLORS(strength)[..., :3]
+    color = _colors()(strength)[..., :3]
     alpha = 0.75 * strength[..., None]
     return np.round(255 * ((1 - alpha) * gray + alpha * color)).astype(np.uint8)
 
@@ -235,7 +245,7 @@ def _lay_out(
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
     sides = [inches / n for n in (across, *columns)]
     heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
-    figure = Figure(figsize=(inches, sum(heights)), layout='constrained')
+    figure = figures.new((inches, sum(heights)))
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     parts = [figure.add_subfigure(spec[i]) for i in range(len(rows))]
     _section(parts[0], title, large, 1, across, 10)
@@ -254,7 +264,9 @@ def columns_of(count: int, least: int) -> int:
 
 def _add_bar(part: SubFigure) -> None:
     """Draw the color bar beside the large pictures."""
-    scale = cm.ScalarMappable(cmap=COLORS)
+    from matplotlib.cm import ScalarMappable
+
+    scale = ScalarMappable(cmap=_colors())
     bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
     bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
     bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
@@ -291,6 +303,8 @@ def _marker(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | No
     """A frame around the patch of the query."""
     if query is None or len(grid) != 2:
         return None
+    from matplotlib.patches import Rectangle
+
     side = image.shape[0] / grid[0], image.shape[1] / grid[1]
     corner = query[1] * side[1] - 0.5, query[0] * side[0] - 0.5
     return Rectangle(corner, side[1], side[0], fill=False, edgecolor=figures.COLORS[1], linewidth=2)

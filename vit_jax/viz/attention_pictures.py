@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.ops.decoding import BOS
 from vit_jax.viz import alignment, attention
 from vit_jax.viz.photo import Context, Photo, Vocabulary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIDE = 448  # pixels of the shorter side of a picture, at least
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.viz import attention_pictures, batch, figures
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Picture = UInt8[np.ndarray, 'Y X 3']
 LINES = 5  # rows of an image, at most, that the default picture has

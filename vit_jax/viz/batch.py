@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
-from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ACROSS = 8  # at most, images in a row
 SIDE = 1.9  # inches of an image
@@ -29,7 +32,7 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
     tall = max(image.shape[0] / image.shape[1] for image in images)
     lines = 1 + max(caption.count('\n') for caption in captions)
     size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
-    figure = Figure(figsize=size, layout='constrained')
+    figure = figures.new(size)
     grid = figure.subplots(down, across, squeeze=False).flat
     for axes, image, caption in zip(grid, images, captions, strict=False):
         figures.show_image(axes, figures.as_picture(image), caption)
@@ -48,7 +51,7 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
     """
     columns = max(map(len, rows))
     heights = [side * row[0][1].shape[0] / row[0][1].shape[1] + LINE for row in rows]
-    figure = Figure(figsize=(side * columns, sum(heights)), layout='constrained')
+    figure = figures.new((side * columns, sum(heights)))
     grid = figure.subplots(
         len(rows), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
     )
@@ -64,7 +67,7 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
 def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
     """A table of sentences, {side: text} an example."""
     names = list(texts[0])
-    figure = Figure(figsize=(6.5 * len(names), LINE * (len(texts) + 2)), layout='constrained')
+    figure = figures.new((6.5 * len(names), LINE * (len(texts) + 2)))
     axes = figure.add_subplot()
     axes.set(xlim=(0, len(names)), ylim=(len(texts) + 0.5, -1.5))
     axes.set_axis_off()

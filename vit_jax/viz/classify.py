@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ACROSS = 4  # at most, images in a row of the picture
 WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
@@ -53,6 +54,8 @@ class Viz(base.Viz):
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
         """The images as the model sees them, and under each the bars of its classes."""
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
         listed = [
             self.rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)
         ]
@@ -62,7 +65,7 @@ class Viz(base.Viz):
         room = max(map(len, listed))
         heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
         layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
-        figure = Figure(figsize=(WIDTH * columns, sum(heights)), layout=layout)
+        figure = figures.new((WIDTH * columns, sum(heights)), layout)
         grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
         for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
             line, column = divmod(i, columns)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
-from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.ops import colors
 from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = ('gray', 'colorized', 'original')
 SIDE = 3.0  # inches of an image

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib.figure import Figure
 
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
 from vit_jax.viz import base, batch, colorize
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Viz(base.Viz):

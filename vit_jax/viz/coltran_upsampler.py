@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.viz import base, batch
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.coltran import is_gray, psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Viz(base.Viz):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from vit_jax.errors import UserError
 from vit_jax.viz import base, batch, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ACROSS = 3  # at most, images in a row of the picture
 WIDTH = 5.0  # inches of an image
@@ -156,7 +157,7 @@ def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
     columns = math.ceil(len(photos) / lines)
     tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
     size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
-    figure = Figure(figsize=size, layout='constrained')
+    figure = figures.new(size)
     return figure, [figure.add_subplot(lines, columns, i + 1) for i in range(len(photos))]
 
 
@@ -179,6 +180,8 @@ def draw_objects(
       points: size of the letters.
       line: width of the frames in points.
     """
+    from matplotlib.patches import Rectangle
+
     taken: list[labels.Box] = []
     boxes = [one.box for one in objects]
     # The largest first, so that none hides a smaller one.

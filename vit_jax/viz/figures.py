@@ -7,19 +7,19 @@ import math
 import re
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vit_jax.errors import UserError, visible
 from vit_jax.storage import paths
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLORS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
@@ -38,6 +38,13 @@ def style(axes: Axes, title: str) -> None:
     axes.tick_params(colors=FAINT, labelsize=9, length=0)
 
 
+def new(size: tuple[float, float], layout: Any = 'constrained') -> Figure:
+    """An empty figure, its width and height in inches; Matplotlib is imported for it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout=layout)
+
+
 def log_ticks(
     axis: Axis, low: float, high: float, *, few: bool = False, words: Callable[[float], str]
 ) -> None:
@@ -49,6 +56,8 @@ def log_ticks(
       few: whether there is little room.
       words: formats a number as a label.
     """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     decades = math.log10(high / low)
     if decades > (1.2 if few else 2):
         subs: tuple[float, ...] = (1.0,)
@@ -104,6 +113,8 @@ def set_formula(text: Text) -> None:
 
 def _take_literally(figure: Figure) -> None:
     """Draw names of classes, files and runs without TeX and control characters."""
+    from matplotlib.text import Text
+
     for text in figure.findobj(Text):
         text.set_parse_math(text in _formulas)
         text.set_text(visible(text.get_text()))
@@ -111,6 +122,8 @@ def _take_literally(figure: Figure) -> None:
 
 def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
     """Render a figure on white."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     _take_literally(figure)
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)

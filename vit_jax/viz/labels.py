@@ -5,8 +5,11 @@ from __future__ import annotations
 import colorsys
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 SIZE = 8.0  # points of the labels' letters
 SMALL = 5.0  # of the letters of labels of objects narrower than their labels, and in small images

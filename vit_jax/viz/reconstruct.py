@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
 from vit_jax.viz import base, batch
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
 GRAY = 128  # drawn in place of hidden patches

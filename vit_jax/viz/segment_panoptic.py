@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Int
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
 from vit_jax.ops import panoptic
 from vit_jax.viz import batch, detect, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 OPACITY = 0.5  # of a color on the image
 LINE = 0.004  # width of the lines between segments, as a share of the wider side of the image

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.viz import attention_pictures, base
 from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Viz(base.Viz):
