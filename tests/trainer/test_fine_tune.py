@@ -97,7 +97,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
         (['model.widht=16'], "config.model: unknown key 'widht'; did you mean 'width'"),
         (['model.width=wide'], "config.model.width='wide': expected int"),
         (['init.from=none.npz'], 'none.npz: there is no such file'),
-        (['data.split=train'], 'config.evals.val.split: name it'),
+        (['data.split=train'], 'config.evals.val.split: name it too'),
         (['task.name=reconstruct'], "a vit for the task 'classify', and config.task is"),
     ],
 )

@@ -206,7 +206,7 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
     source = config.data.source
     entries = [entry for entry in config.evals.values() if entry.get('split') is None]
     if 'data' not in places or len(entries) < len(config.evals):
-        raise UserError(f'config.{places[0]}.split: name it, as those of other data are named')
+        raise UserError(f'config.{places[0]}.split: name it too, since another split is named')
     if other := [entry.source for entry in entries if entry.source != source]:
         raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
     train, held_out = splits_of(source)

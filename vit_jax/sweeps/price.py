@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from vit_jax.config import load as config_lib
+from vit_jax.inference import fine_tune
 from vit_jax.profiling.cost import price
 from vit_jax.profiling.plan import PlannedRun
 from vit_jax.sweeps import space
@@ -39,7 +40,7 @@ def planned_runs(
 def config_of(sweep: space.Sweep, point: space.Point) -> ConfigDict:
     """The config of a point."""
     changes = [*space.overrides(sweep.overrides), *space.overrides(point)]
-    return config_lib.load(sweep.config, changes)
+    return fine_tune.filled(config_lib.load(sweep.config, changes)).config
 
 
 def dearest(sweep: space.Sweep, price_of: Price) -> space.Point:

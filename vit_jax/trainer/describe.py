@@ -44,7 +44,8 @@ def _evaluates(training: Training) -> list[str]:
     if not names or defaults.arguments(config, 'every')['eval'] is not None:
         return []
     steps = timetable.evals[names[0]]
-    when = f'every {steps:,} steps' if steps < timetable.total else 'at the end alone'
+    when = 'every step' if steps == 1 else f'every {steps:,} steps'
+    when = when if steps < timetable.total else 'at the end alone'
     return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
 
 
