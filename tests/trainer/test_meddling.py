@@ -69,7 +69,7 @@ def require_same(folder: pathlib.Path, whole_run: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ('name', 'words'),
     [
-        ('metrics.jsonl', 'metrics.jsonl was deleted or replaced during the run: written again'),
+        ('metrics.jsonl', 'metrics.jsonl was deleted or changed during the run: written again'),
         ('config.json', 'config.json was replaced during the run: written again'),
     ],
 )
@@ -84,6 +84,22 @@ def test_a_small_file_is_written_again(
 
     during(1, meddle)
     assert train(repo, tmp_path) == 0
+    assert capsys.readouterr().out.count(words) == 1
+    require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(83)
+@pytest.mark.parametrize('size', [0, 30, None])
+def test_a_log_that_is_cut_off_or_added_to_is_written_again(
+    repo, tmp_path, whole_run, during, capsys, size
+):
+    def meddle() -> None:
+        with (tmp_path / 'metrics.jsonl').open('a') as file:
+            file.write('{"step": 5}\n') if size is None else file.truncate(size)
+
+    during(2, meddle)
+    assert train(repo, tmp_path) == 0
+    words = 'metrics.jsonl was deleted or changed during the run: written again'
     assert capsys.readouterr().out.count(words) == 1
     require_same(tmp_path, whole_run)
 
@@ -149,5 +165,34 @@ def test_checkpoints_that_are_deleted_during_a_save_are_one_line(
     monkeypatch.setattr(checkpoint_format, 'require_written', deleted)
     assert train(repo, tmp_path) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith('error: ')]
-    assert 'the checkpoint of step 10 could not be written' in line
+    assert 'the checkpoint of step 20 could not be written' in line
     assert 'it was deleted while it was written' in line
+
+
+@pytest.mark.fault(84)
+def test_a_save_that_is_deleted_while_it_is_written_is_made_again_at_once(
+    repo, tmp_path, whole_run, monkeypatch, caplog
+):
+    check, count, deleted, steps = checkpoint_format.require_written, Dataset.count, [], []
+
+    def delete_once(*args) -> None:
+        if not deleted:
+            shutil.rmtree(tmp_path / 'checkpoints')
+            deleted.append(True)
+        check(*args)
+
+    def wait_for_it(data, batch):
+        steps.append(len(steps) + 1)
+        if len(steps) == 12:
+            while not deleted:
+                time.sleep(0.01)
+            time.sleep(1)  # until Orbax has told of it
+        return count(data, batch)
+
+    monkeypatch.setattr(checkpoint_format, 'require_written', delete_once)
+    monkeypatch.setattr(Dataset, 'count', wait_for_it)
+    assert train(repo, tmp_path) == 0
+    (line,) = [line for line in caplog.messages if 'deleted' in line]
+    assert line.endswith('checkpoints/10 was deleted while it was written')
+    assert run_folder.steps(tmp_path) in ([11, 20], [12, 20])
+    require_same(tmp_path, whole_run)

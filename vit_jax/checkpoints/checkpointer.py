@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,10 @@ class Checkpointer:
       keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
         better: the step with the best one is saved when it is evaluated, and kept until another is
         better; `--step best` reads it. Empty for none.
+
+    Attributes:
+      is_lost: whether the last save was deleted while it was written, so that another is due at
+        once. In a job of several processes this is an error.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Checkpointer:
         self._saving: int | None = None
         self._place: troubles.Place | None = None  # that is written to
         self._newest: int | None = None  # of those that this process has saved
+        self.is_lost = False
         self._saved: checkpoint_format.Items = {}
         self._writer = ocp.AsyncCheckpointer(
             checkpoint_format.handler(),
@@ -89,7 +95,7 @@ class Checkpointer:
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
         """Start writing a step; return once the arrays are copied from the devices.
 
-        Waits for the save before. A step that is already there is left alone.
+        Waits for the save before, which may be lost. A step that is already there is left alone.
 
         Args:
           step: the directory's name.
@@ -100,7 +106,8 @@ class Checkpointer:
         Raises:
           UserError: if the disk is full or not writable, in this save or the one before.
         """
-        self.wait()
+        self._finish(self._lose)
+        self.is_lost = False
         if on_process_0(lambda: step in self._there()):
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
@@ -128,16 +135,20 @@ class Checkpointer:
         try:
             self._writer.check_for_errors()
         except Exception as error:
-            self._fail(error)
+            self._lose(error)
 
     def wait(self) -> None:
-        """Block until the save in the background is finished; raise as `save` does."""
+        """Block until the background save is finished; raise as `save` does, or if it is lost."""
+        self._finish(self._fail)
+
+    def _finish(self, failed: Callable[[Exception], None]) -> None:
         if self._saving is None:
             return
         try:
             self._writer.wait_until_finished()
         except Exception as error:
-            self._fail(error)
+            failed(error)
+            return
         self._newest, self._saving = self._saving, None
         self._staging.clear()
         if jax.process_index() == 0:
@@ -192,6 +203,14 @@ class Checkpointer:
         if self._place:
             self._place.close()
         self._place = None
+
+    def _lose(self, error: Exception) -> None:
+        """Leave it to the next save if this one was deleted while it was written; else fail."""
+        if jax.process_count() > 1 or not (self._place and self._place.is_gone()):
+            self._fail(error)
+        sys.unraisablehook = partial(troubles.not_of_late_writes, sys.unraisablehook)
+        _log.warning('%s/%d was deleted while it was written', self.directory, self._saving)
+        self._saving, self.is_lost = None, True
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None

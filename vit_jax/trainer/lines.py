@@ -27,7 +27,9 @@ class Lines:
     ):
         self._path, self._held, self._say = path, held, say
         self._file = path.open('a+b', buffering=0)
-        self._unwritten = b''
+        self._file.seek(0)
+        size = os.fstat(self._file.fileno()).st_size
+        self._written, self._unwritten = bytearray(self._file.read(size)), b''
 
     def add(self, line: str) -> None:
         self._unwritten += line.encode() + b'\n'
@@ -35,33 +37,36 @@ class Lines:
     def write(self) -> None:
         """Write what has been added.
 
-        A file that others have deleted or replaced is written again: while it is open, its content
-        is not lost. A folder that was deleted is left to the next save to report.
+        A file that others have deleted, replaced, cut off or added to is written again. A folder
+        that was deleted is left to the next save to report.
 
         Raises:
           OSError: if that fails.
           lock.Taken: if another run has taken over the folder.
         """
-        if self._unwritten and self._path.parent.is_dir():
+        if self._path.parent.is_dir():
             self._held()
-            if not self._is_there():
+            if not self._is_whole():
                 self._write_again()
         while self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            count = self._file.write(self._unwritten)
+            self._written += self._unwritten[:count]
+            self._unwritten = self._unwritten[count:]
 
     def close(self) -> None:
         with self._file:
             self.write()
 
-    def _is_there(self) -> bool:
+    def _is_whole(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self._path.lstat())
+            there = self._path.lstat()
         except FileNotFoundError:
             return False
+        same = os.path.samestat(os.fstat(self._file.fileno()), there)
+        return same and there.st_size == len(self._written)
 
     def _write_again(self) -> None:
-        self._file.seek(0)
-        write_atomic(self._path, self._file.read())
+        write_atomic(self._path, bytes(self._written))
         self._file.close()
         self._file = self._path.open('a+b', buffering=0)
-        self._say(f'{self._path.name} was deleted or replaced during the run: written again')
+        self._say(f'{self._path.name} was deleted or changed during the run: written again')

@@ -117,6 +117,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
             or stopping
             or ending
             or is_best(last.bests, step)
+            or checkpointer.is_lost
         ):
             with meter.paused():
                 meter.check_finite()
