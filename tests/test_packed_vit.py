@@ -25,9 +25,10 @@ from vit_jax import __main__ as cli
 from vit_jax.config import load
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.evaluators import confusion
 from vit_jax.inference.load import open_run
 from vit_jax.inference.predict import predictor
-from vit_jax.trainer import build
+from vit_jax.trainer import build, evaluate, metrics
 from vit_jax.trainer.examples import Examples
 
 # `test_outside_system.py` takes one system through the same commands in `make test`.
@@ -113,6 +114,22 @@ def test_rows_hold_several_images_and_an_epoch_each_of_them_once(run, config):
     np.testing.assert_array_equal(segments.max(axis=1), mask.sum(axis=1))
 
 
+def test_evaluators_and_metrics_get_images(config):
+    metrics.check(load.load(config), 'test/accuracy', 'here')
+    training = build.build(load.load(config), jax.devices()[:1])
+    program, data = training.program, training.evaluations['test'].data
+    state = program.layout.create(program.init)
+    batches = evaluate.predict(program.eval_steps, state.variables, data.eval_batches())
+    evaluator, seen = confusion.Evaluator(), []
+    evaluator.open(data)
+    for predictions, batch in batches:
+        evaluator.update(predictions, batch)
+        assert batch['segments'].shape == (len(batch['index']), 64)  # of the row of each
+        seen += batch['index'].tolist()
+    assert sorted(seen) == list(range(len(data.source)))
+    np.testing.assert_array_equal(evaluator.matrix.sum(1), np.bincount(data.source.labels()))
+
+
 @pytest.mark.parametrize('batch_size', [3, 16])
 def test_evaluate_counts_every_image_once(run, batch_size):
     found = vit_jax.evaluate(str(run), batch_size=batch_size, allowed=['packed_vit'])
@@ -159,7 +176,12 @@ def test_attention(run, photos, tmp_path, capsys):
 def test_benchmark(config, tmp_path):
     words = ['--config', config, '--steps', '2', '--json', str(tmp_path / 'numbers.json')]
     assert cli.main(['benchmark', *words]) == 0
-    assert json.loads((tmp_path / 'numbers.json').read_text())['train']['step_sec'] > 0
+    found = json.loads((tmp_path / 'numbers.json').read_text())
+    plan = build.build(load.load(config), jax.devices()[:1]).data.plan
+    assert plan.examples_per_row == len(plan.examples) / len(plan.rows) > 2
+    for step in ('forward', 'train'):
+        images = found[step]['images_per_sec'] * found[step]['step_sec']
+        assert images == pytest.approx(8 * plan.examples_per_row)
 
 
 def losses(config, devices, parallel, accum_steps=1):

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import __main__ as cli
 from vit_jax.config import load as config_lib
-from vit_jax.profiling.examples import example_spec
+from vit_jax.profiling.examples import row_of
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_forward_only_without_data(linear, tmp_path, capsys):
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):
     config = config_lib.load(digits)
-    complete, spec = example_spec(config)
+    complete, spec, _ = row_of(config)
     assert spec['image'].shape == (8, 8, 1)
     assert complete.model.num_classes == 10
     assert config.model.num_classes is None
     config.model.num_classes = 7
-    complete, spec = example_spec(config, channels=1)
+    complete, spec, _ = row_of(config, channels=1)
     assert spec['image'].shape == (224, 224, 1)
     assert complete.model.num_classes == 7
 

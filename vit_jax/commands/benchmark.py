@@ -33,12 +33,13 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference import fine_tune
     from vit_jax.optim import make as optim
     from vit_jax.profiling import benchmark
-    from vit_jax.profiling.examples import batch_rows, example_spec
+    from vit_jax.profiling.examples import batch_rows, row_of
     from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
     config = fine_tune.filled(config).config
-    config, spec = example_spec(config, args.image_size, args.channels)
+    row = row_of(config, args.image_size, args.channels)
+    config, spec, per_row = row
     model, task = objects.model_and_task(config)
     layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
     rows = batch_rows(config)
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         options = config.optim.to_dict() | constant
         return optim.make(params, 1, int, model.layer_order(), **options)[0]
 
-    options = {'batch_size': rows, 'steps': args.steps}
+    options = {'batch_size': rows, 'per_row': per_row, 'steps': args.steps}
     with status('forward'):
         results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
     if not args.forward_only:
@@ -65,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
             train = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
         results['train'] = train
     environment = benchmark.environment(layout)
-    print_title(config, rows, spec, environment)
+    print_title(config, rows, row.example, environment)
     print_table(spec, results)
     if args.json:
         record = {
             'config': config.to_dict(),
-            'example': {k: [list(s.shape), str(s.dtype)] for k, s in spec.items()},
+            'example': {k: [list(s.shape), str(s.dtype)] for k, s in row.example.items()},
             **environment,
             **{name: dataclasses.asdict(timing) for name, timing in results.items()},
         }

@@ -83,9 +83,9 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     from vit_jax import step
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark
-    from vit_jax.profiling.examples import example_spec
+    from vit_jax.profiling.examples import row_of
 
-    config, spec = example_spec(fine_tune.filled(config).config, image_size, channels)
+    config, spec, _ = row_of(fine_tune.filled(config).config, image_size, channels)
     model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
@@ -97,7 +97,7 @@ def from_checkpoint(
 ) -> Subject:
     """A trained model, for images of its own size or another."""
     from vit_jax.inference import load
-    from vit_jax.profiling.examples import example_spec
+    from vit_jax.profiling.examples import row_of
 
     given = (image_size, image_size) if image_size else None
     trained = load.read(path, image_size=given, allowed=allowed)
@@ -107,7 +107,7 @@ def from_checkpoint(
         if trained.step is None:
             spec = load.example_spec(trained, load.input_size(trained))
         else:
-            config, spec = example_spec(config, image_size, channels)
+            config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:
         note = str(e)
     return Subject(config, trained.variables, spec, note)

@@ -37,14 +37,21 @@ class Shape:
     """One kind of batch.
 
     Attributes:
-      rows: examples of a global batch, padding rows included.
+      rows: of a global batch, padding rows included; each is an example, unless there are `slots`.
       share: share of an epoch's batches that are of this kind.
-      spec: of one example.
+      spec: of a row's examples.
+      slots: see `Plan.slots`.
     """
 
     rows: int
     share: float
     spec: Spec
+    slots: tuple[int, ...] = ()
+
+    @property
+    def arrays(self) -> Spec:
+        """All arrays of a row, `index` and `mask` among them."""
+        return self.spec | marks(self.slots)
 
 
 def as_facts(shapes: Sequence[Shape]) -> list[Any]:
@@ -147,6 +154,24 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     padded = np.zeros(shape, array.dtype)
     padded[tuple(map(slice, array.shape))] = array
     return padded
+
+
+def marks(slots: tuple[int, ...] = ()) -> Spec:
+    """The arrays that every row has: `index` of its examples in the source, and `mask`, 1 if real.
+
+    Args:
+      slots: (n,) for a row of up to n examples, () for a single one; see `Plan.slots`.
+    """
+    return {
+        'index': ArraySpec(slots, np.dtype(np.int32)),
+        'mask': ArraySpec(slots, np.dtype(np.float32)),
+    }
+
+
+def marks_of(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Views [b n] of `index` and `mask`; n is 1 unless a row holds several examples."""
+    index, mask = (batch[name].reshape(len(batch[name]), -1) for name in ('index', 'mask'))
+    return index, mask
 
 
 def zeros(spec: Spec, rows: int) -> Batch:

@@ -30,8 +30,9 @@ from vit_jax.storage import paths, run_folder
 class Dataset:
     """The examples of a split as batches. Requirements of training are checked on first use.
 
-    Every batch holds this process's rows {name: array [b, ...]}, with `index`, int32 [b], the
-    index of each example in the source, and `mask`, float32 [b], 0 in rows that are padding.
+    Every batch holds this process's rows {name: array [b, ...]}, with `index`, int32, the index of
+    each example in the source, and `mask`, float32, 0 for padding. Both are [b], or [b n] if a row
+    holds up to n examples, see `Plan.slots`.
 
     Attributes:
       plan: assigns examples to batches.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.batches import ArraySpec, Batch, Process, Spec, zeros
+from vit_jax.data.batches import Batch, Process, Spec, marks, marks_of, zeros
 from vit_jax.data.plans import Plan, base
 from vit_jax.data.records import BrokenRecord, Record, check_ids
 from vit_jax.errors import UserError
@@ -51,10 +51,8 @@ class Loader:
         self, spec: Spec, examples: np.ndarray, draws: np.ndarray, seed: int, replace: bool
     ) -> Batch:
         mine = self.process.rows(len(examples))
-        kinds = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
-        about = {name: ArraySpec(examples.shape[1:], kind) for name, kind in kinds.items()}
-        batch = zeros(spec | about, len(mine))
-        index, mask = (batch[name].reshape(len(mine), -1) for name in about)
+        batch = zeros(spec | marks(self.plan.slots), len(mine))
+        index, mask = marks_of(batch)
         for row, at in enumerate(mine):
             wanted = zip(np.atleast_1d(examples[at]).tolist(), draws[at].tolist(), strict=True)
             read = [self._read(i, seed, draw, replace) for i, draw in wanted if i != base.NONE]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax import step as step_lib
+from vit_jax.data import batches
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Path, open_model
@@ -85,7 +86,12 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
     return predict_one
 
 
-def batch_of_one(example: Example, index: int = 0) -> dict[str, np.ndarray]:
-    """A batch with only this example."""
+def batch_of_one(
+    example: Example, index: int = 0, slots: tuple[int, ...] = ()
+) -> dict[str, np.ndarray]:
+    """A batch with only this example, in the first of the `slots` of a row; see `Plan.slots`."""
     batch = {name: np.asarray(value)[None] for name, value in example.items()}
-    return {**batch, 'index': np.array([index], np.int32), 'mask': np.ones(1, np.float32)}
+    batch |= batches.zeros(batches.marks(slots), 1)
+    for array, value in zip(batches.marks_of(batch), (index, 1), strict=True):
+        array[0, 0] = value
+    return batch

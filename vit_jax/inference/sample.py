@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import sources
-from vit_jax.data.batches import Batch, zeros
+from vit_jax.data.batches import Batch, marks, marks_of, zeros
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.plans.sizes import fitted
 from vit_jax.data.records import Record, first_readable
@@ -55,19 +55,20 @@ class Sample:
 
     def batch(self, rows: int) -> Batch:
         """A batch that begins with the examples; the other rows are padding."""
-        batch = zeros(self.data.spec, rows)
-        index, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+        batch = zeros(self.data.spec | marks(self.data.plan.slots), rows)
+        index, mask = marks_of(batch)
         for row, (number, fields) in enumerate(self.fields().items()):
-            for name, array in batch.items():
+            for name in self.data.spec:
                 place: tuple[Any, ...] = row, *map(slice, fields[name].shape)
-                array[place] = fields[name]
-            index[row], mask[row] = number, 1
-        return {**batch, 'index': index, 'mask': mask}
+                batch[name][place] = fields[name]
+            index[row, 0], mask[row, 0] = number, 1
+        return batch
 
     def batch_of_first(self) -> Batch:
         """A batch with only the first example, of its own size."""
         number, fields = next(iter(self.fields().items()))
-        return batch_of_one({name: fields[name] for name in self.data.spec}, number)
+        example = {name: fields[name] for name in self.data.spec}
+        return batch_of_one(example, number, self.data.plan.slots)
 
     def _numbers(self) -> list[int]:
         members = self.data.plan.members

@@ -30,7 +30,7 @@ class Timing:
     """Timing of one step.
 
     Attributes:
-      batch_size: global.
+      batch_size: rows of the global batch.
       compile_sec: the first call less one step: tracing and compiling.
       step_sec: median.
       step_sec_p10, step_sec_p90: the spread.
@@ -58,18 +58,22 @@ def time_forward(
     spec: Spec,
     *,
     batch_size: int,
+    per_row: float = 1,
     steps: int = 20,
     seed: int = 0,
 ) -> Timing:
-    """Times the eval step: the model's forward pass, and the sums of its metrics."""
-    batch = synthetic_batch(spec, batch_size, seed) | real_rows(batch_size)
+    """Times the eval step: the model's forward pass, and the sums of its metrics.
+
+    A row of the batch holds `per_row` examples on average.
+    """
+    batch = real_rows(batch_size) | synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
     variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
     compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
-    per_image = task_flops.of_evaluation(model, task, spec)
+    each = task_flops.of_evaluation(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
-    return _timing(layout, batch_size, per_image, seconds)
+    return _timing(layout, batch_size, per_row, each, seconds)
 
 
 def time_train(
@@ -80,6 +84,7 @@ def time_train(
     spec: Spec,
     *,
     batch_size: int,
+    per_row: float = 1,
     steps: int = 20,
     seed: int = 0,
     ema_decay: float = 0.0,
@@ -87,7 +92,8 @@ def time_train(
 ) -> Timing:
     """Times the train step; `tx` makes the optimizer from the parameters' shapes.
 
-    `step` are further keywords of `step.make_train_step`.
+    A row of the batch holds `per_row` examples on average; `step` are further keywords of
+    `step.make_train_step`.
     """
     batch = synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
@@ -111,8 +117,8 @@ def time_train(
         state, metrics = compiled(state, on_device)
         return metrics
 
-    per_image = task_flops.of_training(model, task, spec).total
-    return _timing(layout, batch_size, per_image, time_calls(call, steps))
+    each = task_flops.of_training(model, task, spec).total
+    return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
 
 
 def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
@@ -143,7 +149,8 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
     A single integer per example, such as a label, is 0; several are 1, as 0 would be the id of
     padding. No row is padding.
     """
-    rng, known = np.random.default_rng(seed), real_rows(batch_size)
+    rng, slots = np.random.default_rng(seed), spec['mask'].shape if 'mask' in spec else ()
+    known = real_rows(batch_size, slots)
 
     def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if dtype == np.uint8:
@@ -159,12 +166,10 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
     }
 
 
-def real_rows(batch_size: int) -> dict[str, np.ndarray]:
-    """The `index` and `mask` of a batch without padding."""
-    return {
-        'index': np.arange(batch_size, dtype=np.int32),
-        'mask': np.ones(batch_size, np.float32),
-    }
+def real_rows(batch_size: int, slots: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
+    """The `index` and `mask` of a batch without padding; `slots` are those of `Plan.slots`."""
+    mask = np.ones((batch_size, *slots), np.float32)
+    return {'index': np.arange(mask.size, dtype=np.int32).reshape(mask.shape), 'mask': mask}
 
 
 def blank_example(spec: Spec) -> dict[str, jax.Array]:
@@ -203,19 +208,23 @@ def environment(layout: sharding.Layout) -> dict[str, Any]:
 
 
 def _timing(
-    layout: sharding.Layout, batch_size: int, flops_per_image: int, seconds: np.ndarray
+    layout: sharding.Layout,
+    batch_size: int,
+    per_row: float,
+    flops_per_row: int,
+    seconds: np.ndarray,
 ) -> Timing:
     first, rest = seconds[0], seconds[1:]
     step, p10, p90 = (float(np.quantile(rest, q)) for q in (0.5, 0.1, 0.9))
     device = layout.mesh.local_devices[0]
-    total = flops_per_image * batch_size
+    total = flops_per_row * batch_size
     return Timing(
         batch_size=batch_size,
         compile_sec=max(float(first) - step, 0.0),
         step_sec=step,
         step_sec_p10=p10,
         step_sec_p90=p90,
-        images_per_sec=batch_size / step,
+        images_per_sec=batch_size * per_row / step,
         flops_per_sec=total / step,
         mfu=flops.mfu(total, step, layout.mesh.size, device.device_kind),
         peak_bytes=(device.memory_stats() or {}).get('peak_bytes_in_use'),

@@ -22,7 +22,7 @@ from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark, task_flops
-from vit_jax.profiling.examples import Spec, example_spec
+from vit_jax.profiling.examples import Spec, row_of
 from vit_jax.profiling.plan import PlannedRun
 
 
@@ -152,7 +152,8 @@ def _read_text(section: str, batch_size: int) -> Any:
 def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
     """The config with the number of classes, and the spec of an example for its model."""
     if image_size is not None:
-        return example_spec(config, image_size)
+        row = row_of(config, image_size)
+        return row.config, row.example
     source = _open_source(config.data)
     parsed = parse_transforms(config.data.get('transforms', ''))
     section = Section(**defaults.keywords(config.data))

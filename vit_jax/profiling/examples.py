@@ -1,27 +1,45 @@
-"""Shapes and dtypes of a model's examples, from its data or from a given image size."""
+"""Shapes and dtypes of a row of a batch, from its data or from a given image size."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
+from vit_jax.data.batches import marks
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import buckets
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark
 
-Spec = dict[str, Any]  # shape and dtype of one example's arrays
+Spec = dict[str, Any]  # shape and dtype of a row's arrays
 CLASSES = 1000  # those of ImageNet, if no data are given
 
 
-def example_spec(
-    config: ConfigDict, image_size: int | None = None, channels: int | None = None
-) -> tuple[ConfigDict, Spec]:
-    """The config with no size left open, and the shapes of one example of its data.
+class Row(NamedTuple):
+    """A row of a batch: one example, unless the plan puts several into it.
+
+    Attributes:
+      config: with no size left open.
+      spec: shapes and dtypes of the row's arrays, `index` and `mask` among them.
+      examples: of a row, on average.
+    """
+
+    config: ConfigDict
+    spec: Spec
+    examples: float = 1
+
+    @property
+    def example(self) -> Spec:
+        """The arrays without `index` and `mask`."""
+        return {name: s for name, s in self.spec.items() if name not in marks()}
+
+
+def row_of(config: ConfigDict, image_size: int | None = None, channels: int | None = None) -> Row:
+    """A row of the largest batches of a config's data, or of images of a given size.
 
     A model without `num_classes` gets those of the data, or the 1,000 of ImageNet if an image size
     is given instead of data.
@@ -36,7 +54,8 @@ def example_spec(
     """
     if image_size is None and channels is None:
         data = open_example(config)
-        return defaults.complete(config, data.info), dict(data.shapes[-1].spec)
+        completed = defaults.complete(config, data.info)
+        return Row(completed, data.shapes[-1].arrays, data.plan.examples_per_row)
     if config.data.get('buckets'):
         raise UserError('--image-size and --channels are of images, and this config is of text')
     size, channels = image_size or 224, channels or 3
@@ -45,7 +64,7 @@ def example_spec(
             raise UserError(f'{flag} {value}: must be at least 1')
     if 'num_classes' in config.model and config.model.num_classes is None:
         config = defaults.complete(config, SourceInfo(CLASSES, ()))
-    return config, dict(benchmark.image_spec(size, channels))
+    return Row(config, {**benchmark.image_spec(size, channels), **marks()})
 
 
 def open_example(config: ConfigDict) -> Dataset:

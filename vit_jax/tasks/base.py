@@ -86,8 +86,11 @@ class Task(abc.ABC):
         """The model's arguments, here the images alone."""
         return (batch['image'],)
 
-    def mask(self, batch: Batch) -> Float[Array, ' B']:
-        """1 for a real row and 0 for padding; all ones where the batch has no padding."""
+    def mask(self, batch: Batch) -> Float[Array, 'B *n']:
+        """1 for a real example and 0 for padding, [B n] where a row holds up to n examples.
+
+        All ones where the batch has no padding.
+        """
         if 'mask' in batch:
             return batch['mask']
         return jnp.ones(len(jax.tree.leaves(batch)[0]), jnp.float32)

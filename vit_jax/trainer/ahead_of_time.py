@@ -24,7 +24,7 @@ from vit_jax.config import defaults, durations
 from vit_jax.config import load as config_lib
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
-from vit_jax.profiling import benchmark, task_flops, topology
+from vit_jax.profiling import task_flops, topology
 from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.runtime import lifeline, sharding
@@ -62,15 +62,14 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
     Args:
       made: by `program`.
       kind: of batches.
-      step: of STEPS; an evaluation has as many rows as training, and knows which of them are real.
+      step: of STEPS; an evaluation has as many rows as training.
     """
-    arrays = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
-    if step == 'train':
-        compiled: Any = made.train_step
-        return compiled.lower(made.target, sharding.abstract_batch(made.layout, arrays))
-    compiled = made.eval_steps.evaluate
-    batch = sharding.abstract_batch(made.layout, arrays | benchmark.real_rows(kind.rows))
-    return compiled.lower(made.target.variables, batch)
+    rows = (kind.rows,)
+    arrays = {k: jax.ShapeDtypeStruct(rows + s.shape, s.dtype) for k, s in kind.arrays.items()}
+    batch = sharding.abstract_batch(made.layout, arrays)
+    training = step == 'train'
+    compiled: Any = made.train_step if training else made.eval_steps.evaluate
+    return compiled.lower(made.target if training else made.target.variables, batch)
 
 
 def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -133,11 +134,17 @@ def evaluate(
 def predict(
     steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Predictions and the small arrays of the batches, of all processes, without padding."""
+    """Predictions and the small arrays of the batches, of all processes, one for each example."""
     assert steps.predict is not None
     for rows in _results(steps.predict, steps.layout, variables, batches, stopping):
-        real = rows[1]['mask'] > 0
-        yield jax.tree.map(lambda x, real=real: x[real], rows)
+        yield jax.tree.map(partial(_of_examples, rows[1]['mask'] > 0), rows)
+
+
+def _of_examples(real: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """The values of the real examples; one that a row of several examples shares is repeated."""
+    if array.shape[: real.ndim] == real.shape:
+        return array[real]
+    return array[np.nonzero(real)[0]]
 
 
 def _results(

@@ -80,8 +80,8 @@ class Examples:
         mine = process.rows(len(whole['mask']))
         batch = {name: array[mine.start : mine.stop] for name, array in whole.items()}
         found, small = jax.device_get(steps.predict(variables, steps.layout.put_batch(batch)))
-        real = np.flatnonzero(small['mask'] > 0)
-        rows = dict(zip(small['index'][real].tolist(), real.tolist(), strict=True))
+        real = small['mask'] > 0
+        rows = dict(zip(small['index'][real].tolist(), np.nonzero(real)[0].tolist(), strict=True))
         return [
             {name: np.asarray(array[rows[i]]) for name, array in found.items()}
             for i in self.sample.examples

@@ -6,14 +6,13 @@ import functools
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.config import load as config_lib
 from vit_jax.config import objects
 from vit_jax.errors import UserError, nearest
-from vit_jax.profiling.examples import example_spec
+from vit_jax.profiling.examples import row_of
 
 
 def check(config: ConfigDict, metric: str, where: str) -> None:
@@ -69,13 +68,11 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 def _of_task(text: str) -> tuple[str, ...]:
     """The numbers that the task of a config gives; none where the data are not on this machine."""
     try:
-        config, spec = example_spec(config_lib.from_json(text))
+        config, spec, _ = row_of(config_lib.from_json(text))
     except UserError:
         return ()
     model, task = objects.model_and_task(config)
     batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    batch['index'] = jax.ShapeDtypeStruct((1,), jnp.int32)
-    batch['mask'] = jax.ShapeDtypeStruct((1,), jnp.float32)
     init = functools.partial(step_lib.init_variables, model, task, seed=0)
     sums = jax.eval_shape(step_lib.make_eval_step(model, task), jax.eval_shape(init, batch), batch)
     derived = task.derive(dict.fromkeys(sums, 1.0))

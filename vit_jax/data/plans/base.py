@@ -54,8 +54,8 @@ class Plan(abc.ABC):
 
         Returns:
           The arrays of a row, one of the specs of `shapes`; and the indices of the examples in the
-          rows of the global batch, `NONE` for padding. They are [rows, n] if a row holds several
-          examples, which `join` combines.
+          rows of the global batch, `NONE` for padding: [rows *slots]. `join` combines those of a
+          row.
         """
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class Plan(abc.ABC):
         Raises:
           UserError: if no batch can be made of the examples.
         """
-        return (Shape(self.batch_size, 1, self.spec),)
+        return (Shape(self.batch_size, 1, self.spec, self.slots),)
 
     @property
     def members(self) -> Int[np.ndarray, ' N']:
@@ -78,11 +78,19 @@ class Plan(abc.ABC):
         return np.arange(len(self.examples))
 
     @property
+    def slots(self) -> tuple[int, ...]:
+        """The shape of `index` and `mask` in a row: (n,) if it holds up to n examples, else ()."""
+        return self.rows.shape[1:]
+
+    @property
+    def examples_per_row(self) -> float:
+        """Examples of a row in training, on average."""
+        return np.count_nonzero(self.rows != NONE) / len(self.rows) if self.slots else 1
+
+    @property
     def examples_per_step(self) -> float:
         """Examples of a training batch, on average."""
-        if self.rows.ndim == 1:
-            return self.batch_size
-        return self.batch_size * np.count_nonzero(self.rows != NONE) / len(self.rows)
+        return self.batch_size * self.examples_per_row
 
     @property
     def tokens_per_step(self) -> float:
@@ -117,7 +125,7 @@ class Plan(abc.ABC):
     def eval_batch(self, k: int) -> tuple[Spec, Rows]:
         """Batch k of an evaluation, which has every example once; see `batch`."""
         real = self.rows[k * self._eval_rows :][: self._eval_rows]
-        rows = np.full((self._eval_rows, *self.rows.shape[1:]), NONE)
+        rows = np.full((self._eval_rows, *self.slots), NONE)
         rows[: len(real)] = real
         return self.spec, rows
 

@@ -35,7 +35,8 @@ class Plan(base.Plan):
                 f'{self.examples.source.title}: {len(self.examples)} examples are fewer than '
                 f'batch_size={self.batch_size}; lower it or take a larger split'
             )
-        return tuple(Shape(self.batch_size, 1 / len(self.specs), spec) for spec in self.specs)
+        share = 1 / len(self.specs)
+        return tuple(Shape(self.batch_size, share, spec, self.slots) for spec in self.specs)
 
     def batch(self, k: int) -> tuple[Spec, base.Rows]:
         kind = 0

@@ -26,11 +26,6 @@ class Task(base.Task):
             return pixels.to_range(row[0], (-1, 1)), row[1], jnp.ones_like(row[1][..., 0])
         return pixels.to_range(batch['patches'], (-1, 1)), batch['places'], batch['segments']
 
-    def mask(self, batch):
-        """1 where a row has an image [B S]."""
-        numbers = jnp.arange(1, batch['label'].shape[1] + 1)
-        return (numbers <= batch['segments'].max(axis=1, keepdims=True)).astype(jnp.float32)
-
     def loss(self, outputs, batch):
         logits, label, mask = outputs['logits'], batch['label'], self.mask(batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
