@@ -119,6 +119,11 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path) -> None:
     assert [history.name for history in comparison.read(folders)] == folders
 
 
+def test_runs_whose_names_are_numbers_have_that_of_the_folder_above(tmp_path) -> None:
+    folders = [write(tmp_path / 'width' / name, 1.0, [1.0]) for name in ('16', '64')]
+    assert [history.name for history in comparison.read(folders)] == ['width/16', 'width/64']
+
+
 @pytest.mark.parametrize(
     ('words', 'message'),
     [

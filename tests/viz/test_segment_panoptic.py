@@ -107,6 +107,19 @@ def test_a_name_is_written_where_its_segment_is_thickest():
     assert 16 <= x <= 20 and 11 <= y <= 15
 
 
+def test_the_label_of_a_small_segment_stands_beside_it():
+    segments = np.zeros((60, 80), int)
+    segments[:30], segments[40:44, 50:56] = 1, 2
+    example = {'segments': segments, 'labels': np.array([1, 0]), 'object_mask': np.ones(2)}
+    image = np.full((60, 80, 3), 100, np.uint8)
+    (axes,) = viz.Viz().draw_batch([image], [example], context()).axes
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    assert places['sky'][1] < 30
+    assert viz.bounds(segments == 2) == (50, 40, 6, 4)
+    x, y = places['car']
+    assert not (50 <= x <= 56 and 40 <= y <= 44)
+
+
 def test_mistakes():
     with pytest.raises(UserError, match=r'--threshold 1: must be in \[0, 1\)'):
         viz.Viz().rows(prediction(), photo(), context(1))

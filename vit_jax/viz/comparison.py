@@ -65,7 +65,7 @@ class History:
 
 
 def read(folders: Sequence[str]) -> list[History]:
-    """The histories of runs, named by their folders.
+    """The histories of runs, named by their folders; a mere number has the folder above it too.
 
     Raises:
       UserError: for a folder without logged metrics.
@@ -76,7 +76,8 @@ def read(folders: Sequence[str]) -> list[History]:
         series = run_folder.read_series(path)
         if 'train/step_sec' not in series:
             raise UserError(f'{folder!r} holds no run that has logged anything')
-        histories.append(History(path.name, series))
+        above = f'{paths.absolute(folder).parent.name}/' if path.name.isdecimal() else ''
+        histories.append(History(f'{above}{path.name}', series))
     if len({history.name for history in histories}) < len(histories):  # sweep/0/run, sweep/1/run
         return [
             dataclasses.replace(c, name=str(f)) for c, f in zip(histories, folders, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,19 +131,33 @@ def write_labels(
     inch: float,
     points: float = labels.SIZE,
 ) -> None:
-    """Label each segment where it is thickest, without overlaps if there is room."""
+    """Label each segment where it is thickest, a small one beside it, without overlaps if there is
+    room.
+    """
     taken: list[labels.Box] = []
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
+    rooms = [labels.room_of(name, inch, points) for name in names]
+    small = {
+        i: bounds(numbers == i + 1)
+        for i, room in enumerate(rooms)
+        if 0 < areas[i] < 2 * math.prod(room)
+    }
     for i in np.argsort(areas, kind='stable').tolist():
         if not areas[i]:
             continue
-        x, y = middle(numbers == i + 1)
-        wide, tall = labels.room_of(names[i], inch, points)
+        (wide, tall), (x, y) = rooms[i], middle(numbers == i + 1)
         # The box is so large that the first place at one of its corners is around the middle.
-        box = (x - wide / 2, y + tall / 2, wide, tall)
-        place = labels.find_place(box, (wide, tall), numbers.shape, taken)
+        box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
+        place = labels.find_place(box, rooms[i], numbers.shape, taken, list(small.values()))
         taken.append(place)
         labels.write(axes, place, names[i], tints[i], inch, points)
+
+
+def bounds(mask: Bool[np.ndarray, 'Y X']) -> labels.Box:
+    """The smallest box around a mask that is not empty."""
+    y, x = np.nonzero(mask)
+    left, top = float(x.min()), float(y.min())
+    return left, top, float(x.max()) + 1 - left, float(y.max()) + 1 - top
 
 
 def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
@@ -170,9 +185,7 @@ def _row(
     prediction: Fields,
     context: Context,
 ) -> dict[str, Any]:
-    y, x = np.nonzero(mask)
     class_id, thing = int(prediction['labels'][query]), bool(prediction['things'][query])
-    left, top = int(x.min()), int(y.min())
     return {
         'id': number,
         'class': context.class_name(class_id),
@@ -181,7 +194,7 @@ def _row(
         'kind': 'thing' if thing else 'stuff',
         'score': float(prediction['scores'][query]),
         'area': int(mask.sum()),
-        'bbox': [left, top, int(x.max()) + 1 - left, int(y.max()) + 1 - top],
+        'bbox': [int(side) for side in bounds(mask)],
         'segmentation': {'size': list(mask.shape), 'counts': run_lengths(mask)},
     }
 
