@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import make
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -48,7 +49,10 @@ def main(out: str) -> None:
             at = (left + 0.08) / WIDTH, (top - 0.24) / tall
             figure.text(*at, title, fontsize=13, fontweight='bold', color=figures.INK)
             top -= TITLE + height
+    path = pathlib.Path(out)
+    before = path.read_bytes() if path.exists() else None
     figures.save(figure, out, dpi=84)
+    make.keep(path, before)
 
 
 def cut(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:

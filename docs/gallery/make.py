@@ -2,22 +2,27 @@
 
 Blocks of `sh` under the first heading are run one after the other in the root of the repository,
 by bash, which stops at the first that fails; runs lie in runs/gallery, and those that are complete
-are not trained again. What other headings show comes from long trainings and stays.
+are not trained again. A picture that looks as before keeps its bytes, which depend on the versions
+of libraries. What other headings show comes from long trainings and stays.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 import re
 import subprocess
 import sys
 
+import numpy as np
 from PIL import Image
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'gallery.md'
 MOST = 1600  # pixels of a picture's width
+# Pictures look alike if so few of their pixels differ by more than this.
+SHARE, DIFFERENCE = 0.001, 32
 
 
 def blocks(text: str) -> list[str]:
@@ -40,9 +45,24 @@ def shrink(path: pathlib.Path) -> None:
     few.save(path, optimize=True)
 
 
+def alike(first: bytes, second: bytes) -> bool:
+    """Whether two files hold pictures that nobody can tell apart."""
+    pixels = [np.asarray(Image.open(io.BytesIO(b)).convert('RGB'), int) for b in (first, second)]
+    if pixels[0].shape != pixels[1].shape:
+        return False
+    return bool((abs(pixels[0] - pixels[1]).max(axis=-1) > DIFFERENCE).mean() <= SHARE)
+
+
+def keep(path: pathlib.Path, before: bytes | None) -> None:
+    """Put the bytes that a picture had back if it looks as before."""
+    if before is not None and alike(before, path.read_bytes()):
+        path.write_bytes(before)
+
+
 def main() -> None:
     """Runs the page."""
     text = PAGE.read_text()
+    before = {p: p.read_bytes() if p.exists() else None for p in pictures(text)}
     binaries = pathlib.Path(sys.executable).parent
     path = f'{binaries}{os.pathsep}{os.environ["PATH"]}'
     for block in blocks(text):
@@ -51,6 +71,7 @@ def main() -> None:
         subprocess.run(command, cwd=ROOT, env=os.environ | {'PATH': path}, check=True)
     for picture in pictures(text):
         shrink(picture)
+        keep(picture, before[picture])
 
 
 if __name__ == '__main__':
