@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
+KNOWN = 'TESTS_XLA_KNOWN'
 FORCED_DEVICES = '--xla_force_host_platform_device_count'
 # Programs of tests are compiled once and run for milliseconds, so compiling them is most of the
 # suite's time; this way it takes a fifth. TESTS_XLA=default compiles as users do, which is how
-# `make test` runs the tests marked `parity`.
+# `make test` runs the tests marked `parity`; TESTS_XLA=known leaves out the flags that an XLA other
+# than the pinned one does not know, for it would abort.
 QUICK = (
     '--xla_backend_optimization_level=0',
     '--xla_cpu_opt_preset=FAST_COMPILE',
@@ -22,8 +26,24 @@ def xla_flags(devices: int) -> str:
     """The environment's flags with so many CPU devices; workers inherit what is already set."""
     given = os.environ.get('XLA_FLAGS', '').split()
     others = [flag for flag in given if not flag.startswith((FORCED_DEVICES, *QUICK))]
-    quick = QUICK if os.environ.get('TESTS_XLA') != 'default' else ()
-    return ' '.join([*others, *quick, f'{FORCED_DEVICES}={devices}'])
+    return ' '.join([*others, *_quick(), f'{FORCED_DEVICES}={devices}'])
+
+
+def _quick() -> tuple[str, ...]:
+    chosen = os.environ.get('TESTS_XLA')
+    if chosen == 'known':
+        # Workers and subprocesses inherit the answer.
+        if KNOWN not in os.environ:
+            os.environ[KNOWN] = ' '.join(filter(_is_known, QUICK))
+        return tuple(os.environ[KNOWN].split())
+    return () if chosen == 'default' else QUICK
+
+
+def _is_known(flag: str) -> bool:
+    """Whether XLA starts with a flag."""
+    words = [sys.executable, '-c', 'import jax; jax.devices("cpu")']
+    env = {**os.environ, 'XLA_FLAGS': flag, 'JAX_PLATFORMS': 'cpu'}
+    return subprocess.run(words, env=env, capture_output=True).returncode == 0
 
 
 def use_one_device(patch: pytest.MonkeyPatch) -> None:
