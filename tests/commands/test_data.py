@@ -1,6 +1,7 @@
 """`data`: what is in the data, how fast it is read, and what a batch looks like."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -70,3 +71,23 @@ def test_mistakes_are_told(repo, capsys):
     for words in ([], ['--config', config, '--batches', '0'], ['--config', config, '--out', 'a.x']):
         assert cli.main(['data', *words]) == 2
     assert capsys.readouterr().err.count('error: ') == 3
+
+
+@pytest.mark.slow
+def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys):
+    config = [
+        f'--config={repo}/experiments/vit/digits.py',
+        f'--config.data.source=folder:{folder}',
+        '--config.data.split=train',
+        '--config.data.transforms=inception_crop(8)|flip',
+        '--config.batch_size=8',
+    ]
+    picture = tmp_path / 'stages.png'
+    lines = run(capsys, *config, '--bench', '--out', picture).splitlines()
+    stages = ['stage', 'read', 'decode', 'inception_crop(8)', 'flip', 'batch', 'copy']
+    assert [line.split('  ')[0] for line in lines[:7]] == stages
+    assert re.fullmatch(r'[\d,]+ examples/s on one core; this process may use \d+', lines[7])
+    assert picture.stat().st_size > 5000
+    found = json.loads(run(capsys, *config, '--bench', '--json'))
+    assert list(found['stages_sec']) == stages[1:]
+    assert found['per_core_per_sec'] == pytest.approx(1 / sum(found['stages_sec'].values()))

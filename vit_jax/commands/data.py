@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -14,6 +15,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line
 
 SHOWN = 32  # examples of the picture
+EXAMPLES = 256  # whose stages are timed
 LISTED = 20  # classes and broken files in the text
 
 
@@ -26,6 +28,11 @@ def main(argv: Sequence[str]) -> int:
         '--read-all',
         action='store_true',
         help='read every example once, to find all broken files and count all objects',
+    )
+    parser.add_argument(
+        '--bench',
+        action='store_true',
+        help='time each stage of an example on one core; --out draws these times',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args, config = config_lib.parse_config_args(parser, argv)
@@ -43,7 +50,10 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None:
         figures.check_format(args.out, '--out')
     config = fine_tune.filled(config).config
-    data = open_data(config.data, config.batch_size, sharding.make_layout(), seed=config.seed)
+    layout = sharding.make_layout()
+    data = open_data(config.data, config.batch_size, layout, seed=config.seed)
+    if args.bench:
+        return bench(data, layout, args)
     with progress(args.batches, args.json) as seen:
         pace = pipeline.measure(data, args.batches, seen)
     found = census.count(data, args.read_all)
@@ -54,6 +64,36 @@ def main(argv: Sequence[str]) -> int:
         path = save_figure(picture(config, data, pace.first), args.out, '--out')
     print(json.dumps(result) if args.json else text(result, pace.per_sec, len(found.broken)))
     if path is not None and not args.json:
+        print(path)
+    return 0
+
+
+def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
+    """Prints the time of each stage of an example, and draws it if asked to."""
+    import jax
+
+    from vit_jax.profiling import pipeline
+    from vit_jax.runtime import cores
+    from vit_jax.viz import stages
+
+    def put(batch: dict[str, Any]) -> None:
+        jax.block_until_ready(layout.put_batch(batch))
+
+    seconds = pipeline.measure_stages(data, EXAMPLES, put)
+    path = None
+    if args.out is not None:
+        path = save_figure(stages.draw(seconds), args.out, '--out')
+    total, available = sum(seconds.values()), cores.available()
+    if args.json:
+        print(
+            json.dumps({'stages_sec': seconds, 'per_core_per_sec': 1 / total, 'cores': available})
+        )
+        return 0
+    rows = [['stage', 'ms an example', 'share']]
+    rows += [[name, f'{sec * 1e3:.3f}', f'{sec / total:.0%}'] for name, sec in seconds.items()]
+    print(align(rows, left=1))
+    print(f'{1 / total:,.0f} examples/s on one core; this process may use {available}')
+    if path is not None:
         print(path)
     return 0
 

@@ -33,12 +33,13 @@ def main(argv: Sequence[str]) -> int:
     if args.workers is not None and args.workers < 0:
         raise UserError(f'--workers {args.workers}: must be 0 or more')
     from vit_jax.data import packing
+    from vit_jax.runtime import cores
 
     splits = dict(_split(text) for text in args.split or ['train'])
     out = os.path.expanduser(args.out)
     job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
     shards = job.shards()
-    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    workers = cores.available() if args.workers is None else args.workers
     with writing(out, 'OUT'), progress(len(shards)) as seen:
         manifest = packing.pack(job, min(workers, len(shards)), seen)
     for split, files in manifest.splits.items():

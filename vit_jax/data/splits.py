@@ -80,11 +80,16 @@ class Subset:
         Raises:
           BrokenRecord: if it cannot be read.
         """
-        source, original = self._locate(index)
-        if not hasattr(source, 'encoded'):
+        if not self.has_files:
             return images.as_png(self[index])
-        record = source.encoded(original)
+        source, original = self._locate(index)
+        record = source.encoded(original)  # type: ignore[attr-defined]
         return with_class(record, self.info.num_classes, source, original)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether images are stored as files, which `encoded` reads."""
+        return all(hasattr(source, 'encoded') for source, _ in self._parts)
 
     def annotations(self, index: int) -> Record:
         """The annotations of an example: the fields of its record other than the image, and `size`,

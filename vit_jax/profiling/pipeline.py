@@ -1,14 +1,24 @@
-"""Throughput of the data pipeline alone, without a model."""
+"""Throughput of the data pipeline alone, without a model, and the time of its stages."""
 
 from __future__ import annotations
 
+import ast
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from vit_jax.config import calls
+from vit_jax.data import images
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
+from vit_jax.data.records import BrokenRecord
+from vit_jax.data.rng import example_rng
+from vit_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,3 +58,65 @@ def measure(data: Dataset, batches: int, seen: Callable[[int], None]) -> Pace:
         seen(number)
     elapsed = max(time.perf_counter() - start, 1e-9)
     return Pace(first, start - began, {name: n / elapsed for name, n in counts.items()})
+
+
+def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) -> dict[str, float]:
+    """Time the stages of training examples one by one, in this thread.
+
+    An image is decoded in the stage 'decode', or in the crop that takes a window of it.
+
+    Args:
+      data: of the config.
+      examples: their number, spread over the data; broken ones are left out.
+      put: copies a batch to the devices.
+
+    Returns:
+      Seconds an example by stage: 'read', 'decode', each transform, 'batch', and 'copy'.
+
+    Raises:
+      UserError: if no batch can be made.
+    """
+    plan, source, spec = data.plan, data.source, data.shapes[-1].spec
+    transforms = plan.examples.transforms
+    names = [ast.unparse(node) for node in calls.parse_transforms(transforms.spec)]
+    seconds: collections.Counter[str] = collections.Counter()
+    count = 0
+    for number in np.linspace(0, len(source) - 1, examples).astype(int).tolist():
+        clock = _Clock()
+        try:
+            record = source.encoded(number) if source.has_files else source[number]
+            clock.ends('read')
+            with images.on_demand() if transforms.crop_first else contextlib.nullcontext():
+                record = images.decoded(record, source.record_name(number))
+            clock.ends('decode')
+            for name, step in zip(names, transforms.steps, strict=True):
+                record = step(record, example_rng(plan.seed, number))
+                clock.ends(name)
+        except BrokenRecord:
+            continue
+        plan.join((record,), spec)
+        clock.ends('batch')
+        seconds.update(clock.seconds)
+        count += 1
+    if not count:
+        raise UserError(f'{source.title}: none of {examples} examples can be read')
+    batch = next(data.train_batches())
+    put(batch)  # the first one starts more than a copy
+    began = time.perf_counter()
+    put(batch)
+    copied = (time.perf_counter() - began) / max(int(np.count_nonzero(batch['mask'])), 1)
+    return {**{name: total / count for name, total in seconds.items()}, 'copy': copied}
+
+
+class _Clock:
+    """Times of stages that follow one another."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def ends(self, stage: str) -> None:
+        """A stage is over; the next one begins."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
