@@ -23,7 +23,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs gallery preflight bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs gallery preflight test-tpu bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -100,7 +100,7 @@ docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes 
 # With libtpu JAX looks for TPUs at every start, and complains where there are none.
 .venv-tpu/.done: pyproject.toml constraints.txt | .venv/bin/python
 	"$(PYTHON)" -m venv .venv-tpu
-	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight]'
+	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'
 	@touch $@
 
 gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the commands of that page
@@ -109,6 +109,9 @@ gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the comman
 
 preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.md
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_recipes.py
+
+test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md, as printed, through the compiler of TPUs
+	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m pytest tests/commands/test_preflight.py $(PYTEST_ARGS)
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py
