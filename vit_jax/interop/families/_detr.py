@@ -125,11 +125,11 @@ def _arrays(params: dict[str, Any]) -> Flat:
     A `FrozenNorm` becomes a batch norm with mean 0 and deviation 1.
     """
     arrays = torch_layout.write(names.flattened(params), TABLE)
-    norms = {n.removesuffix('.bias'): a for n, a in arrays.items() if n.endswith('ization.bias')}
     variance = np.float32(1) - np.float32(BN_EPS)
-    means = {f'{norm}.running_mean': np.zeros_like(bias) for norm, bias in norms.items()}
-    variances = {f'{n}.running_var': np.full_like(bias, variance) for n, bias in norms.items()}
-    return arrays | means | variances
+    for name in [name for name in arrays if name.endswith('normalization.bias')]:
+        norm, zeros = name.removesuffix('.bias'), np.zeros_like(arrays[name])
+        arrays |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + variance}
+    return arrays
 
 
 def _resizing(transforms: str) -> dict[str, Any] | None:
