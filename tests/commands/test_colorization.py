@@ -10,7 +10,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.ops import colors
-from vit_jax.viz import attention, colorize
+from vit_jax.viz import attention, figures
 
 pytestmark = pytest.mark.slow  # a colorizer is trained
 
@@ -97,7 +97,7 @@ def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatc
     argv = ['attention', '--workdir', run, '--query', '2,5', '--out', picture, files['color']]
     assert cli.main([str(word) for word in argv]) == 0
     assert '1 layers x 2 heads, 8 x 8 patches' in capsys.readouterr().out
-    assert len(drawn) == 1 and np.ptp(drawn[0]) > 0 and not colorize.has_colors(drawn[0])
+    assert len(drawn) == 1 and np.ptp(drawn[0]) > 0 and not figures.has_colors(drawn[0])
 
 
 def test_mistakes(folder, capsys):

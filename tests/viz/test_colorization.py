@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.ops import colors
-from vit_jax.viz import colorize
+from vit_jax.viz import colorize, figures
 from vit_jax.viz.photo import Context, Photo
 
 CONTEXT = Context((), argparse.Namespace())
@@ -51,7 +51,7 @@ def test_the_original_is_shown_where_it_has_colors():
     assert [p.shape for p in colorize.panels(MADE['ab'], photo(COLOR))] == [(30, 50, 3)] * 3
     gray, made = colorize.panels(MADE['ab'], photo(GRAY))
     np.testing.assert_array_equal(gray, GRAY)
-    assert colorize.has_colors(made) and not colorize.has_colors(gray)
+    assert figures.has_colors(made) and not figures.has_colors(gray)
     (row,) = colorize.Viz().rows(MADE, photo(COLOR), CONTEXT)
     assert row.keys() == {'colorfulness', 'true_colorfulness', 'psnr'}
     error = np.square(SEEN / 255 - MADE['image'] / 255).mean()

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.ops.decoding import BOS
-from vit_jax.viz import alignment, attention
+from vit_jax.viz import alignment, attention, figures
 from vit_jax.viz.photo import Context, Photo, Vocabulary
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def of_photo(
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
     view, note = photo.view(SIDE), photo.note
     picture = viz.seen(view)
-    note += ', seen in gray' if _is_gray(picture) and not _is_gray(view) else ''
+    if figures.has_colors(view) and not figures.has_colors(picture):
+        note += ', seen in gray'
     factor = picture.shape[0] // photo.image.shape[0]
     options: dict[str, Any] = {
         'layer': choice.layer,
@@ -105,10 +106,6 @@ def of_photo(
     depth, heads = weights.shape[:2]
     size = ' x '.join(map(str, last.key_grid))
     return figure, f'{depth} layers x {heads} heads, {size} patches; {note}'
-
-
-def _is_gray(picture: np.ndarray) -> bool:
-    return not np.ptp(picture, axis=-1).any()
 
 
 def caption(name: str, outputs: Mapping[str, Any], class_names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, UInt8
 from PIL import Image
 
 from vit_jax.ops import colors
-from vit_jax.viz import base, batch
+from vit_jax.viz import base, batch, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Viz(base.Viz):
         of the model's input.
         """
         row = {'colorfulness': _colorfulness(prediction['image'])}
-        if has_colors(photo.original):
+        if figures.has_colors(photo.original):
             error = np.square((prediction['image'] - photo.image.astype(np.float64)) / 255).mean()
             row['true_colorfulness'] = _colorfulness(photo.image)
             row['psnr'] = float(-10 * np.log10(max(error, 1e-10)))
@@ -65,11 +65,6 @@ class Viz(base.Viz):
 
 def _colorfulness(image: Picture) -> float:
     return float(colors.colorfulness(jnp.asarray(image / 255.0, jnp.float32)))
-
-
-def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
-    """Whether any pixel is not gray."""
-    return bool((image != image[..., :1]).any())
 
 
 def colored(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
@@ -107,7 +102,7 @@ def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
     """The gray, the colored and, if in color, the original image, reduced to the picture's size."""
     original = _rgb(photo.original)
     made = [_thumbnail(colored(ab, photo))]
-    if has_colors(original):
+    if figures.has_colors(original):
         made.append(_thumbnail(original))
     return [gray(_thumbnail(original)), *made]
 

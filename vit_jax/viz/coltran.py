@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
-from vit_jax.viz import base, batch, colorize
+from vit_jax.viz import base, batch, colorize, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
@@ -69,15 +69,10 @@ def table(
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
     """Peak signal to noise ratio, in dB, to the photograph at the model's size."""
-    if is_gray(photo.image):
+    if not figures.has_colors(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
     return float(10 * np.log10(255**2 / max(error, 1e-6)))
-
-
-def is_gray(image: UInt8[np.ndarray, 'H W C']) -> bool:
-    """Whether all channels of every pixel are equal."""
-    return bool((image == image[..., :1]).all())
 
 
 def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
@@ -90,7 +85,8 @@ def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The gray image, its samples, and the original where it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
     pictures = [('gray', seen(photo.image)), *numbered]
-    return pictures if is_gray(photo.image) else [*pictures, ('original', photo.image)]
+    original = [('original', photo.image)] if figures.has_colors(photo.image) else []
+    return pictures + original
 
 
 def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.viz import base, batch
+from vit_jax.viz import base, batch, figures
 from vit_jax.viz.batch import Panels
-from vit_jax.viz.coltran import is_gray, psnr, seen
+from vit_jax.viz.coltran import psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -38,4 +38,5 @@ def panels(prediction: Fields, photo: Photo) -> Panels:
     """The gray, the coarse and the upsampled image, and the original if it has colors."""
     shown = [('gray', seen(photo.image)), ('coarse', prediction['coarse'])]
     shown.append(('upsampled', prediction['image']))
-    return shown if is_gray(photo.image) else [*shown, ('original', photo.image)]
+    original = [('original', photo.image)] if figures.has_colors(photo.image) else []
+    return shown + original

@@ -80,6 +80,11 @@ def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(image, (*image.shape[:2], 3)))
 
 
+def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
+    """Whether any pixel is not gray."""
+    return bool((image != image[..., :1]).any())
+
+
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
     """Draw an image [H, W, 3] without axes, its title above it."""
     axes.imshow(image, interpolation='nearest')
