@@ -104,6 +104,7 @@ def test_processes_write_the_same_bytes(flowers, tmp_path):
     assert contents(one) == contents(several)
 
 
+@pytest.mark.fault(88)
 def test_an_interrupted_packing_goes_on(flowers, tmp_path, monkeypatch, capsys):
     whole, out = tmp_path / 'whole', tmp_path / 'out'
     assert pack(f'folder:{flowers}', whole) == 0
@@ -193,6 +194,7 @@ def replace_in_manifest(folder, old, new):
     file.write_text(file.read_text().replace(old, new))
 
 
+@pytest.mark.fault(85)
 @pytest.mark.parametrize(
     ('damage', 'message'),
     [
@@ -226,6 +228,7 @@ def test_labels_that_do_not_fit_are_refused(packed):
         open_source(f'packed:{packed}', 'train').labels()
 
 
+@pytest.mark.fault(85)
 def test_a_shard_with_other_bytes_has_broken_records(packed):
     file = packed / 'train-00000-of-00003.array_record'
     file.write_bytes(bytes(file.stat().st_size))

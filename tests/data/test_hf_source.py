@@ -151,6 +151,7 @@ def test_a_copy_for_a_worker_maps_the_files_anew(flowers):
     assert values(pickle.loads(copy)) == values(source)
 
 
+@pytest.mark.fault(86)
 def test_a_row_without_bytes_is_broken(tmp_path, caplog):
     made = table(range(40)).to_pydict()
     made['image'][3] = {'bytes': None, 'path': '/elsewhere/3.png'}
@@ -172,6 +173,7 @@ def spoil(file):
     file.write_bytes(content)
 
 
+@pytest.mark.fault(86)
 @pytest.mark.parametrize('damage', [cut, spoil])
 @pytest.mark.parametrize('kind', ['parquet', 'arrow'])
 def test_a_damaged_file_is_named_in_one_line(tmp_path, cache_folder, kind, damage):
@@ -210,6 +212,7 @@ def test_a_folder_without_rows_or_images(tmp_path):
         open_source(f'hf:{rows}', 'train')
 
 
+@pytest.mark.fault(87)
 def test_a_cache_folder_that_cannot_be_written(flowers, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))

@@ -61,6 +61,7 @@ def test_few_files_are_not_kept(files, tmp_path, monkeypatch):
     assert not (tmp_path / 'cache').exists()
 
 
+@pytest.mark.fault(87)
 @pytest.mark.parametrize('content', [b'', b'[]', b'{"folders": {"x/": 1}, "files": ["y"]}', b'{"a'])
 def test_a_damaged_list_is_made_anew(files, tmp_path, content):
     listing.files_below(files)
@@ -69,6 +70,7 @@ def test_a_damaged_list_is_made_anew(files, tmp_path, content):
     assert listing.files_below(files) == NAMES
 
 
+@pytest.mark.fault(87)
 def test_without_a_cache_folder_files_are_listed_each_time(files, tmp_path, caplog):
     (tmp_path / 'cache').write_text('a file')
     with caplog.at_level(logging.WARNING):

@@ -132,6 +132,7 @@ def test_a_shard_is_indexed_once(shards, cache_folder, monkeypatch):
     assert values(open_source(f'tar:{shards}', 'train')) == [*range(5), *range(20, 30)]
 
 
+@pytest.mark.fault(87)
 def test_a_damaged_index_is_made_anew(shards, cache_folder):
     expected = values(open_source(f'tar:{shards}', 'train'))
     for index in cache_folder.iterdir():
@@ -152,6 +153,7 @@ def test_batches_do_not_depend_on_threads_and_workers(shards):
         np.testing.assert_array_equal(batches(**options), expected)
 
 
+@pytest.mark.fault(85)
 def test_a_shard_that_is_cut_off_is_refused(shards):
     shard = shards / 'train-001.tar'
     shard.write_bytes(shard.read_bytes()[:4700])
