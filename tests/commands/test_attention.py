@@ -64,7 +64,7 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
         ([str(photo), '--out', out], 'a picture is of one image'),
         (['--out', out, '--head', '1'], 'the heads of the layer are all drawn'),
         (['--out', out, '--map', 'decoder'], "unknown attention map 'decoder'"),
-        (['--out', out, '--map', '('], "'(' is no regular expression"),
+        (['--out', out, '--map', '('], "'(' is not a regular expression"),
         (['--out', out, '--image-size', '9'], 'patch_size'),
         (['--out', out, '--image-size', '0'], '--image-size 0'),
         (['--out', str(tmp_path / 'out.bmp')], 'must end in .png'),

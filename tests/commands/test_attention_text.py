@@ -166,7 +166,7 @@ def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
             'there is no head 2: a layer has 2, 0 to 1',
         ),
         ([*text, 'A dog.', 'Ein Hund.', '--layer', '1'], 'there is no layer 1'),
-        ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size are of images'),
+        ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size apply to images'),
         ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
         ([*image, 'a.png', '--self'], '--self is of runs that translate'),
         ([*image, 'a.png', 'b.png'], "unexpected 'b.png'"),

@@ -101,7 +101,7 @@ def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
         ((*swin, '--parameters', '', photo), 'takes no input'),
         ((*swin, '--parameters', '', '--query', '1,1'), 'are of an input, not of --parameters'),
         ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
-        ((*swin, '--parameters', '('), "'(' is no regular expression"),
+        ((*swin, '--parameters', '('), "'(' is not a regular expression"),
         ((*swin, '--parameters', 'stage_0', '--head', 2), 'there is no head 2'),
         ((*vit, '--parameters', 'head'), "unknown parameter 'head'"),
         (swin, 'required: input'),

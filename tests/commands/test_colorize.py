@@ -147,5 +147,5 @@ def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):
     with pytest.raises(UserError, match="--upsampler 'core' is a run of the task 'coltran'"):
         check_chain(runs['core'], [runs['core']])
     larger = dataclasses.replace(runs['core'], image_size=(8, 8))
-    with pytest.raises(UserError, match='goes on with images of 4 x 4 pixels, but core makes 8'):
+    with pytest.raises(UserError, match='takes images of 4 x 4 pixels, but core makes 8'):
         check_chain(larger, [runs['color']])

@@ -185,7 +185,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         ),
         (
             ['evaluate', '--checkpoint', 'small.npz', '--source', 'digits', '--split', 'test'],
-            'tells 4 classes apart, digits has 10',
+            'has 4 classes, digits has 10',
         ),
     ],
 )

@@ -245,7 +245,7 @@ def test_a_mistake_is_told_in_one_line(fake_compiler):
     with pytest.raises(UserError, match='one of --config'):
         command.main(['--topology', 'v5e:2x2'])
     for words in (['--batch-size', 'fit'], ['--accum', 'fit'], ['--out', 'costs.png']):
-        with pytest.raises(UserError, match='--sweep is of its runs: leave out'):
+        with pytest.raises(UserError, match='--sweep compiles its own runs: leave out'):
             command.main(['--sweep', 'sweep.py', '--topology', 'v5e:2x2', *words])
 
 

@@ -108,7 +108,7 @@ def test_standard_input(command, monkeypatch):
     assert command('-') == (
         2,
         '',
-        'error: standard input line 2: no UTF-8 (invalid continuation byte); convert it\n',
+        'error: standard input line 2: not UTF-8 (invalid continuation byte); convert it\n',
     )
 
 
@@ -216,7 +216,7 @@ def test_mistakes_are_one_line(command, smoke_run, tmp_path):
         (['a', '--workdir', smoke_run], "model 'vit' does not translate"),
         (['a', '--workdir', tmp_path], 'holds no run'),
         (['--file', tmp_path / 'no.txt'], 'No such file'),
-        (['--file', tmp_path / 'bad.txt'], 'bad.txt line 3: no UTF-8'),
+        (['--file', tmp_path / 'bad.txt'], 'bad.txt line 3: not UTF-8'),
         (['a', '--output', tmp_path / 'no' / 'out'], 'there is no folder'),
     ]:
         code, out, err = command(*words)

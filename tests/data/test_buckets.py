@@ -323,8 +323,8 @@ def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
     ('spec', 'message'),
     [
         ('tokenize', r"'tokenize': there is no vocabulary: set config\.data\.vocab"),
-        ('lower', r"p\.tsv line 1: 'source' is no sequence of ids.*end in 'tokenize'"),
-        ('flip', 'lengths that are random have no bucket'),
+        ('lower', r"p\.tsv line 1: 'source' is not a sequence of ids.*end in 'tokenize'"),
+        ('flip', 'random lengths have no bucket'),
     ],
 )
 def test_transforms_that_make_no_sequences(tmp_path, spec, message):

@@ -193,7 +193,7 @@ def test_other_formats_are_not_tried():
 
 @pytest.mark.parametrize('side', [8193, 20_000])
 def test_bombs_are_refused_before_decoding(side):
-    """A PNG of some kilobytes that announces `side`^2 pixels."""
+    """A PNG of some kilobytes that declares `side`^2 pixels."""
 
     def chunk(kind, body):
         tail = struct.pack('>I', zlib.crc32(kind + body))

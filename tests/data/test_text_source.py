@@ -68,7 +68,7 @@ def test_files_that_are_not_parallel(tmp_path):
 def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path):
     name = two_files(tmp_path, ENGLISH, GERMAN)
     (tmp_path / 'a.de').write_bytes(b'Ein Mann.\nZwei M\xe4nner\nc\nd\n')
-    with pytest.raises(UserError, match=r'a\.de line 2: no UTF-8'):
+    with pytest.raises(UserError, match=r'a\.de line 2: not UTF-8'):
         open_source(name, 'train')
 
 

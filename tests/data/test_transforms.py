@@ -349,7 +349,7 @@ def test_nothing_unmarked_is_called(tmp_path, spec):
 
 
 def test_refusal_says_how_to_mark():
-    with pytest.raises(UserError, match=r"'os\.system' is no transform; write @transform"):
+    with pytest.raises(UserError, match=r"'os\.system' is not a transform; write @transform"):
         parse_transforms("os.system('true')")
 
 
@@ -382,7 +382,7 @@ def my_lab(monkeypatch):
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        ('my_lab.unmarked', r"'my_lab\.unmarked' is no transform; write @transform"),
+        ('my_lab.unmarked', r"'my_lab\.unmarked' is not a transform; write @transform"),
         ('my_lab.nothing', 'must return a function of'),
     ],
 )

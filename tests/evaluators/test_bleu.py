@@ -100,7 +100,7 @@ def test_every_pass_starts_anew(vocab):
 
 
 def test_data_without_text(vocab):
-    with pytest.raises(UserError, match=r'some text is no text of which config\.data\.vocab'):
+    with pytest.raises(UserError, match=r'some text is not text that config\.data\.vocab'):
         bleu.Evaluator().open(Dataset([{}, {}], vocab))
 
 

@@ -90,7 +90,7 @@ def test_data_without_such_labels(labels, tmp_path):
 def test_a_model_of_other_classes(labels):
     evaluator = Evaluator(labels)
     evaluator.open(data(Files()))
-    with pytest.raises(UserError, match='labels are of 1000 classes, the model tells 5 apart'):
+    with pytest.raises(UserError, match='labels are of 1000 classes, the model has 5'):
         measured(evaluator, range(4))
 
 

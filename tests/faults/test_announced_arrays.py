@@ -18,7 +18,7 @@ STEP = 20
 
 @pytest.fixture
 def reshaped(smoke_run, tmp_path):
-    """`reshaped(SHAPE)`: a copy of a run whose head announces another shape."""
+    """`reshaped(SHAPE)`: a copy of a run whose head declares another shape."""
 
     def make(shape: list[int]) -> pathlib.Path:
         folder = shutil.copytree(smoke_run, tmp_path / 'run')
@@ -39,7 +39,7 @@ def reshaped(smoke_run, tmp_path):
 @pytest.mark.parametrize(
     ('shape', 'words'),
     [
-        ([200000, 200000, 200000], 'announces arrays of 29,802,322 GiB, and this machine has '),
+        ([200000, 200000, 200000], 'declares arrays of 29,802,322 GiB, and this machine has '),
         ([256, 256], 'cannot be read: NOT_FOUND: chunk {'),
     ],
 )

@@ -51,7 +51,7 @@ def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(repo, run, ca
     before = saved(run)
     assert train(repo, run) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'no finished checkpoint, but 10, 20: bring back' in line
+    assert 'no finished checkpoint, but 10, 20: restore' in line
     assert '--restart' in line
     assert saved(run) == before
 
@@ -62,7 +62,7 @@ def test_steps_that_were_set_aside_are_named(repo, run, capsys):
     (run / 'checkpoints' / 'rejected').mkdir()
     (run / 'checkpoints' / '20').rename(run / 'checkpoints' / 'rejected' / '20')
     assert train(repo, run) == 2
-    assert 'but rejected/20: bring back' in capsys.readouterr().err
+    assert 'but rejected/20: restore' in capsys.readouterr().err
 
 
 @pytest.mark.slow

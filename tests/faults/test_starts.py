@@ -98,7 +98,7 @@ def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
 def test_another_programs_config_is_refused(repo, tmp_path, capsys):
     (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
     assert train(repo, tmp_path) == 2
-    assert 'is no config of a run' in capsys.readouterr().err
+    assert 'is not a run config' in capsys.readouterr().err
     assert (tmp_path / 'config.json').read_text() == '{"model_type": "vit"}'
 
 
@@ -190,5 +190,5 @@ def test_a_config_that_is_no_python_file(repo, tmp_path, capsys):
     flags = ['--config', f'{repo}/README.md', '--workdir', str(tmp_path / 'run')]
     assert main(['train', *flags]) == 2
     error = capsys.readouterr().err
-    assert 'is no Python file' in error
+    assert 'is not a Python file' in error
     assert error.count('\n') == 1

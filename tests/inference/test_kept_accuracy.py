@@ -77,7 +77,7 @@ def test_mistakes(evaluator, monkeypatch):
     with pytest.raises(UserError, match='images of 8 x 8 pixels, originals of 4 x 4 and a class'):
         evaluator.update({'image': np.zeros((1, 8, 8, 3), np.uint8)}, batch([0]))
     other = types.SimpleNamespace(source=SOURCE, info=SourceInfo(3, ('red', 'green', 'blue')))
-    with pytest.raises(UserError, match='tells 2 classes apart, which are not the 3 of the data'):
+    with pytest.raises(UserError, match='has 2 classes, which are not the 3 of the data'):
         evaluator.open(other)
     nameless = dataclasses.replace(RUN, class_names=())
     monkeypatch.setattr(kept_accuracy, 'open_run', lambda path: nameless)

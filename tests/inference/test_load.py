@@ -241,5 +241,5 @@ def test_calls_give_the_numbers_of_the_commands(smoke_run, tmp_path, capsys):
 
 
 def test_a_file_without_data_is_not_evaluated_on_any(npz):
-    with pytest.raises(UserError, match='says nothing of data: give a source and a split'):
+    with pytest.raises(UserError, match='names no data: give a source and a split'):
         vit_jax.evaluate(npz[0])

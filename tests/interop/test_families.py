@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(own, tmp_path):
         ('tim_vit', "unknown family of checkpoints 'tim_vit'; did you mean 'timm_vit'"),
         ('my_lab.interop.patch', "no module 'my_lab.interop.patch' can be imported"),
         ('my_lab.interop.nothing', 'has neither matches and read nor WRITERS'),
-        (own, f'knows such parameters .it holds .*: asked {own}'),
+        (own, f'matches these parameters .found .*; tried {own}'),
     ]:
         with pytest.raises(UserError, match=message) as error:
             interop.read(f'{name}:{path}')
@@ -220,7 +220,7 @@ def test_mistakes_are_one_line(own, tmp_path):
         match=r"a 'hybrid' cannot be written as .safetensors .*\(an .npz file is possible",
     ):
         interop.write(imported('hybrid'), tmp_path / 'folder')
-    with pytest.raises(UserError, match=f'cannot be written as an .npz file: asked {own}'):
+    with pytest.raises(UserError, match=f'cannot be written as an .npz file: tried {own}'):
         interop.write(imported('bit_resnet'), f'{own}:{tmp_path}/b.npz')
 
 

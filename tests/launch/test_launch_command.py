@@ -68,9 +68,9 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ([], 'say where: slurm, sky'),
+        ([], 'choose one of slurm, sky'),
         (['slrum', '--', *TRAIN], "did you mean 'slurm'"),
-        (['slurm'], 'what is to run?'),
+        (['slurm'], 'launch: give a command'),
         (['slurm', '--', 'trian'], "did you mean 'train'"),
         (['slurm', '--', 'launch', 'slurm'], "unknown command 'launch'"),
         (['slurm', '--', 'train', '--workdir', 'a'], 'train needs --config'),

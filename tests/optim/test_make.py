@@ -382,7 +382,7 @@ def test_schedule_durations_are_turned_into_steps():
         ({'layer_decay': 1.5}, r'config.optim.layer_decay=1.5: must be a number in \(0, 1\]'),
         ({'freeze': ('^haed/',)}, "'\\^haed/' matches no parameter; the nearest path is 'head/"),
         ({'freeze': 'head'}, r"write a tuple, \('head',\)"),
-        ({'freeze': ('(',)}, 'no regular expression'),
+        ({'freeze': ('(',)}, 'is not a regex'),
         ({'lr_mults': (('encoder/blok_0', 2.0),)}, "the nearest path is 'encoder/block_0/"),
         ({'lr_mults': (('head', -1.0),)}, "config.optim.lr_mults 'head'=-1.0"),
         ({'lr_mults': ('head', 2.0)}, r'write \(\(pattern, multiplier\), ...\)'),
@@ -395,7 +395,7 @@ def test_mistakes_are_named(config, message):
 
 
 def test_layer_decay_needs_the_order_of_the_layers():
-    with pytest.raises(UserError, match=r'does not tell the order of its layers.*lr_mults'):
+    with pytest.raises(UserError, match=r'does not define the order of its layers.*lr_mults'):
         make(vit_params(), layer_decay=0.7)
 
 

@@ -164,7 +164,7 @@ def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
     message = "vit_jax vocab'; the cost depends on the lengths of all sentences$"
     with pytest.raises(UserError, match=message):
         scaling.main(words)
-    with pytest.raises(UserError, match='are of images, and this config is of text'):
+    with pytest.raises(UserError, match='apply to images, and this config to text'):
         scaling.main([*words, '--examples', '1e6'])
 
 

@@ -36,7 +36,7 @@ def test_a_break_that_is_larger_than_the_noise_is_outside(capsys):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--form', 'joint'], 'laws are drawn of power, irreducible'),
+        (['--form', 'joint'], 'laws can be drawn of power, irreducible'),
         (['--points', '1'], '--points 1: must be at least 2'),
         (['--curves', '0'], '--curves 0: must be at least 1'),
         (['--noise', '0'], 'more than 0'),

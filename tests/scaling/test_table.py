@@ -94,7 +94,7 @@ def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
         ({'x': ('X',)}, "--x: unknown column 'X'"),
         ({'by': ('modl',)}, "did you mean 'model'"),
         ({'form': 'shiftd'}, "did you mean 'shifted'"),
-        ({'y': 'model'}, "line 2 holds 'S', which is no number"),
+        ({'y': 'model'}, "line 2 has 'S', which is not a number"),
         ({'holdout_column': 'loss'}, '1 .fit on it. or 0'),
         ({'form': 'joint'}, 'takes 2 column'),
     ],

@@ -52,7 +52,7 @@ def test_a_creation_that_is_killed_is_made_again(folder, monkeypatch, capsys, st
         with pytest.raises(SystemExit):
             sweep('create', folder, *flags)
     assert sweep('work', folder) == 2
-    why = {'folder': "unknown study 'name'", 'token': 'not created to its end: create it again'}
+    why = {'folder': "unknown study 'name'", 'token': 'created only in part: create it again'}
     assert why[last] in the_line(capsys)
     assert sweep('create', folder, *flags) == 0
     assert sweep('status', folder) == 0

@@ -88,7 +88,7 @@ def test_help_lists_every_action_and_flag(capsys):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ([], 'say what to do: create, work'),
+        ([], 'choose one of create, work'),
         (['crate'], "did you mean 'create'"),
         (['create', 'none.py', '--study', 'a'], 'no file'),
         (['create', 'experiments/sweeps/digits.py'], '--study'),

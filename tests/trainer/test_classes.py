@@ -51,7 +51,7 @@ def test_another_number_of_classes_is_refused_before_training(repo, folder, tmp_
     words = training(repo, tmp_path / 'run', folder('rose', 'tulip'), 'digits')
     error = refused(capsys, *words)
     assert 'config.evals.test: digits train has 10 classes' in error
-    assert 'the model tells 2 apart (rose, tulip)' in error
+    assert 'the model has 2 (rose, tulip)' in error
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
@@ -63,7 +63,7 @@ def test_other_names_are_refused_before_training(repo, folder, tmp_path, capsys)
 def test_a_run_is_not_evaluated_on_other_classes(smoke_run, folder, capsys):
     words = ['evaluate', '--workdir', smoke_run]
     other = ['--source', folder('rose', 'tulip'), '--split', 'train']
-    assert '2 classes (rose, tulip), the model tells 10 apart' in refused(capsys, *words, *other)
+    assert '2 classes (rose, tulip), the model has 10' in refused(capsys, *words, *other)
     assert 'has 3 classes (7, 8, 9)' in refused(capsys, *words, '--classes', '7,8,9')
 
 

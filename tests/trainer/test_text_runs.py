@@ -305,7 +305,7 @@ def test_text_is_needed_for_bleu() -> None:
     with config.unlocked():
         config.task = dict(name='translate')
         config.evals.val.evaluator = 'bleu'
-    with pytest.raises(UserError, match=r'config\.evals\.val: synthetic:reverse .* is no text'):
+    with pytest.raises(UserError, match=r'config\.evals\.val: synthetic:reverse .* is not text'):
         build.build(config)
 
 

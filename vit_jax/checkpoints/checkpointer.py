@@ -228,7 +228,7 @@ class Checkpointer:
             finished = self.steps() or 'none'
         raise UserError(
             f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
-            f'Finished steps: {finished}; once that is mended, the same command continues from '
+            f'Finished steps: {finished}; once that is fixed, the same command continues from '
             'the last of them'
         ) from error
 
@@ -239,8 +239,8 @@ class Checkpointer:
             raise _damage(self.directory, damaged)
         if step is None and (names := manifest.remains(self.directory)):
             raise UserError(
-                f'{self.directory} has no finished checkpoint, but {", ".join(names)}: bring back '
-                f'what is missing ({step_folder.MANIFEST}, {step_folder.COMMITTED}), or start anew '
+                f'{self.directory} has no finished checkpoint, but {", ".join(names)}: restore '
+                f'what is missing ({step_folder.MANIFEST}, {step_folder.COMMITTED}), or start over '
                 'by --restart, which moves these folders aside'
             )
         manifest.clear_newer(self.directory, step)
@@ -342,6 +342,6 @@ def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserErr
         return UserError(f'no finished checkpoint in {directory}')
     listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
     return UserError(
-        f'damaged checkpoint in {directory}: {listed}. Bring the files back, delete these '
-        'directories to go on without them, or start anew by train --restart'
+        f'damaged checkpoint in {directory}: {listed}. Restore the files, delete these '
+        'directories to go on without them, or start over by train --restart'
     )

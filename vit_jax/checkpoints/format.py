@@ -115,8 +115,8 @@ def _require_memory(directory: Path, arrays: PyTree) -> None:
     announced = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     if announced > (memory := os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')):
         raise UserError(
-            f'{directory} announces arrays of {announced / 2**30:,.0f} GiB, and this machine has '
-            f'{memory / 2**30:,.0f} GiB of memory: is it the checkpoint that was meant?'
+            f'{directory} declares arrays of {announced / 2**30:,.0f} GiB, and this machine has '
+            f'{memory / 2**30:,.0f} GiB of memory: is this the right checkpoint?'
         )
 
 

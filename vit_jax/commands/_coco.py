@@ -40,7 +40,7 @@ def image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
             raise UserError('--annotations gives ids to the images of --coco: give that too')
         return []
     if not viz.coco:
-        raise UserError('--coco is of tasks that find objects, as detect')
+        raise UserError('--coco applies to tasks that find objects, such as detect')
     if args.annotations is not None:
         listed = _listed(args.annotations)
         return [_id_among(listed, file, args.annotations) for file in args.image]
@@ -106,7 +106,7 @@ def _id_of_name(file: str) -> int:
     stem = pathlib.Path(file).stem
     if not (stem.isascii() and stem.isdecimal()):
         raise UserError(
-            f'--coco: the name of {file!r} is no id of an image, as 000000397133.jpg is: give '
+            f'--coco: the name of {file!r} is not an image id, as 000000397133.jpg is: give '
             '--annotations FILE, in which the images have their ids'
         )
     return int(stem)

@@ -93,7 +93,7 @@ def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
     """Raises UserError for flags or inputs that a run on such data does not use."""
     if of_text and (args.query or args.image_size):
-        parser.error('--query and --image-size are of images, and this run translates')
+        parser.error('--query and --image-size apply to images, and this run translates')
     if not of_text and args.of_source:
         parser.error('--self is of runs that translate')
     if args.of_source and args.map:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
         check_format(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
-        raise UserError('--checkpoint says nothing of data: give --source and --split')
+        raise UserError('--checkpoint names no data: give --source and --split')
     from vit_jax.runtime import compile_cache
     from vit_jax.trainer import measure
 
@@ -101,7 +101,7 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
 
     if not prepared.trained.task.predicts:
         name = prepared.trained.config.task.name
-        raise UserError(f'--report is of predicted classes, and task {name!r} has no predictions')
+        raise UserError(f'--report needs predicted classes, and task {name!r} has no predictions')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
         evaluator.open(first.data)

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if not flags or flags[0] in ('-h', '--help'):
         usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
         overview('launch', __doc__, usage, map(parser, ACTIONS)).parse_args(flags)
-        raise UserError(f'launch: say where: {", ".join(ACTIONS)} (see vit_jax launch --help)')
+        raise UserError(f'launch: choose one of {", ".join(ACTIONS)} (see vit_jax launch --help)')
     if flags[0] not in ACTIONS:
         raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
     args = parser(flags[0]).parse_args(flags[1:])
@@ -123,7 +123,7 @@ def check(command: Sequence[str]) -> ConfigDict | None:
     from vit_jax.__main__ import commands
 
     if not command:
-        raise UserError('launch: what is to run? -- train --config FILE --workdir FOLDER')
+        raise UserError('launch: give a command: -- train --config FILE --workdir FOLDER')
     if command[0] == 'launch' or command[0] not in commands():
         raise UserError('launch: ' + nearest('command', command[0], set(commands()) - {'launch'}))
     words = command[1:]
@@ -212,7 +212,7 @@ def _preflight(tpu: str, command: Sequence[str]) -> None:
       UserError: if the step does not fit there, or the command does not train.
     """
     if command[0] != 'train':
-        raise UserError('launch sky: --preflight is of `train`')
+        raise UserError('launch sky: --preflight works only with `train`')
     _, config = train.parse(command[1:])
     with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
         code = preflight.check(config, tpu)

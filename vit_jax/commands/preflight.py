@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> int:
     if args.price is not None and args.price < 0:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
     if args.accum and args.eval:
-        raise UserError('--accum is of a training step: leave out --eval')
+        raise UserError('--accum applies to training steps: leave out --eval')
     if args.sweep and (args.accum or args.batch_size or args.out):
-        raise UserError('--sweep is of its runs: leave out --accum, --batch-size and --out')
+        raise UserError('--sweep compiles its own runs: leave out --accum, --batch-size and --out')
     if args.out:
         from vit_jax.viz.figures import check_format
 

@@ -37,7 +37,7 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
     if not argv or argv[0] in ('-h', '--help'):
         parsers = map(action_parser, ACTIONS)
         overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
-        raise UserError(f'sweep: say what to do: {", ".join(ACTIONS)} (see vit_jax sweep --help)')
+        raise UserError(f'sweep: choose one of {", ".join(ACTIONS)} (see vit_jax sweep --help)')
     action, *rest = argv
     if action not in ACTIONS:
         raise UserError('sweep: ' + nearest('action', action, ACTIONS))

@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     parser.add_argument(
         '--restart',
         action='store_true',
-        help='start anew if every checkpoint is damaged or lost; what is left is moved aside',
+        help='start over if every checkpoint is damaged or lost; what is left is moved aside',
     )
     parser.add_argument(
         '--extend',

@@ -135,7 +135,7 @@ def read_lines(path: str) -> list[str]:
         text = data.decode().removeprefix('\ufeff')
     except UnicodeDecodeError as error:
         line = data.count(b'\n', 0, error.start) + 1
-        raise UserError(f'{name} line {line}: no UTF-8 ({error.reason}); convert it') from error
+        raise UserError(f'{name} line {line}: not UTF-8 ({error.reason}); convert it') from error
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')] if text else []
 
 

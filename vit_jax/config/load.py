@@ -130,11 +130,11 @@ def module_of(name: str, where: str) -> types.ModuleType:
         raise UserError(f'{where}: no file {str(path)!r}')
     found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
     if found is None or found.loader is None:
-        raise UserError(f'{where}: {str(path)!r} is no Python file; its name has to end in .py')
+        raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
     try:
         compile(path.read_bytes(), path, 'exec')
     except (SyntaxError, ValueError) as error:  # ValueError for bytes that are not text
-        raise UserError(f'{where}: {str(path)!r} is no Python: {error}') from error
+        raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
@@ -197,10 +197,10 @@ def require_run(stored: Any, where: str) -> None:
     groups |= {f'evals.{k}': v for k, v in (evals if isinstance(evals, dict) else {}).items()}
     for name, group in groups.items():
         if not isinstance(group, dict):
-            raise UserError(f'{where} is no config of a run: config.{name} is no group of keys')
+            raise UserError(f'{where} is not a run config: config.{name} is no group of keys')
     for name in ('model', 'task'):
         if not isinstance(groups[name].get('name'), str):
-            raise UserError(f'{where} is no config of a run: config.{name} has no name')
+            raise UserError(f'{where} is not a run config: config.{name} has no name')
 
 
 def _tuples(value: Any) -> Any:

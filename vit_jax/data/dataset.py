@@ -204,7 +204,7 @@ class Section:
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
         if self.split is None:
-            raise UserError(f'{self.source}: the split is left open; name it')
+            raise UserError(f'{self.source}: no split is given; name one')
         source = sources.open_source(self.source, self.split)
         if self.classes is not None:
             source = source.only_classes(self.classes)
@@ -218,8 +218,8 @@ class Section:
         said = {key: value for key, value in said.items() if value}
         if len(said) > 1:
             raise UserError(
-                f'{" and ".join(said)}: each says how batches are made, buckets of sequences and '
-                'sizes of images; give one of them'
+                f'{" and ".join(said)}: each defines how batches are made, buckets of sequences '
+                'and sizes of images; give one of them'
             )
         if self.buckets:
             said['count'] = self.count

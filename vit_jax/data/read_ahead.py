@@ -106,8 +106,8 @@ def read_ahead(
 
     threads = loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    told = _Telling(make, counting) if loading.workers else make
-    batches = grain.MapDataset.range(start, stop).map(told).to_iter_dataset(options)
+    made = _Reporting(make, counting) if loading.workers else make
+    batches = grain.MapDataset.range(start, stop).map(made).to_iter_dataset(options)
     if loading.workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
@@ -122,7 +122,7 @@ def read_ahead(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Telling(Generic[T]):
+class _Reporting(Generic[T]):
     """Makes, in a worker process, a batch and the findings of making it."""
 
     make: Callable[[int], T]
@@ -133,7 +133,7 @@ class _Telling(Generic[T]):
 
 
 class _Heard(Iterator[T], Generic[T]):
-    """The batches of `_Telling`, whose findings are counted."""
+    """The batches of `_Reporting`, whose findings are counted."""
 
     def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], counting: Counting):
         self._iterator, self._counting = iterator, counting

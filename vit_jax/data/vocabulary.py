@@ -132,7 +132,7 @@ def require_kept(folder: pathlib.Path, digest: str | None) -> None:
     kept = folder / run_folder.VOCAB
     if digest and kept.is_file() and Vocabulary(kept.read_bytes()).digest != digest:
         raise UserError(
-            f'{kept} is not the vocabulary that the run was trained with: bring it back from a copy'
+            f'{kept} is not the vocabulary that the run was trained with: restore it from a copy'
         )
 
 

@@ -43,9 +43,7 @@ class Evaluator(base.Evaluator):
         self._vocab = dataset.vocab
         self._texts = [dataset.text(i) for i in range(len(dataset.source))]
         if not any(self._texts):
-            raise UserError(
-                f'{dataset.source.title} is no text of which config.data.vocab makes ids'
-            )
+            raise UserError(f'{dataset.source.title} is not text that config.data.vocab can encode')
         targets = [text.get('target', '') for text in self._texts]
         self._lower = all(target == target.lower() for target in targets)
         metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])

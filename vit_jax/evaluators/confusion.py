@@ -20,7 +20,7 @@ class Evaluator(base.Evaluator):
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the data have no classes."""
         if not dataset.info.num_classes:
-            raise UserError('the data have no classes to tell apart')
+            raise UserError('the data have no classes')
         size = dataset.info.num_classes
         self.matrix = np.zeros((size, size), np.int64)
 

@@ -63,8 +63,7 @@ class Evaluator(base.Evaluator):
         probs, right = predictions['probs'], self._labels(batch)
         if probs.shape != right.shape:
             raise UserError(
-                f'the labels are of {right.shape[1]} classes, the model tells {probs.shape[1]} '
-                'apart'
+                f'the labels are of {right.shape[1]} classes, the model has {probs.shape[1]}'
             )
         answers = probs.argmax(-1)
         self._correct += int(right[np.arange(len(answers)), answers].sum())

@@ -82,8 +82,7 @@ def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
     takes = tuple(side // run.task.factor for side in run.image_size)
     if takes != tuple(made):
         raise UserError(
-            f'{run.path} goes on with images of {_pixels(takes)} pixels, but {maker} makes '
-            f'{_pixels(made)}'
+            f'{run.path} takes images of {_pixels(takes)} pixels, but {maker} makes {_pixels(made)}'
         )
 
 

@@ -45,7 +45,7 @@ class Evaluator(base.Evaluator):
         known, found = self._run.class_names, tuple(dataset.info.class_names)
         if known != found:
             raise UserError(
-                f'the classifier {self._run.path} tells {len(known)} classes apart, which are '
+                f'the classifier {self._run.path} has {len(known)} classes, which are '
                 f'not the {len(found)} of the data'
             )
         self._source = dataset.source

@@ -141,7 +141,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if not len(values) or not is_real:
         raise UserError(f'{name}={value!r} is not one finite number for each color')
     if name != 'mean' and name != 'image_mean' and min(values) <= 0:
-        raise UserError(f'{name}={value!r} has to be positive')
+        raise UserError(f'{name}={value!r} must be positive')
     return np.asarray(values, np.float64)
 
 

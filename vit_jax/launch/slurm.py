@@ -49,7 +49,7 @@ class SlurmJob:
 
 
 BODY = """\
-# The processes are told to stop, this shell is not, unless Slurm itself ends the job.
+# Slurm signals the processes, not this shell, unless it ends the job itself.
 ended=
 trap 'ended=1' TERM
 export PYTHONUNBUFFERED=1

@@ -37,7 +37,7 @@ class ParameterPictures(NamedTuple):
 def grid_of(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
     """Rows and columns of patches; UserError if the size of the images is not known."""
     if image_size is None:
-        raise UserError('nothing tells the size of the images: give --image-size')
+        raise UserError('the size of the images is unknown: give --image-size')
     return patch_grid(*image_size, patch_size)
 
 

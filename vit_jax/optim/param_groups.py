@@ -57,8 +57,8 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
     check_number('layer_decay', decay, lambda x: 0 < x <= 1, 'in (0, 1]')
     if not layers:
         raise UserError(
-            'config.optim.layer_decay: this model does not tell the order of its layers (it has no '
-            'layer_order); use config.optim.lr_mults instead'
+            'config.optim.layer_decay: this model does not define the order of its layers (it has '
+            'no layer_order); use config.optim.lr_mults instead'
         )
     leaves = param_paths(params)
 
@@ -111,7 +111,7 @@ def check_patterns(key: str, patterns: Sequence[str], paths: Iterable[str]) -> N
         try:
             found = any(re.search(pattern, path) for path in paths)
         except re.error as e:
-            raise UserError(f'config.optim.{key}: {pattern!r} is no regular expression: {e}') from e
+            raise UserError(f'config.optim.{key}: {pattern!r} is not a regex: {e}') from e
         if not found:
             near = difflib.get_close_matches(pattern, list(paths), n=1, cutoff=0.0)
             hint = f'; the nearest path is {near[0]!r}' if near else ''

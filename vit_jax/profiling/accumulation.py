@@ -33,7 +33,7 @@ def numbers(config: ConfigDict, topology: Topology) -> list[int]:
       UserError: if the batch is counted in tokens, or the chips do not share it equally.
     """
     if config.data.get('buckets'):
-        raise UserError('--accum fit is of examples, and this config counts tokens')
+        raise UserError('--accum fit counts examples, and this config tokens')
     shards = topology.chips // defaults.arguments(config, 'parallel')['tensor']
     if config.batch_size % shards:
         raise UserError(

@@ -136,7 +136,7 @@ def _open_text(config: ConfigDict, examples: float | None, image_size: int | Non
       UserError: if the data or the vocabulary, which determine the lengths, are not available.
     """
     if examples is not None or image_size is not None:
-        raise UserError('--examples and --image-size are of images, and this config is of text')
+        raise UserError('--examples and --image-size apply to images, and this config to text')
     return _read_text(config_lib.to_json(config.data), config.batch_size)
 
 
@@ -174,7 +174,7 @@ def _open_source(section: ConfigDict) -> Subset:
     try:
         source = known.open_source(section.source, section.split)
     except UserError as e:
-        raise UserError(f'{e}; or give --examples and --image-size to do without data') from e
+        raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
     return source.only_classes(section.classes) if 'classes' in section else source
 
 

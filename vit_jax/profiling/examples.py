@@ -57,7 +57,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
         completed = defaults.complete(config, data.info)
         return Row(completed, data.shapes[-1].arrays, data.plan.examples_per_row)
     if config.data.get('buckets'):
-        raise UserError('--image-size and --channels are of images, and this config is of text')
+        raise UserError('--image-size and --channels apply to images, and this config to text')
     size, channels = image_size or 224, channels or 3
     for flag, value in (('--image-size', size), ('--channels', channels)):
         if value < 1:
@@ -82,7 +82,7 @@ def open_example(config: ConfigDict) -> Dataset:
     try:
         return open_dataset(config.batch_size, **keywords)
     except UserError as e:
-        raise UserError(f'{e}; or give --image-size to do without data') from e
+        raise UserError(f'{e}; or give --image-size to run without data') from e
 
 
 def batch_rows(config: ConfigDict) -> int:

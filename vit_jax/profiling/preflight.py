@@ -288,7 +288,7 @@ def largest_batch(
       UserError: if not even one example a chip and microbatch fits.
     """
     if config.data.get('buckets'):
-        raise UserError('--batch-size fit is of examples, and this config counts tokens')
+        raise UserError('--batch-size fit counts examples, and this config tokens')
     tensor = defaults.arguments(config, 'parallel')['tensor']
     unit = topology.chips // tensor * defaults.arguments(config, 'step')['accum_steps']
 

@@ -19,8 +19,8 @@ def available() -> int:
     not bind tasks to cores.
     """
     limits = [_affinity(), *_quotas()]
-    if (told := os.environ.get('SLURM_CPUS_PER_TASK', '')).isdecimal():
-        limits.append(int(told))
+    if (cores := os.environ.get('SLURM_CPUS_PER_TASK', '')).isdecimal():
+        limits.append(int(cores))
     return max(1, math.ceil(min(limits)))
 
 

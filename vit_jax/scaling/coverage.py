@@ -67,7 +67,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise UserError(f'--form {self.form}: laws are drawn of {", ".join(FORMS)}')
+            raise UserError(f'--form {self.form}: laws can be drawn of {", ".join(FORMS)}')
         least = {'points': len(forms.find(self.form).names), 'curves': 1, 'bootstrap': 1}
         for name, number in least.items():
             if getattr(self, name) < number:

@@ -48,7 +48,7 @@ def markdown(
     if skipped:
         parts += ['## Runs left out', '\n'.join(f'- {line}' for line in skipped)]
     if doubts:
-        parts += ['## What the points do not tell', '\n'.join(doubts)]
+        parts += ['## Limits of the data', '\n'.join(doubts)]
     return '\n\n'.join(parts) + '\n'
 
 

@@ -65,7 +65,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         model = str(config['model']['name'])
         buckets = bool(config.get('data', {}).get('buckets'))
     except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f'{folder / run_folder.CONFIG} is no config of a run ({e!r})') from e
+        raise UserError(f'{folder / run_folder.CONFIG} is not a run config ({e!r})') from e
     series, saved = run_folder.read_series(folder), run_folder.newest(folder)
     meta = step_folder.read_meta(saved) if saved else {}
     logged = [int(steps[-1]) for steps, _ in series.values()]

@@ -222,7 +222,7 @@ def _number(numbered: tuple[int, Row], column: str, flag: str) -> float:
     try:
         value = float(text)
     except ValueError as e:
-        raise UserError(f'{flag} {column}: line {line} holds {text!r}, which is no number') from e
+        raise UserError(f'{flag} {column}: line {line} has {text!r}, which is not a number') from e
     return value if column in row else 1 - value
 
 

@@ -34,5 +34,5 @@ def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f'config.task.prior: {os.fspath(path)!r} holds no counts') from error
     if counts.ndim != 1 or counts.dtype != np.int64 or counts.min() < 0 or not counts.sum():
-        raise UserError(f'config.task.prior: the counts in {os.fspath(path)!r} are no counts')
+        raise UserError(f'config.task.prior: {os.fspath(path)!r} holds invalid counts')
     return counts

@@ -70,7 +70,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
         if (saved := _saved_config(folder)) is None:
-            raise UserError(f'{folder / CONFIG} is no config of a run ({error!r})') from error
+            raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
         _log.warning('%s is damaged: the config of the checkpoint is taken', folder / CONFIG)
         return saved
 

@@ -77,7 +77,7 @@ def intact(what: str) -> Iterator[None]:
         reason = ' '.join(str(e).split())
         raise UserError(
             f'{what} cannot be read ({type(e).__name__}: {reason[:200]}): if it is damaged, bring '
-            'it back from a copy or create the study anew'
+            'it back from a copy or create the study again'
         ) from e
 
 

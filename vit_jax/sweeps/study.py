@@ -232,7 +232,7 @@ def open_study(
             raise UserError(nearest('study', name, known))
         attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
         if 'token' not in attributes:
-            raise UserError(f'the study {name!r} was not created to its end: create it again')
+            raise UserError(f'the study {name!r} was created only in part: create it again')
         base = config_lib.from_json(json.dumps(attributes['base']))
         found = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])

@@ -83,8 +83,8 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
     if found.num_classes and found.num_classes != known.num_classes:
         raise UserError(
-            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model tells '
-            f'{known.num_classes} apart{_some(known)}; {advice}'
+            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model has '
+            f'{known.num_classes}{_some(known)}; {advice}'
         )
     if not (found.has_names and known.has_names):
         return

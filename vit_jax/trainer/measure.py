@@ -70,7 +70,7 @@ def prepare(
       UserError: for data or evaluators that there are not, or that the model does not suit.
     """
     if trained.step is None and None in (source, split):
-        raise UserError(f'{trained.path} says nothing of data: give a source and a split')
+        raise UserError(f'{trained.path} names no data: give a source and a split')
     groups = _groups(trained, evaluators, fit, split)
     given: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
     given['classes'] = None if classes is None else tuple(classes)
@@ -183,6 +183,6 @@ def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> 
     outputs, classes = trained.config.model.get('num_classes') or 0, source.info.num_classes
     if 'evaluator' not in group and outputs != classes:
         raise UserError(
-            f'{trained.path} tells {outputs} classes apart, {group.source} has {classes}: '
+            f'{trained.path} has {outputs} classes, {group.source} has {classes}: '
             'fine-tune it with config.init.from, or give an --evaluator'
         )

@@ -86,7 +86,7 @@ class Profile:
             return
         began = time.perf_counter()
         with contextlib.ExitStack() as marks:
-            if name == START:  # by which TensorBoard tells steps apart
+            if name == START:  # how TensorBoard identifies steps
                 number = self._steps[0] + self._taken
                 marks.enter_context(jax.profiler.StepTraceAnnotation('train', step_num=number))
             marks.enter_context(jax.profiler.TraceAnnotation(name))

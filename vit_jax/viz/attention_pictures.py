@@ -178,7 +178,7 @@ def begins(pattern: str, name: str) -> bool:
     try:
         return re.match(pattern, name) is not None
     except re.error as e:
-        raise UserError(f'{pattern!r} is no regular expression: {e}') from e
+        raise UserError(f'{pattern!r} is not a regular expression: {e}') from e
 
 
 def stack_name(attention_map: AttentionMap) -> str:

@@ -40,7 +40,7 @@ class Viz(base.Viz):
         """
         probs = prediction.get('probs')
         if probs is None:
-            raise UserError('the model has no head, so that it predicts no classes')
+            raise UserError('the model has no head and predicts no classes')
         if probs.ndim != 1:
             raise UserError('the model predicts a class for every patch, and none for the image')
         if context.flags.top < 1:

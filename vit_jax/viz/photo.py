@@ -105,7 +105,7 @@ class Photo:
     def _map(self) -> tuple[Float[np.ndarray, '2 2'], Float[np.ndarray, '2']]:
         if self.affine is None:
             raise UserError(
-                f'{self.path}: the transforms of this run do not tell where pixels come from; '
+                f'{self.path}: the transforms of this run do not record where pixels come from; '
                 'let them take the record, and move its points'
             )
         return self.affine[:, :2], self.affine[:, 2]

@@ -159,7 +159,7 @@ class Plan(abc.ABC):
             )
         if taken := {'index', 'mask'} & record.keys():
             name = self.examples.source.record_name(index)
-            raise UserError(f'{name}: {min(taken)!r} is what batches call something else')
+            raise UserError(f'{name}: {min(taken)!r} is a reserved name in batches')
         return record
 
     def spec_of(self, record: Record) -> Spec:

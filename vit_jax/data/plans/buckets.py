@@ -85,8 +85,8 @@ class Plan(base.Plan):
         check_choice('count', self.count, COUNTS)
         if self.examples.transforms.random:
             raise UserError(
-                f'transforms {self.examples.transforms.spec!r}: lengths that are random have no '
-                'bucket; leave out config.data.buckets or what draws random numbers'
+                f'transforms {self.examples.transforms.spec!r}: random lengths have no bucket; '
+                'leave out config.data.buckets or the random transforms'
             )
         self._lengths  # noqa: B018  reads
 
@@ -109,12 +109,12 @@ class Plan(base.Plan):
         for name, array in arrays.items():
             if array.dtype.kind == 'U':
                 raise UserError(
-                    f'{where}: {name!r} is no sequence of ids; with buckets, the transforms end in '
-                    "'tokenize'"
+                    f'{where}: {name!r} is not a sequence of ids; with buckets, the transforms '
+                    "end in 'tokenize'"
                 )
         ids = {k: x for k, x in arrays.items() if x.ndim == 1 and x.dtype.kind == 'i'}
         if not ids:
-            raise UserError(f'{where}: there is no sequence of ids; it has {", ".join(record)}')
+            raise UserError(f'{where}: there is not a sequence of ids; it has {", ".join(record)}')
         for name, array in ids.items():
             try:
                 # If a source does not declare its vocabulary, ids are any int32.

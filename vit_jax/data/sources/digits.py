@@ -60,7 +60,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
         rows = np.loadtxt(file, np.int64, delimiter=',')
     except OSError as error:
         raise UserError(
-            f'source digits: no digits in this scikit-learn ({error}); install it anew'
+            f'source digits: no digits in this scikit-learn ({error}); reinstall it'
         ) from error
     images = np.round(rows[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     return images, rows[:, -1]

@@ -88,7 +88,7 @@ class _Lines:
         except UnicodeDecodeError as error:
             line = self._data.count(b'\n', 0, error.start) + 1
             raise UserError(
-                f'{path} line {line}: no UTF-8 ({error.reason}); convert the file, as with iconv'
+                f'{path} line {line}: not UTF-8 ({error.reason}); convert the file, as with iconv'
             ) from error
         ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord('\n'))
         if not self._data.endswith(b'\n') and self._data:

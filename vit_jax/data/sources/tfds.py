@@ -186,7 +186,7 @@ def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Reco
     try:
         source, target = (record[language].decode() for language in pair)
     except UnicodeDecodeError as error:
-        raise BrokenRecord(f'{name}: no UTF-8 ({error.reason})') from error
+        raise BrokenRecord(f'{name}: not UTF-8 ({error.reason})') from error
     return {'source': source, 'target': target}
 
 

@@ -73,7 +73,7 @@ def find(name: str) -> Callable[..., Any]:
         raise UserError(f'cannot import {name!r}: {error}') from error
     if not _is_marked(found):
         raise UserError(
-            f'{name!r} is no transform; write @transform (of {PACKAGE}) above its definition'
+            f'{name!r} is not a transform; write @transform (of {PACKAGE}) above its definition'
         )
     return found
 

@@ -58,12 +58,12 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
     if not found:
         held = ', '.join(sorted(flat)[:3]) or 'nothing'
         raise UserError(
-            f'no family of checkpoints knows such parameters (it holds {held}): asked '
-            f'{", ".join(named)}; one of your own is named in front, as in my_lab.swin:FILE'
+            f'no checkpoint family matches these parameters (found {held}); tried '
+            f'{", ".join(named)}; prefix your own, as in my_lab.swin:FILE'
         )
     if len(found) > 1:
         names = ' and '.join(found)
-        raise UserError(f'{names} both know such parameters: name one in front, {min(found)}:FILE')
+        raise UserError(f'{names} both match these parameters: name one, as {min(found)}:FILE')
     return next(iter(found.values()))
 
 
@@ -86,7 +86,7 @@ def writer(model: str, form: str, family: str = '') -> Callable[[TrainedModel], 
     others = sorted({FORMS[f] for table in tables for name, f in table if name == model})
     hint = f' ({", ".join(others)} is possible)' if others else ''
     raise UserError(
-        f'a {model!r} cannot be written as {FORMS[form]}{hint}: asked {", ".join(names)}'
+        f'a {model!r} cannot be written as {FORMS[form]}{hint}: tried {", ".join(names)}'
     )
 
 
