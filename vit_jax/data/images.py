@@ -200,7 +200,7 @@ def decoded(record: Record, name: str) -> Record:
     """A record with its image as pixels.
 
     Args:
-      record: its `image`, if it has one, is the bytes of a file; `channels` is 1 for grey images.
+      record: its `image`, if it has one, is the bytes of a file; `channels` is 1 for gray images.
       name: of the record, for messages.
 
     Raises:
@@ -219,6 +219,6 @@ def as_png(record: Record) -> Record:
     if image is None or image.shape[-1] not in (1, 3):
         return record
     file = io.BytesIO()
-    grey = image.shape[-1] == 1
-    Image.fromarray(image[..., 0] if grey else image).save(file, 'PNG')
-    return record | {'image': file.getvalue()} | ({'channels': 1} if grey else {})
+    gray = image.shape[-1] == 1
+    Image.fromarray(image[..., 0] if gray else image).save(file, 'PNG')
+    return record | {'image': file.getvalue()} | ({'channels': 1} if gray else {})
