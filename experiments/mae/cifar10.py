@@ -130,7 +130,7 @@ def classifier(smoke: bool, **fields: str) -> ConfigDict:
 
 
 def base(smoke: bool) -> ConfigDict:
-    """What all of them share."""
+    """The settings that all share."""
     config = ConfigDict()
     config.seed = 0
     images = dict(source='digits' if smoke else 'tfds:cifar10', cache=True)

@@ -115,7 +115,7 @@ def classifier(name: str, dtypes: dict[str, str], **fields: float | str) -> Conf
 
 
 def base(smoke: bool) -> ConfigDict:
-    """What all stages share."""
+    """The settings that all stages share."""
     config = ConfigDict()
     config.seed = 0
     images = dict(source='digits' if smoke else 'tfds:imagenet2012')

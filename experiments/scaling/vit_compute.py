@@ -89,7 +89,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def hidden(size: dict) -> dict:
-    """With the tanh layer before the head that a ViT has in pre-training."""
+    """Add the tanh layer that a ViT has before its head in pre-training."""
     return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 
@@ -99,7 +99,7 @@ def _plain(value: tuple[int, ...] | int) -> str | int:
 
 
 def examples(epochs: int) -> str:
-    """As many as so many epochs of JFT-300M."""
+    """Examples in so many epochs of JFT-300M."""
     return f'{epochs * JFT:.0f} examples'
 
 

@@ -74,7 +74,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def hidden(size: dict) -> dict:
-    """With the tanh layer before the head that a ViT has in pre-training."""
+    """Add the tanh layer that a ViT has before its head in pre-training."""
     return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 

@@ -1,4 +1,4 @@
-"""What tests share."""
+"""Shared helpers of tests."""
 
 from helpers import typechecker
 

@@ -54,14 +54,14 @@ def batch(seed: int = 0) -> dict[str, jax.Array]:
 
 
 def sizes(model: Any) -> dict[str, int]:
-    """Of a model's parameters, by name."""
+    """Parameters of a model, by name."""
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     return {path: p.size for path, p in flatten_dict(params, sep='/').items()}
 
 
 def tensors(batch: dict[str, jax.Array]) -> dict[str, Any]:
-    """What transformers takes of a batch."""
+    """The inputs of transformers for a batch."""
     import torch
 
     return {

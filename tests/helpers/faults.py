@@ -55,7 +55,7 @@ def pytest_itemcollected(item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
-    """Where the faults are all that was asked for, ends with a line for each."""
+    """With only fault tests selected, end with a line for each fault."""
     if config.option.markexpr != 'fault':
         return
     terminalreporter.section('faults')

@@ -2,7 +2,7 @@
 
 Importing takes longer than all else that a command does in a test. Each is a process like any
 other, with its own id, signals and exit code; only it was forked where it would have been started.
-What is asked of the start itself, or of an interpreter told otherwise, takes `subprocess.Popen`.
+Tests of startup itself, or of other interpreter options, use `subprocess.Popen`.
 """
 
 from __future__ import annotations

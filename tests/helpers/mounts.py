@@ -30,5 +30,5 @@ def small_disk(folder: pathlib.Path, size: int):
 
 
 def read_only(folder: pathlib.Path):
-    """What lies in the folder, on a file system on which nothing can be changed."""
+    """The folder, mounted read-only."""
     return mounted(folder, '-o', 'bind,ro', str(folder))

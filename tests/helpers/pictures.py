@@ -1,4 +1,4 @@
-"""What the tests of models of images share: batches, shapes, drawn parameters."""
+"""Shared by tests of image models: batches, shapes, drawn parameters."""
 
 from __future__ import annotations
 

@@ -70,13 +70,13 @@ def is_saving(folder: pathlib.Path) -> bool:
 
 
 def digest(folder: pathlib.Path, step: int | None = None) -> str:
-    """Of all that a checkpoint holds, by default the last."""
+    """Digest of a whole checkpoint, by default the last."""
     saved = folder / 'checkpoints' / str(steps(folder)[-1] if step is None else step)
     return tree_digest([read_item(saved / name) for name in ('variables', 'training')])
 
 
 def read_item(path: pathlib.Path):
-    """What Orbax wrote there, as numpy arrays."""
+    """Read what Orbax wrote there, as numpy arrays."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         tree = reader.metadata(path).item_metadata.tree
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)

@@ -1,4 +1,4 @@
-"""What the tests of the encoder-decoders share: a batch, drawn parameters, a forward pass."""
+"""Shared by tests of encoder-decoders: a batch, drawn parameters, a forward pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def forward(
     rngs: Any = None,
     **options: Any,
 ) -> Any:
-    """What the model returns for the batch, with exact products of matrices."""
+    """The model's outputs for the batch, with exact matrix products."""
     with jax.default_matmul_precision('highest'):
         return _compiled(model, **options)(params, source, target_in, rngs)
 

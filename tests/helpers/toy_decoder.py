@@ -13,7 +13,7 @@ BOS, EOS, STATES = 1, 2, 97
 
 
 def table(batch, vocab=5, scale=2.0, seed=0):
-    """What a search starts from: tables of logits, and a memory of nothing."""
+    """The initial state of a search: tables of logits, and an empty memory."""
     logits = np.random.default_rng(seed).normal(size=(batch, STATES, vocab)) * scale
     memory = {'fast': jnp.zeros((batch, 1), jnp.int32), 'slow': jnp.zeros((batch,), jnp.int32)}
     return {'table': jnp.asarray(logits, jnp.float32), 'memory': memory}

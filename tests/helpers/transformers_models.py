@@ -30,7 +30,7 @@ def perturbed(model: Any, special: Callable[[str, Any], Any] = lambda name, p: N
 
 
 def theirs(model: Any, images: Any, **inputs: Any) -> Any:
-    """What a model returns for images [B, H, W, C] and other arrays."""
+    """A model's outputs for images [B, H, W, C] and other arrays."""
     import torch
 
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in inputs.items()}

@@ -30,7 +30,7 @@ def reference(cls: str = 'ViTForImageClassification', **fields: Any) -> Any:
 
 
 def apply(model: Any, params: Any, images: Any) -> Any:
-    """What our model returns, with exact products of matrices."""
+    """Our model's outputs, with exact matrix products."""
     with jax.default_matmul_precision('highest'):
         return _compiled(model)({'params': params}, images)
 
@@ -41,6 +41,6 @@ def _compiled(model: Any) -> Any:
 
 
 def ours(imported: TrainedModel, images: Any) -> Any:
-    """What our model returns with the parameters that were read."""
+    """Our model's outputs with the parameters that were read."""
     model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
     return apply(model, imported.params, images)

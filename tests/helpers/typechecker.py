@@ -1,4 +1,4 @@
-"""What checks annotations in the tests: a module, as jaxtyping asks for a dotted name."""
+"""The type checker of annotations in tests; jaxtyping requires the dotted name of a module."""
 
 from beartype import BeartypeConf, beartype
 

@@ -41,7 +41,7 @@ def reference(cls: str = 'ViTMAEForPreTraining', **fields: Any) -> Any:
 
 
 def ours(imported: Any, images: Any, noise: Any) -> Any:
-    """What our model returns with the parameters that were read, with exact products."""
+    """Our model's outputs with the parameters that were read, with exact products."""
     model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
     with jax.default_matmul_precision('highest'):
         return _compiled(model)({'params': imported.params}, images, noise)

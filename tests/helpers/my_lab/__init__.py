@@ -1,1 +1,1 @@
-"""A system outside of the package: it finds colored spots in gray images."""
+"""A system in a package of its own: finds colored spots in gray images."""

@@ -1,4 +1,4 @@
-"""A transform that moves pixels, and the boxes with them."""
+"""A transform that moves pixels and boxes together."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plans and transforms that a user adds, without a change of the package."""
+"""Plans and transforms that a user adds without changing the package."""

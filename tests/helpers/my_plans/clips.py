@@ -1,4 +1,4 @@
-"""Clips of as many frames as they have, in batches of one number."""
+"""Clips of varying length, padded in batches to the same number of frames."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from vit_jax.data.plans import fixed
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """Padded to `frames`; `image_mask` is true in those that a clip has."""
+    """Pad clips to `frames`; `image_mask` is true for real frames."""
 
     frames: int
 

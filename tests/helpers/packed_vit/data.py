@@ -1,4 +1,4 @@
-"""Images of mixed sizes, cut into patches; several of them share a row."""
+"""Images of mixed sizes, cut into patches; several images share a row."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from vit_jax.data.transforms import geometry, transform
 
 
 class Source(digits.Source):
-    """Handwritten digits, each stretched to a height and a width of its own."""
+    """Handwritten digits, each stretched to its own height and width."""
 
     def __getitem__(self, index, /):
         height, width = map(int, np.random.default_rng(index).integers(6, 33, 2))
@@ -22,7 +22,7 @@ class Source(digits.Source):
 
 @transform
 def fit_patches(side, most):
-    """Shrink the image to at most `most` whole patches; its aspect ratio is nearly kept."""
+    """Shrink the image to at most `most` whole patches, nearly keeping its aspect ratio."""
 
     def apply(record):
         height, width = record['image'].shape[:2]
@@ -35,7 +35,7 @@ def fit_patches(side, most):
 
 
 def cut(image, side):
-    """Make patches [N P] of an image [H W C], and the row and column [N 2] of each."""
+    """Cut an image [H W C] into patches [N P]; also return the row and column [N 2] of each."""
     grid = rows, columns = image.shape[0] // side, image.shape[1] // side
     patches = image.reshape(rows, side, columns, side, -1).swapaxes(1, 2)
     return patches.reshape(rows * columns, -1), np.indices(grid).reshape(2, -1).T
@@ -43,7 +43,7 @@ def cut(image, side):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """Rows of `length` patches of `side` pixels, with up to `most` images; these are neighbors."""
+    """Pack up to `most` consecutive images into rows of `length` patches of `side` pixels."""
 
     side: int
     length: int

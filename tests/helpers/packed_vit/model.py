@@ -1,4 +1,4 @@
-"""A ViT with factorized positions, which pools each image of a row."""
+"""A ViT with factorized positions that pools each image of a row separately."""
 
 import functools
 
@@ -12,7 +12,7 @@ from vit_jax.nn.positions import learned
 
 
 class Model(base.Model):
-    """Logits [B S C] for S = `most` images of a row, whose sides are up to `longest` patches."""
+    """Logits [B S C] for S = `most` images per row, with sides of up to `longest` patches."""
 
     num_classes: int
     most: int
@@ -33,7 +33,7 @@ class Model(base.Model):
         return {'logits': nn.Dense(self.num_classes, name='head')(x)}
 
     def attention_maps(self, intermediates, patches, places, segments):
-        """Those of the first image of the first row."""
+        """Attention maps of the first image of the first row."""
         n = int((segments[0] == 1).sum())
         grid = tuple(int(last) + 1 for last in places[0, :n].max(axis=0))
         maps = collect(intermediates, 'encoder', grid, grid)

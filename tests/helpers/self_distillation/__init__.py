@@ -1,1 +1,1 @@
-"""A system outside of the package: features of images without labels, by DINO."""
+"""A system in a package of its own: DINO, image features without labels."""

@@ -1,1 +1,1 @@
-"""A system outside of the package: images and captions, each in a tower of its own."""
+"""A system in a package of its own: images and captions, each encoded by its own tower."""

@@ -1,4 +1,4 @@
-"""Shapes and their captions in two towers; `--config.data.vocab` is that of the captions."""
+"""Shapes and captions in two towers; set `--config.data.vocab` to the captions' vocabulary."""
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder

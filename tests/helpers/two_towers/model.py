@@ -1,4 +1,4 @@
-"""Two towers, CLIP (Radford et al., 2021, arXiv:2103.00020): one space for images and texts."""
+"""CLIP (Radford et al., 2021, arXiv:2103.00020): two towers embed images and texts in one space."""
 
 import functools
 
@@ -14,7 +14,7 @@ from vit_jax.nn.positions import sincos1d
 
 
 class Model(base.Model):
-    """Embeddings of images [B H W C], and of texts as ids [B N] with their mask, and a scale."""
+    """Embed images [B H W C] and texts, as ids [B N] with a mask; also returns a scale."""
 
     vocab_size: int | None = None
     patch_size: int = 4

@@ -1,4 +1,4 @@
-"""Spots, found by a model of my own."""
+"""Detect spots with a model from this package."""
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -7,7 +7,7 @@ ARGS = ('smoke',)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `smoke` is all there is."""
+    """`arg`: `smoke`, the only size."""
     del arg
     config = ConfigDict()
     config.seed = 0

@@ -1,1 +1,1 @@
-"""Of my lab."""
+"""My lab's interop."""

@@ -1,4 +1,4 @@
-"""Spots of another code base, which calls the encoder `trunk` and knows no '/'."""
+"""Checkpoints of another code base, which calls the encoder `trunk` and has no '/' in names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vit_jax.interop.trained import TrainedModel, Written
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether arrays of these names are of the family."""
+    """Whether the array names are those of this family."""
     return 'trunk.norm.scale' in flat
 
 
 def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
-    """The model; its sizes follow from the shapes."""
+    """Read the model; its sizes follow from the array shapes."""
     del extra
     ours = {name.replace('trunk', 'encoder').replace('.', '/'): a for name, a in flat.items()}
     slots = ours['box_head/bias'].size // 4
@@ -31,7 +31,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
 
 
 def write(imported: TrainedModel) -> Written:
-    """The arrays by the names of the other code base."""
+    """Return the arrays under the other code base's names."""
     flat = flatten_dict(imported.params, sep='/')
     arrays = {name.replace('encoder', 'trunk').replace('/', '.'): a for name, a in flat.items()}
     return Written(arrays, notes=('how many patches are hidden is not written',))

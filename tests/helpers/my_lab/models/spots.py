@@ -1,4 +1,4 @@
-"""A Transformer that reads patches, some of which it does not get to see, and names spots."""
+"""A Transformer that detects spots from patches, some of them randomly hidden."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Model(models.Model):
     """Boxes and classes of `slots` spots.
 
     Attributes:
-      num_classes: of spots; one more stands for none.
-      slots: how many spots there may be.
-      width: of a token.
-      hidden: share of the patches that are hidden at random, in evaluation as in training.
+      num_classes: classes of spots; one more output stands for no spot.
+      slots: maximum number of spots.
+      width: token width.
+      hidden: share of randomly hidden patches, in training and evaluation.
     """
 
     num_classes: int | None = None

@@ -1,4 +1,4 @@
-"""Classes and boxes of spots: two losses with normalizers of their own."""
+"""Classes and boxes of spots: two losses, each with its own normalizer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """The spots of an image, in the order of the data.
+    """Predict the spots of an image, in the order of the data.
 
     Attributes:
-      none_weight: of a slot without a spot, in the mean over slots.
-      box_weight: of the boxes' loss.
+      none_weight: weight of an empty slot in the mean over slots.
+      box_weight: weight of the box loss.
     """
 
     none_weight: float = 0.1
@@ -32,7 +32,7 @@ class Task(base.Task):
         return pixels.to_range(batch['image'], (-1.0, 1.0)), batch['pixel_mask']
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Cross entropy over weighted slots, and L1 of the boxes over the spots there are."""
+        """Cross entropy over weighted slots, and the L1 distance of boxes over actual spots."""
         classes, boxes = self._targets(outputs, batch)
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs['classes'], classes)
         there = batch['object_mask']
@@ -59,7 +59,7 @@ class Task(base.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Boxes in pixels [B slots 4], and the probabilities [B slots C + 1] of their classes."""
+        """Boxes in pixels [B slots 4] and class probabilities [B slots C + 1]."""
         outputs = apply(*self.inputs(batch))
         return {
             'boxes': outputs['boxes'] * self._sides(batch),

@@ -1,4 +1,4 @@
-"""The spots of an image as rows of a table, and drawn on it."""
+"""Spots of an image, as table rows and drawn on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Viz(base.Viz):
     """Boxes around spots."""
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least probability of what is shown."""
+        """Add `--threshold`, the minimum probability of a shown spot."""
         parser.add_argument('--threshold', type=float, default=0.5, help='least probability')
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The spots that are there, with their boxes in pixels of the file."""
+        """The detected spots, with boxes in pixels of the file."""
         found = []
         for box, probs in zip(prediction['boxes'], prediction['probs'], strict=True):
             label = int(probs.argmax())
@@ -39,7 +39,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The files with a frame around each spot."""
+        """Draw each file with a frame around each spot."""
         figure = Figure(figsize=(3 * len(photos), 3), layout='constrained')
         for i, (prediction, photo) in enumerate(zip(predictions, photos, strict=True)):
             axes = figure.add_subplot(1, len(photos), i + 1)

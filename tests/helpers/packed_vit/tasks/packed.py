@@ -1,4 +1,4 @@
-"""The class of each image of a row."""
+"""Classify each image of a row."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from vit_jax.tasks import base
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy, a mean over images; the image of a file is a row of its own."""
+    """Cross entropy, averaged over images; in prediction each file is a row of its own."""
 
     side: int
 

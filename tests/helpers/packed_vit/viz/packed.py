@@ -1,10 +1,10 @@
-"""The classes of files, each a row of its own."""
+"""Classes of image files, each a row of its own."""
 
 from vit_jax.viz import classify
 
 
 class Viz(classify.Viz):
-    """As any classifier, of the first image of a row."""
+    """Show the first image of a row as for any classifier."""
 
     def rows(self, prediction, photo, context):
         return super().rows({'probs': prediction['probs'][0]}, photo, context)

@@ -1,4 +1,4 @@
-"""Features of digits without labels, judged by their nearest neighbors."""
+"""Features of digits without labels, evaluated by nearest neighbors."""
 
 from ml_collections import ConfigDict
 

@@ -1,4 +1,4 @@
-"""A ViT whose class token is compared with prototypes (Caron et al. 2021, arXiv:2104.14294)."""
+"""A ViT that compares its class token with prototypes (Caron et al. 2021, arXiv:2104.14294)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from vit_jax.nn.attention_maps import AttentionMap
 
 
 class Model(base.Model):
-    """A ViT with a projection head (appendix C), for images that whole patches tile.
+    """A ViT with a projection head (appendix C); image sides must be multiples of `patch_size`.
 
     Attributes:
       prototypes: K, outputs of the head.
-      patch_size, width, depth, num_heads, drop_path: of the ViT.
-      hidden, bottleneck: widths of the head's layers, and of the space of the prototypes.
+      patch_size, width, depth, num_heads, drop_path: as in `vit.Model`.
+      hidden, bottleneck: widths of the head's layers and of the prototypes.
     """
 
     prototypes: int = 65536
@@ -31,7 +31,7 @@ class Model(base.Model):
 
     def setup(self) -> None:
         self.vit = vit.Model(**self._fields())
-        nn.share_scope(self, self.vit)  # its parameters lie at the top, as those of a ViT
+        nn.share_scope(self, self.vit)  # its parameters are at the top level, like a ViT's
         layers = [nn.Dense(self.hidden), nn.gelu, nn.Dense(self.hidden), nn.gelu]
         self.head = nn.Sequential([*layers, nn.Dense(self.bottleneck)])
         self.last = nn.WeightNorm(nn.Dense(self.prototypes, use_bias=False), use_scale=False)

@@ -16,13 +16,14 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """On every view the student predicts the teacher's prototypes of the other global views.
+    """From each view, the student predicts the teacher's prototypes of the other global views.
 
-    `image` holds global views [B G H W C], or in evaluation whole images; `local_image` local ones.
+    `image` holds global views [B G H W C], in evaluation whole images; `local_image` local views.
 
     Attributes:
       student_temp, teacher_temp: temperatures of the softmax.
-      first_temp: where the teacher's begins, to rise in `warmup` steps ("Implementation details").
+      first_temp: initial teacher temperature, which rises over `warmup` steps ("Implementation
+        details").
       sinkhorn: iterations that give prototypes equal shares (arXiv:2006.09882, section 3.1); with 0
         the mean of the teacher's logits is subtracted (equation 4, without its momentum).
     """
@@ -48,12 +49,12 @@ class Task(base.Task):
         return {'teacher': teacher, 'student': jnp.concatenate(student, 1), 'teacher_temp': temp}
 
     def loss(self, outputs: dict[str, Array], batch: Batch) -> dict[str, Term]:
-        """Cross entropy over pairs of views, and entropies of one target and of their mean."""
+        """Cross entropy over pairs of views, and entropies of single targets and of their mean."""
         mask, count = self.mask(batch), self.mask(batch).sum()
         targets = self._centered(outputs['teacher'] / outputs['teacher_temp'], mask)
         logs = jax.nn.log_softmax(outputs['student'] / self.student_temp)
         pairs = -jnp.einsum('bgk,bvk->bgv', targets, logs)
-        others = 1 - jnp.eye(*pairs.shape[1:])  # a view says nothing of itself
+        others = 1 - jnp.eye(*pairs.shape[1:])  # a view does not predict itself
         losses = (pairs * others).sum((1, 2)) / others.sum()
         usage = jnp.einsum('bgk,b->k', targets, mask) / (count * targets.shape[1])
         return {
@@ -63,7 +64,7 @@ class Task(base.Task):
         }
 
     def _centered(self, logits: Float[Array, 'B G K'], mask: Float[Array, ' B']) -> Array:
-        """Probabilities of the teacher, none of whose prototypes wins in all real rows."""
+        """Teacher probabilities, balanced so that no prototype wins in all real rows."""
         if not self.sinkhorn:
             mean = jnp.einsum('bgk,b->k', logits, mask) / (mask.sum() * logits.shape[1])
             return jax.nn.softmax(logits - mean)
@@ -73,7 +74,7 @@ class Task(base.Task):
         return jnp.exp(logits)
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """The entropy of an image's prototypes, which depends on no other image."""
+        """Entropy of an image's prototypes, independent of other images."""
         mask, probs = self.mask(batch), self.predict(apply, batch)['probs']
         entropy = entr(probs).sum(-1).reshape(len(mask), -1).mean(1)
         return {'entropy': ((entropy * mask).sum(), mask.sum())}

@@ -1,4 +1,4 @@
-"""Images beside their patches, whose colors are principal components of their features."""
+"""Images next to their patches, colored by principal components of the features."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from vit_jax.viz import base, batch, figures
 
 
 class Viz(base.Viz):
-    """Prototypes as rows, and patches in colors: like ones are alike in all images of a call."""
+    """Prototypes as rows; patch colors are comparable across all images of a call."""
 
     bar = 'probability'
 

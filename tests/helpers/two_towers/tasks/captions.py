@@ -1,4 +1,4 @@
-"""Which caption belongs to which image, among those of the batch or among prompts."""
+"""Match images with captions, those of the batch or given prompts."""
 
 import dataclasses
 
@@ -13,9 +13,9 @@ from vit_jax.tasks import base
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Softmax over the captions of an image and the images of a caption; equal ones are shared.
+    """Softmax over captions and over images; identical captions share the target.
 
-    `prompts` are the ids of the texts that predictions choose from, in place of the batch's.
+    `prompts` are ids of texts for predictions to choose from, instead of the batch's captions.
     """
 
     prompts: tuple[tuple[int, ...], ...] = ()
@@ -41,7 +41,7 @@ class Task(base.Task):
         return {k: Term((x * mask).sum(), mask.sum(), weight) for k, (x, weight) in terms.items()}
 
     def predict(self, apply, batch):
-        """`features` [B D]; where there are texts, their `probs` [B C] and `choices` [B C N]."""
+        """`features` [B D]; with texts, also their `probs` [B C] and `choices` [B C N]."""
         found = apply(*self.inputs(batch))
         ids, real, texts = batch.get('caption'), self.mask(batch), found.get('text')
         if self.prompts:
@@ -55,5 +55,5 @@ class Task(base.Task):
 
 
 def logits(scale, these, those, real):
-    """Scores of `those` for each of `these`; the lowest for padding."""
+    """Scores of `those` for each of `these`; padding gets the lowest possible score."""
     return jnp.where(real > 0, scale * these @ those.T, -1e9)

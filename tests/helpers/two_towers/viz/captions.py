@@ -1,4 +1,4 @@
-"""The captions that suit an image best."""
+"""The best-matching captions of an image."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ from vit_jax.viz import base, classify
 
 
 class Viz(classify.Viz):
-    """Bars of the most probable captions, as those of classes."""
+    """Bars of the most probable captions, drawn like those of classes."""
 
     caption = base.Viz.caption
 
@@ -25,7 +25,7 @@ class Viz(classify.Viz):
         return dataclasses.replace(task, prompts=tuple(padded))
 
     def rows(self, prediction, photo, context):
-        probs = collections.Counter()  # a batch may have a caption several times
+        probs = collections.Counter()  # captions may repeat in a batch
         for ids, prob in zip(prediction['choices'], prediction['probs'], strict=True):
             probs[context.vocab.decode(ids)] += float(prob)
         best = probs.most_common(context.flags.top)
