@@ -299,7 +299,7 @@ def test_travels_to_other_processes():
         ('3|flip', "unknown transform '3'"),
         ('no_such_lab.crop(3)', "cannot import 'no_such_lab.crop'"),
         ('math.no_such(3)', "cannot import 'math.no_such'"),
-        ('math.pi', "'math.pi' is no transform"),
+        ('math.pi', "'math.pi' is not a transform"),
         ('random_resize(8)', 'sizes=8 must be a tuple'),
         ('random_resize((8, 0))', 'size=0 must be a positive integer'),
         ('resize_small(8, max=0)', 'max=0 must be a positive integer'),
