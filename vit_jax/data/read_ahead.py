@@ -106,8 +106,8 @@ def read_ahead(
 
     threads = loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    made = _Reporting(make, counting) if loading.workers else make
-    batches = grain.MapDataset.range(start, stop).map(made).to_iter_dataset(options)
+    maker = _Reporting(make, counting) if loading.workers else make
+    batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
