@@ -4,10 +4,10 @@
 
 FOLDER holds JPEG files, of ImageNet for numbers that can be compared. Rates are images by seconds
 of CPU time, of all threads of a process, so that another load on the machine changes them little.
-Each side has a process of its own: this package; the same of another checkout, `--against`;
-tf.data with the functions that big_vision's pipelines call, in an environment that has
-TensorFlow, `--tensorflow`; and simplejpeg with OpenCV, bare calls without a pipeline, if there is
-OpenCV. They take turns in every round, in reversed order in every other one.
+Each side has a process of its own: this package, with the malloc that its commands ask for; that
+of another checkout, `--against`; tf.data with the functions that big_vision's pipelines call, in an
+environment that has TensorFlow, `--tensorflow`; and simplejpeg with OpenCV, bare calls without a
+pipeline, if there is OpenCV. They take turns in every round, in reversed order in every other one.
 
 decode      a file to RGB bytes
 crop        a random window resized to 224 x 224, and flipped or not
@@ -32,6 +32,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from vit_jax.runtime import memory
 
 PACKAGES = ('simplejpeg', 'pillow', 'numpy', 'scipy', 'opencv-python-headless', 'tensorflow-cpu')
 TRANSFORMS = {
@@ -77,8 +81,10 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen]:
 
 
 def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subprocess.Popen:
-    single = dict.fromkeys(('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'), '1')
-    environment = os.environ | single | {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    own = {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    if side == 'vit_jax':
+        own |= {memory.VARIABLE: memory.TUNABLES}
+    environment = os.environ | own
     return subprocess.Popen(
         [python, '-P', __file__, str(args.folder.resolve()), '--serve', side],
         env=environment,

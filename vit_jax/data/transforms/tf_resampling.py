@@ -40,7 +40,8 @@ def _resized(image: Bytes, height: int, width: int, taps: Callable[[int, int], T
     flat = np.ascontiguousarray(image, np.float32).reshape(rows, columns * channels)
     short = _matrix(taps, rows, height) @ flat
     turned = np.ascontiguousarray(short.T).reshape(columns, channels * height)
-    small = _matrix(taps, columns, width) @ turned + np.float32(SLACK)
+    small = _matrix(taps, columns, width) @ turned
+    small += np.float32(SLACK)
     resized = small.astype(np.uint8).reshape(width * channels, height).T
     return np.ascontiguousarray(resized).reshape(height, width, channels)
 
