@@ -33,10 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-
-from vit_jax.runtime import memory
-
 PACKAGES = ('simplejpeg', 'pillow', 'numpy', 'scipy', 'opencv-python-headless', 'tensorflow-cpu')
 TRANSFORMS = {
     'decode': '',
@@ -81,6 +77,8 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen]:
 
 
 def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subprocess.Popen:
+    from vit_jax.runtime import memory  # here, for the other sides import another checkout, or none
+
     own = {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     if side == 'vit_jax':
         own |= {memory.VARIABLE: memory.TUNABLES}
