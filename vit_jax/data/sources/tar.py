@@ -113,10 +113,7 @@ def find_shards(path: str, split: str) -> list[pathlib.Path]:
     """
     folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
-        by_split = sorted(folder.glob(f'{glob.escape(split)}-*.tar'))
-        if by_split or split != 'train':
-            return by_split or _no_split(path, split, sorted(folder.glob('*-*.tar')))
-        return sorted(folder.glob('*.tar')) or _none(path, '*.tar')
+        return _in_folder(folder, split, path)
     pattern = str(folder)
     if SPLIT in pattern:
         pattern = pattern.replace(SPLIT, glob.escape(split))
@@ -127,8 +124,20 @@ def find_shards(path: str, split: str) -> list[pathlib.Path]:
         )
     found = [pathlib.Path(name) for one in _expanded(pattern) for name in sorted(glob.glob(one))]
     if missing := [one for one in _expanded(pattern) if not glob.glob(one)]:
-        return _none(path, missing[0])
+        raise UserError(f'source tar:{path}: there is no file {missing[0]}')
     return found
+
+
+def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path]:
+    shards = sorted(folder.glob('*.tar'))
+    if not shards:
+        raise UserError(f'source tar:{path}: there is no file *.tar')
+    if mine := [shard for shard in shards if shard.name.startswith(f'{split}-')]:
+        return mine
+    if split != 'train':
+        splits = {shard.name.rpartition('-')[0] for shard in shards} - {''} or {'train'}
+        raise UserError(f'source tar:{path}: ' + nearest('split', split, splits))
+    return shards
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -138,15 +147,6 @@ def _expanded(pattern: str) -> list[str]:
     first, last = match.groups()
     numbers = [f'{n:0{len(first)}}' for n in range(int(first), int(last) + 1)]
     return [pattern[: match.start()] + number + pattern[match.end() :] for number in numbers]
-
-
-def _none(path: str, pattern: str) -> list[pathlib.Path]:
-    raise UserError(f'source tar:{path}: there is no file {pattern}')
-
-
-def _no_split(path: str, split: str, files: list[pathlib.Path]) -> list[pathlib.Path]:
-    splits = {file.name.rpartition('-')[0] for file in files} or {'train'}
-    raise UserError(f'source tar:{path}: ' + nearest('split', split, splits))
 
 
 def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
