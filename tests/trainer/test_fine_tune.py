@@ -12,8 +12,8 @@ from vit_jax import interop
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
-from vit_jax.interop import files, normalization
-from vit_jax.interop.families import transformers_vit, vision_transformer
+from vit_jax.interop import files
+from vit_jax.interop.families import vision_transformer
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import mae, vit
 from vit_jax.trainer.build import build
@@ -135,11 +135,11 @@ def test_larger_images(auto):
 
 
 def test_files_say_how_images_are_resized(auto, place):
-    model = {'name': 'vit', **VIT, 'gelu': 'erf', 'norm_eps': 1e-6}
-    whole = {key: getattr(vit.Model, key) for key in ('pool', 'posemb', 'representation_size')}
-    params, config = transformers_vit.write(drawn(vit.Model(**VIT)), whole | model, (32, 32))
-    pixels = normalization.preprocessor(3, (32, 32)) | {'resample': 3}
-    files.write_safetensors(place / 'released', params, config, pixels)
+    module = vit.Model(**VIT)
+    model = {'name': 'vit', **fields(module)}
+    interop.write(TrainedModel.of_file(drawn(module), model, (32, 32), 'test'), place / 'released')
+    path = place / 'released' / 'preprocessor_config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'resample': 3}))
     config = fine_tune.filled(auto(checkpoint='released')).config
     assert stored_model(config) == dict(MODEL, num_classes=None)
     assert config.evals.val.transforms == "resize((32, 32), 'bicubic')"
