@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('convert')
     flat = vision_transformer.write(random_params(vit.Model(**VIT)), {'name': 'vit', **VIT})
     files.write_npz(path / 'vit.npz', flat)
-    files.write_npz(path / 'bit.npz', bit.write_npz(random_params(bit_resnet.Model(**BIT)), BIT))
+    files.write_npz(path / 'bit.npz', bit.write_npz(random_params(bit_resnet.Model(**BIT))))
     return path
 
 

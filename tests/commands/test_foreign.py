@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
     flat = vision_transformer.write(params, {'name': 'hybrid', **HYBRID})
     files.write_npz(path / 'hybrid.npz', flat)
     params = random_params(bit_resnet.Model(**BIT), (32, 32, 3))
-    files.write_npz(path / 'bit.npz', bit.write_npz(params, BIT))
+    files.write_npz(path / 'bit.npz', bit.write_npz(params))
     image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     Image.fromarray(image).save(path / 'photo.png')
     return path

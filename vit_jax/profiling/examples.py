@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults
+from vit_jax.config import defaults, schema
 from vit_jax.data.batches import marks
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import buckets
@@ -75,6 +75,7 @@ def open_example(config: ConfigDict) -> Dataset:
     Raises:
       UserError: if the data cannot be opened.
     """
+    schema.check(config.data, schema.parameters(config, 'data'), 'config.data')
     keywords = defaults.keywords(config.data)
     if config.data.get('buckets'):
         base = re.split(r'[\[+]', config.data.split)[0]
