@@ -164,7 +164,7 @@ def test_exactly_one_family_knows_each_form(flat, family):
 
 def test_where_several_know_a_form_one_has_to_be_named():
     both = TIMM | dict.fromkeys(['resnet/group_norm/gamma'], np.ones(1))
-    with pytest.raises(UserError, match=r'bit and timm_vit both know .* in front, bit:FILE'):
+    with pytest.raises(UserError, match=r'bit and timm_vit both match .* name one, as bit:FILE'):
         families.reader(both)
     assert families.reader(both, 'bit') is bit
 
@@ -188,7 +188,7 @@ def test_a_family_is_named_in_front_of_the_path(text, parts):
 def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):
     kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
     files.write_npz(tmp_path / 'a.npz', {'patches': kernel})
-    with pytest.raises(UserError, match='no family of checkpoints knows'):
+    with pytest.raises(UserError, match='no checkpoint family matches'):
         load.read(tmp_path / 'a.npz')
     model, variables = vit_jax.load(f'{own}:{tmp_path}/a.npz', image_size=16)
     assert isinstance(model, vit.Model)

@@ -159,9 +159,11 @@ def test_microbatches_and_devices_count_by_their_tokens():
 def predicted(name, task):
     """What a task decodes of the sources."""
 
+    variables = variables_of(name)  # kept for other tests, so made outside of the program
+
     @jax.jit
     def predict(batch):
-        return task.predict(step_lib.bind(MODELS[name], task, variables_of(name), batch), batch)
+        return task.predict(step_lib.bind(MODELS[name], task, variables, batch), batch)
 
     return predict(as_arrays(BATCH))
 
@@ -175,9 +177,11 @@ def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     target = np.where(np.arange(4)[:, None] == 1, TARGET, 0)[:, :4]
     target[0, :] = tokens[0, :4]  # what it writes itself, whether or not that has ended
 
+    variables = variables_of(name)
+
     @jax.jit
     def evaluate(batch):
-        return task.evaluate(step_lib.bind(MODELS[name], task, variables_of(name), batch), batch)
+        return task.evaluate(step_lib.bind(MODELS[name], task, variables, batch), batch)
 
     total, count = evaluate(as_arrays(BATCH | {'target': target}))['sequence_accuracy']
     pairs = [(t[t > 0], w[: (t > 0).sum()]) for t, w in zip(target, tokens, strict=True)]
