@@ -57,6 +57,7 @@ def files(folder):
     return paths
 
 
+@pytest.mark.long
 def test_files_of_every_mode_keep_size_and_luminance(run, files, folder, capsys):
     out = folder / 'made'
     argv = ['predict', '--workdir', run, '--out', out, '--json', *files.values()]

@@ -244,7 +244,8 @@ def test_two_nodes_train_like_one_process(cluster, repo, training, tmp_path, run
         np.testing.assert_allclose(value, theirs[path], rtol=0, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.parametrize('nodes', [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('nodes', [1, 2])
 def test_a_job_told_to_stop_is_queued_again_and_continues(cluster, repo, training, tmp_path, nodes):
     folder = tmp_path / 'run'
     job = cluster.launch(

@@ -131,6 +131,7 @@ def test_the_queries_that_most_probably_see_an_object_get_a_mask():
         dataclasses.replace(model, num_masks=9)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_frozen_detector_gets_no_gradient():
     model = dataclasses.replace(helper.PANOPTIC, frozen_detector=True, **SMALL)

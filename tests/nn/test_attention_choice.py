@@ -80,8 +80,11 @@ def trained(model, layout_name, **options):
 @pytest.mark.parametrize(
     ('layout', 'fields', 'options', 'rows'),
     [
-        ('fsdp', {'scan': True, 'remat': True, 'depth': 2}, {'accum_steps': 2}, 1),
-        pytest.param('one', {}, {}, ROWS, marks=pytest.mark.long),
+        pytest.param(
+            *('fsdp', {'scan': True, 'remat': True, 'depth': 2}, {'accum_steps': 2}, 1),
+            marks=pytest.mark.long,
+        ),
+        ('one', {}, {}, ROWS),
         pytest.param('pmap', {}, {}, 2, marks=pytest.mark.long),
     ],
 )

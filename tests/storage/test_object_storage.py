@@ -130,6 +130,7 @@ def kill_at_step(step: int, folder) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.fault(49)
 @pytest.mark.process
 @pytest.mark.usefixtures('drawn_curves')

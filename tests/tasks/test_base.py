@@ -80,7 +80,9 @@ def examples_of(name):
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(name, marks=pytest.mark.long) if name == 'segment_panoptic' else name
+        pytest.param(name, marks=pytest.mark.long)
+        if name in ('detect', 'segment_panoptic')
+        else name
         for name in sorted(first_of_each_task())
     ],
 )

@@ -55,6 +55,7 @@ def predict():
     return lambda seed, **batch: predict(seed, {**BATCH, **batch})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_samples_belong_to_the_seed_and_the_example(predict):
     first = predict(0, index=jnp.array([5, 6, 7]))

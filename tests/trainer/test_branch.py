@@ -55,7 +55,7 @@ def saved(folder):
 
 
 def without_times(folder):
-    timed = ('sec', 'mfu', 'waiting', 'memory')
+    timed = ('sec', 'mfu', 'input_bound', 'memory')
     return [
         {k: v for k, v in line.items() if not any(word in k for word in timed)}
         for line in read_metrics(folder)
