@@ -24,6 +24,9 @@ LAYOUTS = {
 }
 SEVERAL = [name for name in LAYOUTS if name != 'one']
 CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler
+# The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of other
+# updates.
+ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
 SYSTEMS = one_of_each_kind(first='experiments/vit/digits.py')
 
 
@@ -57,8 +60,7 @@ def trained(path: str, name: str) -> list[dict[str, float]]:
 )
 def test_a_system_trains_alike_in_every_layout(path, name):
     for step, expected in zip(trained(path, name), trained(path, 'one'), strict=True):
-        # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of
-        # other updates.
-        assert step['update_norm'] == pytest.approx(expected['update_norm'], rel=1e-3)
-        expected = expected | {'update_norm': step['update_norm']}
+        if path == ADAM_ON_ROUNDING:
+            assert step['update_norm'] == pytest.approx(expected['update_norm'], rel=1e-3)
+            expected = expected | {'update_norm': step['update_norm']}
         assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)

@@ -4,7 +4,6 @@ import io
 import json
 import pickle
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +11,6 @@ from helpers import loading
 from PIL import Image
 
 from vit_jax.data.sources import hf, open_source
-from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
 FEATURES = {
@@ -133,15 +131,7 @@ def test_columns_without_features_are_chosen_by_their_types(tmp_path):
 
 
 def test_batches_do_not_depend_on_threads_and_workers(flowers):
-    def batches(**options):
-        source = open_source(f'hf:{flowers}', 'train')
-        transforms = parse_transforms('inception_crop(4)|flip|keep("image", "label")')
-        coming = loading.train_batches(source, transforms, batch_size=4, seed=1, **options)
-        return [next(coming)['image'] for _ in range(3)]
-
-    expected = batches(threads=0)
-    for options in ({'threads': 2}, {'workers': 1}):
-        np.testing.assert_array_equal(batches(**options), expected)
+    loading.assert_read_alike(f'hf:{flowers}', 4)
 
 
 def test_a_copy_for_a_worker_maps_the_files_anew(flowers):

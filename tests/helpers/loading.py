@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from vit_jax.data import plans
 from vit_jax.data.batches import Process
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.examples import Examples
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import parse_transforms
 
 
 def open_as_dataset(
@@ -49,3 +53,22 @@ def eval_batches(source, transforms, *, batch_size, **options):
     """Batches of evaluation, by default all of them of `batch_size` rows."""
     options = {'multiple': batch_size} | options
     return open_as_dataset(source, transforms, batch_size=batch_size, **options).eval_batches()
+
+
+def assert_read_alike(name, size):
+    """Threads and worker processes make the same batches of the split `train` as a plain loop.
+
+    Args:
+      name: of the source.
+      size: in pixels, to which its images are cropped.
+    """
+    transforms = parse_transforms(f"keep('image', 'label')|inception_crop({size})|flip")
+
+    def batches(**options):
+        source = open_source(name, 'train')
+        coming = train_batches(source, transforms, batch_size=4, seed=1, **options)
+        return [next(coming)['image'] for _ in range(3)]
+
+    expected = batches(threads=0)
+    for options in ({'threads': 2}, {'workers': 1}):
+        np.testing.assert_array_equal(batches(**options), expected)

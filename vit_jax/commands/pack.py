@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     shards = job.shards()
     workers = cores.available() if args.workers is None else args.workers
     with writing(out, 'OUT'), progress(len(shards)) as seen:
-        manifest = packing.pack(job, min(workers, len(shards)), seen)
+        manifest = packing.pack(job, shards, min(workers, len(shards)), seen)
     for split, files in manifest.splits.items():
         examples, size = (sum(f.examples for f in files), sum(f.size for f in files))
         print(f'{split}: {examples:,} examples in {len(files)} shards of {size / 1e6:,.1f} MB')

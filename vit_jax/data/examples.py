@@ -93,9 +93,7 @@ class Examples:
 
     def _to_transform(self, index: int) -> Record:
         """The example; if a crop comes first, with an image that decodes what the crop takes."""
-        if not self.transforms.crop_first:
-            return self.source[index]
-        with images.on_demand():
+        with images.on_demand(self.transforms.crop_first):
             return self.source[index]
 
     def _to_keep(self, index: int) -> Record | BrokenRecord:

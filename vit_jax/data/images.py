@@ -31,9 +31,9 @@ _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 
 
 @contextlib.contextmanager
-def on_demand() -> Iterator[None]:
-    """Within it, `decode_image` returns an `Encoded` for a JPEG file, which is decoded later."""
-    token = _is_on_demand.set(True)
+def on_demand(wanted: bool = True) -> Iterator[None]:
+    """Within it, if `wanted`, `decode_image` gives an `Encoded` JPEG, which is decoded later."""
+    token = _is_on_demand.set(wanted)
     try:
         yield
     finally:
@@ -206,10 +206,10 @@ def decoded(record: Record, name: str) -> Record:
     Raises:
       BrokenRecord: see `decode_image`.
     """
+    if not isinstance(data := record.get('image'), bytes):
+        return record
     rest = dict(record)
     channels = rest.pop('channels', 3)
-    if not isinstance(data := rest.get('image'), bytes):
-        return rest
     return rest | {'image': decode_image(data, name=name, channels=channels)}
 
 

@@ -19,7 +19,7 @@ import multiprocessing
 import pathlib
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
@@ -101,11 +101,12 @@ class Job:
         return [At(name, k, total) for name, total in totals.items() for k in range(total)]
 
 
-def pack(job: Job, workers: int, seen: Seen) -> packed.Manifest:
+def pack(job: Job, shards: Sequence[At], workers: int, seen: Seen) -> packed.Manifest:
     """Write every shard that is not there yet, and then the manifest.
 
     Args:
       job: source, target and options.
+      shards: all of the job's.
       workers: processes; 0 writes in this one.
       seen: called with the number of examples of each shard once it is there.
 
@@ -114,7 +115,6 @@ def pack(job: Job, workers: int, seen: Seen) -> packed.Manifest:
       OSError: if a file cannot be written.
     """
     out = pathlib.Path(job.out)
-    shards = job.shards()
     claim(job, out)
     made: dict[str, list[Made]] = {name: [] for name in job.splits}
     with _mapper(workers) as run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import collections
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -86,7 +85,7 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
         try:
             record = source.encoded(number) if source.has_files else source[number]
             clock.ends('read')
-            with images.on_demand() if transforms.crop_first else contextlib.nullcontext():
+            with images.on_demand(transforms.crop_first):
                 record = images.decoded(record, source.record_name(number))
             clock.ends('decode')
             for name, step in zip(names, transforms.steps, strict=True):
