@@ -11,8 +11,9 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import base as models
-from vit_jax.models import vit
+from vit_jax.models import seq2seq, vit
 from vit_jax.tree_paths import unroll
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
@@ -337,3 +338,13 @@ def test_layers_that_a_model_does_not_call_head_have_to_fit(params):
     model = Headless(**FIELDS | {'num_classes': 7})
     with pytest.raises(UserError, match=r'head/bias has shape \(4,\) instead of \(7,\)'):
         adapting.adapt(params, shapes_of(model), model)
+
+
+@pytest.mark.parametrize(
+    ('model', 'field', 'value'),
+    [(vit.Model(**FIELDS), 'gelu', 'erf'), (seq2seq.Model(8), 'activation', 'gelu')],
+)
+def test_another_activation_is_another_model(model, field, value):
+    trained = TrainedModel.of_file({}, {'name': 'any', field: value}, None, 'a file')
+    with pytest.raises(UserError, match=f"set config.model.{field}='{value}'"):
+        adapting.fit(trained, model, {}, None)

@@ -155,6 +155,13 @@ def test_the_validation_split_of_the_data(auto, place, tmp_path):
     assert found.notes[-1] == f'folder:{tmp_path}: trains on train, evaluates on val'
 
 
+def test_a_validation_split_that_cannot_be_read_is_refused(auto, place, tmp_path):
+    (tmp_path / 'train').symlink_to(place / 'flowers')
+    (tmp_path / 'val' / 'rose').mkdir(parents=True)
+    with pytest.raises(UserError, match=r'no image \(.*\) below .*/val'):
+        fine_tune.filled(auto(f'data.source=folder:{tmp_path}'))
+
+
 def test_the_encoder_of_a_masked_autoencoder(auto, place):
     sizes = dict(patch_size=8, width=16, depth=1, mlp_dim=24, num_heads=2)
     decoder = dict(decoder_width=16, decoder_depth=1, decoder_mlp_dim=24, decoder_heads=2)

@@ -1,6 +1,7 @@
-"""Sources numbered by the ids that classes have in the data's own files.
+"""Sources with other numbers of their classes.
 
-A file numbers the classes that it lists, so files that list others agree by ids alone.
+Classes may have ids in the data's own files. A file numbers the classes that it lists, so files
+that list others agree by ids alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.records import Record, Source, SourceInfo
+from vit_jax.data.records import Record, Source, SourceInfo, with_class
 from vit_jax.errors import UserError
 
 
@@ -44,6 +45,15 @@ def numbered_as(source: Source, classes: SourceInfo, title: str) -> Source:
     return kind(source, new, dataclasses.replace(classes, stuff=stuff))
 
 
+def chosen(source: Source, classes: Sequence[int]) -> Source:
+    """A source with class `classes[k]` numbered k; labels of other classes become -1."""
+    new = np.full(source.info.num_classes, -1)
+    new[list(classes)] = np.arange(len(classes))
+    names = source.info.class_names
+    info = SourceInfo(len(classes), tuple(names[c] for c in classes if c < len(names)))
+    return _Renumbered(source, new, info)
+
+
 def union(infos: Sequence[SourceInfo]) -> SourceInfo:
     """All classes of files that are read as one, by their ids; the first file's without ids."""
     first, *others = infos
@@ -60,7 +70,7 @@ def union(infos: Sequence[SourceInfo]) -> SourceInfo:
 
 
 class _Renumbered:
-    """A source whose class k is numbered `new[k]`."""
+    """A source whose class k is numbered `new[k]`, -1 if it is left out."""
 
     def __init__(self, source: Source, new: np.ndarray, info: SourceInfo):
         self._source, self._new, self.info = source, new, info
@@ -69,7 +79,8 @@ class _Renumbered:
         return len(self._source)
 
     def __getitem__(self, index: int, /) -> Record:
-        return self._renumbered(self._source[index])
+        record = with_class(self._source[index], len(self._new), self._source, index)
+        return self._renumbered(record)
 
     def labels(self) -> np.ndarray:
         return self._new[self._source.labels()]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 
 Record = dict[str, Any]
 _INT32 = np.iinfo(np.int32)
@@ -15,6 +16,15 @@ _INT32 = np.iinfo(np.int32)
 
 class BrokenRecord(Exception):
     """A record that cannot be read or decoded; the message names it and says why."""
+
+
+class UnknownSplit(UserError):
+    """A source is asked for a split that it does not have."""
+
+    @classmethod
+    def of(cls, source: str, split: str, splits: Iterable[str]) -> UnknownSplit:
+        """The error for `split` of a source that has `splits`; suggests the nearest."""
+        return cls(f'{source}: {nearest("split", split, splits)}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +61,9 @@ class Source(Protocol):
     For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`; a
     class that knows all but the image without reading it has a method `annotations(index)`, see
     `splits.Subset.annotations`.
-    `__getitem__` is called from several threads at once, and raises `BrokenRecord` for a
-    record that cannot be decoded.
+    The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
+    do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
+    a record that cannot be decoded.
     """
 
     @property
@@ -88,6 +99,32 @@ def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
     wrong = values[(values < low) | (values > high)].flat[0]
     what = 'id' if vocab_size else 'number'
     raise UserError(f'{name!r} has the {what} {wrong}, which is outside of {low}..{high}')
+
+
+def with_class(record: Record, num_classes: int, source: Source, index: int) -> Record:
+    """The record with its label, if it has a single one, as an integer.
+
+    Args:
+      record: of `source`.
+      num_classes: labels are below it; without classes a label may be any floating-point number.
+      source: names the record in the message.
+      index: of the record.
+
+    Raises:
+      UserError: for any other label.
+    """
+    label = record.get('label')
+    if label is None or np.ndim(label):  # several are for the task to check
+        return record
+    kind = np.asarray(label).dtype.kind
+    if kind == 'f' and not num_classes:
+        return record
+    if kind not in 'biuf' or not (0 <= label < num_classes and label == int(label)):
+        raise UserError(
+            f'{source.record_name(index)}: label {label} is outside of 0..{num_classes - 1}; '
+            'correct the label or the number of classes'
+        )
+    return record if isinstance(label, (int, np.integer)) else {**record, 'label': int(label)}
 
 
 def first_readable(source: Source, index: int) -> tuple[int, Record]:

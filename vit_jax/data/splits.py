@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.data import class_ids, images
-from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
+from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, with_class
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Subset:
         title = f'{self.title} of classes {",".join(map(str, classes))}'
         parts: list[tuple[Source, np.ndarray]] = [
             (
-                Relabeled(source, tuple(classes)),
+                class_ids.chosen(source, classes),
                 indices[np.isin(source.labels()[indices], classes)],
             )
             for source, indices in self._parts
@@ -196,56 +196,6 @@ class Subset:
 
     def _count(self) -> str:
         return f'{len(self.broken)} of {len(self)} records broken'
-
-
-def with_class(record: Record, num_classes: int, source: Source, index: int) -> Record:
-    """The record with its label, if it has a single one, as an integer.
-
-    Args:
-      record: of `source`.
-      num_classes: labels are below it; without classes a label may be any floating-point number.
-      source: names the record in the message.
-      index: of the record.
-
-    Raises:
-      UserError: for any other label.
-    """
-    label = record.get('label')
-    if label is None or np.ndim(label):  # several are for the task to check
-        return record
-    kind = np.asarray(label).dtype.kind
-    if kind == 'f' and not num_classes:
-        return record
-    if kind not in 'biuf' or not (0 <= label < num_classes and label == int(label)):
-        raise UserError(
-            f'{source.record_name(index)}: label {label} is outside of 0..{num_classes - 1}; '
-            'correct the label or the number of classes'
-        )
-    return record if isinstance(label, (int, np.integer)) else {**record, 'label': int(label)}
-
-
-class Relabeled:
-    """A source with class `classes[k]` renumbered to k; labels of other classes become -1."""
-
-    def __init__(self, source: Source, classes: tuple[int, ...]):
-        self._source = source
-        self._new = np.full(source.info.num_classes, -1)
-        self._new[list(classes)] = np.arange(len(classes))
-        names = source.info.class_names
-        self.info = SourceInfo(len(classes), tuple(names[c] for c in classes if c < len(names)))
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int, /) -> Record:
-        record = with_class(self._source[index], len(self._new), self._source, index)
-        return {**record, 'label': int(self._new[record['label']])}
-
-    def labels(self) -> np.ndarray:
-        return self._new[self._source.labels()]
-
-    def record_name(self, index: int, /) -> str:
-        return self._source.record_name(index)
 
 
 def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:

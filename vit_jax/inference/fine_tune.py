@@ -21,6 +21,7 @@ from vit_jax.config import defaults
 from vit_jax.config.load import override
 from vit_jax.config.origin import Init
 from vit_jax.data import sources
+from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.inference import load
@@ -221,13 +222,13 @@ def splits_of(source: str) -> tuple[str, str]:
     """The splits of a source to train on and to evaluate on.
 
     Raises:
-      UserError: if it has no split `train`.
+      UserError: if it has no split `train`, or has a validation split that cannot be opened.
     """
     sources.open_source(source, 'train')
     for name in VALIDATION:
         try:
             sources.open_source(source, name)
-        except UserError:
+        except UnknownSplit:
             continue
         return 'train', name
     return HELD_OUT

@@ -96,6 +96,7 @@ class Model(base.Model):
     translates = True
 
     weightless = ('activation', 'dropout', 'attention_dropout', 'norm_eps', 'attention', 'dtype')
+    binding = ('activation',)
 
     def __post_init__(self) -> None:
         check_choice('norm', self.norm, NORMS)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
     if not files:
         raise UserError(f'{name}: has no {prefix}SPLIT.json, nor has its folder annotations')
     if split not in files:
-        raise UserError(f'{name}: ' + nearest('split', split, sorted(files)))
+        raise UnknownSplit.of(name, split, sorted(files))
     return files[split]
 
 

@@ -8,8 +8,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 
 
 class Source:
@@ -24,7 +24,7 @@ class Source:
         if path:
             raise UserError(f"source 'digits:{path}': digits takes no path; write 'digits'")
         if split not in ('train', 'test'):
-            raise UserError('source digits: ' + nearest('split', split, ['train', 'test']))
+            raise UnknownSplit.of('source digits', split, ['train', 'test'])
         self._split = split
         images, labels = _load()
         by_class = np.argsort(labels, kind='stable')

@@ -18,8 +18,8 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import images, listing, order
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Source:
         self._root = pathlib.Path(path).expanduser()
         splits = _find_splits(self._root)
         if split not in splits:
-            raise UserError(f'source folder:{path}: ' + nearest('split', split, splits))
+            raise UnknownSplit.of(f'source folder:{path}', split, splits)
         names = _sorted({name for folder in splits.values() for name in _folders(folder)})
         self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
         self._folder = splits[split]

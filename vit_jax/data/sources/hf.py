@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import cache
 
@@ -45,7 +45,7 @@ class Source:
         root = find(path)
         splits = find_splits(root, self._title)
         if split not in splits:
-            raise UserError(f'{self._title}: ' + nearest('split', split, splits))
+            raise UnknownSplit.of(self._title, split, splits)
         self._split = split
         self._files = [random_access(file, self._title) for file in splits[split]]
         schema = self._batches[0].schema

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, packed
-from vit_jax.data.records import BrokenRecord, Record
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import BrokenRecord, Record, UnknownSplit
+from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 
@@ -36,7 +36,7 @@ class Source:
         self._folder = pathlib.Path(path).expanduser()
         manifest = packed.read_manifest(self._folder, self._title)
         if split not in manifest.splits:
-            raise UserError(f'{self._title}: ' + nearest('split', split, manifest.splits))
+            raise UnknownSplit.of(self._title, split, manifest.splits)
         self.info, self._shards = manifest.info, manifest.splits[split]
         for shard in self._shards:
             self._require_whole(shard)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data.records import Record, SourceInfo, UnknownSplit
 from vit_jax.data.sources import digits
 from vit_jax.data.sources.panoptic import boxes_around
 from vit_jax.data.transforms.pillow import resample
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 
 SIZES = {'train': 20_000, 'test': 500}
 SIDES = (96, 128)  # pixels of the shortest and of the longest side of an image
@@ -35,7 +35,7 @@ class Source:
 
     def __init__(self, path: str, split: str):
         if split not in SIZES:
-            raise UserError('source scenes: ' + nearest('split', split, SIZES))
+            raise UnknownSplit.of('source scenes', split, SIZES)
         if path and not (path.isdecimal() and int(path)):
             raise UserError(
                 f"source 'scenes:{path}': write 'scenes', or the number of training images, as "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data.records import Record, SourceInfo, UnknownSplit
 from vit_jax.data.vocabulary import EOS, UNK, content, known
 from vit_jax.errors import UserError, nearest
 
@@ -64,7 +64,7 @@ class Source:
         if path not in TASKS:
             raise UserError(f'source synthetic:{path}: ' + nearest('task', path, TASKS))
         if split not in SIZES:
-            raise UserError(f'source synthetic:{path}: ' + nearest('split', split, SIZES))
+            raise UnknownSplit.of(f'source synthetic:{path}', split, SIZES)
         self._task, self._split = path, split
 
     def __len__(self) -> int:

@@ -24,8 +24,8 @@ from typing import IO, Any
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 from vit_jax.storage import cache
 
 IMAGES = ('jpg', 'jpeg', 'png', 'webp')
@@ -109,7 +109,8 @@ def find_shards(path: str, split: str) -> list[pathlib.Path]:
     """The tar files of a split, sorted by name.
 
     Raises:
-      UserError: if there are none.
+      UnknownSplit: if there are none of this split.
+      UserError: if one of a range is missing.
     """
     folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
@@ -118,13 +119,14 @@ def find_shards(path: str, split: str) -> list[pathlib.Path]:
     if SPLIT in pattern:
         pattern = pattern.replace(SPLIT, glob.escape(split))
     elif split != 'train':
-        raise UserError(
+        raise UnknownSplit(
             f'source tar:{path}: has no split {split!r}, for its pattern names all of its files: '
             "write {split} into it, or use 'train'"
         )
     found = [pathlib.Path(name) for one in _expanded(pattern) for name in sorted(glob.glob(one))]
     if missing := [one for one in _expanded(pattern) if not glob.glob(one)]:
-        raise UserError(f'source tar:{path}: there is no file {missing[0]}')
+        kind = UserError if found or SPLIT not in path else UnknownSplit
+        raise kind(f'source tar:{path}: there is no file {missing[0]}')
     return found
 
 
@@ -136,7 +138,7 @@ def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path
         return mine
     if split != 'train':
         splits = {shard.name.rpartition('-')[0] for shard in shards} - {''} or {'train'}
-        raise UserError(f'source tar:{path}: ' + nearest('split', split, splits))
+        raise UnknownSplit.of(f'source tar:{path}', split, splits)
     return shards
 
 

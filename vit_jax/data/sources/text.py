@@ -14,8 +14,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Source:
     def __init__(self, path: str, split: str):
         self._title = f'text:{path}'
         if split != 'train':
-            raise UserError(f'source {self._title}: ' + nearest('split', split, ['train']))
+            raise UnknownSplit.of(f'source {self._title}', split, ['train'])
         first, comma, second = path.partition(',')
         self._lines = _Lines(pathlib.Path(first).expanduser())
         self._targets = _Lines(_beside(first, second)) if comma else None

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
 
@@ -53,7 +53,7 @@ class Source:
         builder = _open(tfds, folder, self._title)
         splits = builder.info.splits
         if split not in splits:
-            raise UserError(f'source {self._title}: ' + nearest('split', split, splits))
+            raise UnknownSplit.of(f'source {self._title}', split, splits)
         for file in map(str, splits[split].filepaths):
             if not paths.stays_inside(file.removeprefix(f'{folder}/')):
                 raise UserError(f'source {self._title}: lists {file!r}, outside of {folder}')
