@@ -189,6 +189,46 @@ def test_copies_that_run_meanwhile_are_no_part_of_the_time(capsys):
     assert [cost.path for cost in shown] == [*['mlp'] * table.COSTLIEST, preflight.MEANWHILE]
 
 
+def test_the_data_rate_of_a_host_is_shown_with_its_cores(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5litepod-16', '--data-rate', '--mfu', '1e-6')
+    assert run(*words, '--json') == 0
+    record = json.loads(capsys.readouterr().out)
+    seconds, found = record['run']['seconds'], record['data_rate']
+    assert found['hosts'] == 4
+    bound, given = found['needs']
+    rows = record['steps'][0]['rows']
+    assert bound['per_host'] == pytest.approx(rows / seconds / 4)
+    assert given['per_host'] == pytest.approx(rows * 16 * 197e12 * 1e-6 / 300 / 4)
+    assert given['mfu'] == 1e-6
+    assert bound['cores'] == -(-bound['per_host'] // found['per_core_per_sec'])
+    assert run(*words) == 0
+    printed = capsys.readouterr().out
+    assert 'v5e:4x4 is 4 hosts of 4 chips; a core of this machine delivers ' in printed
+    assert run(*words[:-1], '1') == 0
+    printed = capsys.readouterr().out
+    assert 'at the bound' in printed and 'at the given' not in printed, 'no run is that fast'
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        (['--data-rate', '--eval'], '--data-rate applies to the training step'),
+        (['--mfu', '0'], '--mfu 0: must be more than 0'),
+        (['--data-rate', '--config.data.source=folder:/nowhere'], 'folder:/nowhere'),
+    ],
+)
+def test_a_data_rate_that_cannot_be_is_one_line(fake_compiler, flags, message):
+    with pytest.raises(UserError, match=message) as error:
+        command.main(['--config', DIGITS, '--topology', 'v5e:2x2', *flags])
+    assert '\n' not in str(error.value)
+    assert not fake_compiler, 'before minutes of compiling'
+
+
+def test_hosts_of_a_slice():
+    hosts = {'v5litepod-8': 1, 'v5litepod-16': 4, 'v6e-8': 1, 'v4-8': 1, 'v4-32': 4, 'v5e:1x1': 1}
+    assert {name: topology.parse(name).hosts for name in hosts} == hosts
+
+
 def test_a_picture_of_it(fake_compiler, tmp_path, capsys):
     out = tmp_path / 'costs.png'
     assert run('--config', DIGITS, '--topology', 'v5e:2x2', '--out', str(out)) == 0

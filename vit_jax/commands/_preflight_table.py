@@ -119,6 +119,22 @@ def print_run(run: Any, price: float | None) -> None:
     )
 
 
+def print_data_rate(needs: Sequence[Any], per_core: float, slice_: Any) -> None:
+    """Print the examples that each host must deliver, and the cores that takes."""
+    console = _console()
+    console.print()
+    table = _table('data for a host', 'ms a step', 'examples/s', 'cores like those here')
+    for need in needs:
+        cells = number(1e3 * need.seconds), number(need.per_host), f'{need.cores(per_core):,}'
+        table.add_row(f'{need.name}, MFU {need.mfu:.0%}', *cells)
+    console.print(table)
+    hosts = 'one host' if slice_.hosts == 1 else f'{slice_.hosts} hosts'
+    console.print(
+        f'{slice_.name} is {hosts} of {slice_.chips // slice_.hosts} chips; a core of this machine '
+        f'delivers {number(per_core)} examples/s of this config (see `data --bench`)'
+    )
+
+
 def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
     """Print the compiled remedies; `stacks_all` if scanned blocks recompute nothing."""
     if stacks_all:

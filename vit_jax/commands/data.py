@@ -15,7 +15,6 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line
 
 SHOWN = 32  # examples of the picture
-EXAMPLES = 256  # whose stages are timed
 LISTED = 20  # classes and broken files in the text
 
 
@@ -79,7 +78,7 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     def put(batch: dict[str, Any]) -> None:
         jax.block_until_ready(layout.put_batch(batch))
 
-    seconds = pipeline.measure_stages(data, EXAMPLES, put)
+    seconds = pipeline.measure_stages(data, pipeline.EXAMPLES, put)
     path = None
     if args.out is not None:
         path = save_figure(stages.draw(seconds), args.out, '--out')

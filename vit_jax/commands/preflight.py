@@ -32,6 +32,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
     if args.accum and args.eval:
         raise UserError('--accum applies to training steps: leave out --eval')
+    if args.data_rate and (args.eval or args.sweep):
+        raise UserError('--data-rate applies to the training step of --config')
+    if not 0 < args.mfu <= 1:
+        raise UserError(f'--mfu {args.mfu:g}: must be more than 0 and at most 1')
     if args.sweep and (args.accum or args.batch_size or args.out):
         raise UserError('--sweep compiles its own runs: leave out --accum, --batch-size and --out')
     if args.out:
@@ -67,6 +71,8 @@ def make_parser() -> Parser:
     add('--sweep', metavar='FILE[:ARG]', help='every run of a sweep; it is executed')
     add('--out', metavar='PATH', help='a picture of where memory and time go')
     add('--json', action='store_true', help='print all numbers as JSON instead of tables')
+    add('--data-rate', action='store_true', help='images/s and CPU cores that each host needs')
+    add('--mfu', type=float, default=0.4, help='that training reaches, for --data-rate: 0.4')
     add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
     add('--image-size', type=int, metavar='PIXELS', help='square images, likewise')
     return parser
@@ -82,9 +88,10 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
     from vit_jax.inference import fine_tune
-    from vit_jax.profiling import accumulation, preflight
+    from vit_jax.profiling import accumulation, data_rate, preflight
 
     options, config = _options(args), fine_tune.filled(config).config
+    per_core = _per_core(config) if args.data_rate else 0.0
     measured = None
     if args.batch_size == FIT:
         with table.status('looking for the largest batch'):
@@ -100,8 +107,11 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     reports, run = measured
     fits = all(report.fits for report in reports)
     tried = {} if fits else _remedies(config, slice_, options)
+    needs = data_rate.needs(run, slice_, args.mfu) if fits and per_core else []
     if args.json:
         record = _record(reports, run, tried, args.price)
+        if needs:
+            record['data_rate'] = data_rate.record(needs, per_core, slice_)
         if advice:
             record['accumulation'] = {n: _each(r[0]) for n, (r, _) in accumulated.items()}
             record['advice'] = advice
@@ -113,6 +123,8 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
             table.print_report(report)
         if fits and not args.eval:
             table.print_run(run, args.price)
+        if needs:
+            table.print_data_rate(needs, per_core, slice_)
         if tried:
             table.print_remedies(tried, preflight.stacks_all(config) and not args.eval)
     if args.out and fits:
@@ -123,6 +135,18 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
             raise UserError(refused)
         print(f'note: with batch_size={config.batch_size}, {refused}', file=sys.stderr)
     return 0 if fits else EXIT_FAILED
+
+
+def _per_core(config: ConfigDict) -> float:
+    """Examples a second that a core of this machine prepares for the config."""
+    from vit_jax.profiling import data_rate
+    from vit_jax.runtime import sharding
+    from vit_jax.trainer.evaluate import open_data
+
+    layout = sharding.make_layout()
+    with table.status('timing the data pipeline'):
+        data = open_data(config.data, config.batch_size, layout, seed=config.seed)
+        return data_rate.per_core(data, layout.put_batch)
 
 
 def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[int, Any]:

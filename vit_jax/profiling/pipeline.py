@@ -19,6 +19,8 @@ from vit_jax.data.records import BrokenRecord
 from vit_jax.data.rng import example_rng
 from vit_jax.errors import UserError
 
+EXAMPLES = 256  # whose stages are timed
+
 
 @dataclasses.dataclass(frozen=True)
 class Pace:

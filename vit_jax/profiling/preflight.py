@@ -102,12 +102,16 @@ class Run:
       seconds: of a step at its bound, an average if batches have several shapes.
       chips: of the slice.
       refusal: why `train` would refuse the schedules of a run of so many steps; '' if it would not.
+      rows: examples of a step, on average.
+      mfu: at the bound.
     """
 
     steps: int
     seconds: float
     chips: int
     refusal: str = ''
+    rows: float = 0
+    mfu: float = 0
 
     @property
     def hours(self) -> float:
@@ -160,9 +164,13 @@ def preflight(
         count = len(kinds)
         shares.append(kinds[kind]['share'])
         reports.append(report(compiled, topology, step, kind))
-    seconds = sum(share * r.bound for share, r in zip(shares, reports, strict=True))
+    seconds, rows, flops = (
+        sum(share * number for share, number in zip(shares, numbers, strict=True))
+        for numbers in zip(*((r.bound, r.rows, r.model_flops) for r in reports), strict=True)
+    )
+    mfu = flops / (topology.chips * topology.chip.peak * seconds) if seconds else 0
     facts = compiled.facts
-    return reports, Run(facts['steps'], seconds, topology.chips, facts['refusal'])
+    return reports, Run(facts['steps'], seconds, topology.chips, facts['refusal'], rows, mfu)
 
 
 def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:

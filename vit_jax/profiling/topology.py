@@ -31,6 +31,7 @@ class Chip:
       clock: cycles a second at which its matrix units reach the peak.
       dims: number of dimensions of a slice.
       counted: whether a slice's name counts chips (1) or their cores (2).
+      single_host: chips of the largest slice that is a single machine.
       options: of libtpu, which make a chip one JAX device.
     """
 
@@ -42,6 +43,7 @@ class Chip:
     clock: float
     dims: int
     counted: int = 1
+    single_host: int = 8
     options: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -53,11 +55,12 @@ class Chip:
 
 
 GIB = 2**30
+CHIPS_PER_HOST = 4  # of every slice of several machines
 _MEGACORE = (('chip_config_name', 'megacore'),)
 CHIPS = {
-    'v4': Chip('v4', 'TPU v4', 1228e9, 32 * GIB, 300e9, 1.05e9, 3, 2, _MEGACORE),
+    'v4': Chip('v4', 'TPU v4', 1228e9, 32 * GIB, 300e9, 1.05e9, 3, 2, 4, _MEGACORE),
     'v5e': Chip('v5e', 'TPU v5e', 819e9, 16 * GIB, 200e9, 1.5e9, 2),
-    'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2),
+    'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2, 4),
     'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
 }
 SAME = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
@@ -83,6 +86,12 @@ class Topology:
     @property
     def chips(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def hosts(self) -> int:
+        """Machines (TPU VMs) of the slice."""
+        alone = self.chips <= self.chip.single_host
+        return 1 if alone else -(-self.chips // CHIPS_PER_HOST)
 
 
 def parse(text: str) -> Topology:
