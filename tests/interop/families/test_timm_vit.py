@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import transformers_vit
+from helpers import timm_architectures, transformers_vit
 from helpers.transformers_models import theirs
 from helpers.transformers_vit import ours
 
@@ -13,7 +13,7 @@ from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
-from vit_jax.interop.families import timm_vit
+from vit_jax.interop.families import _timm_arguments
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -182,19 +182,55 @@ def test_attention_pooling(tmp_path, images):
     ('config', 'gelu'),
     [
         ({}, 'erf'),
-        ({'architecture': 'vit_base_patch16_siglip_224'}, 'tanh'),
-        ({'model_args': {'num_heads': HEADS, 'act_layer': 'gelu_tanh'}}, 'tanh'),
+        ({'architecture': 'vit_base_patch16_siglip_224'}, 'erf'),
+        ({'architecture': 'vit_base_patch32_siglip_256.v2_webli'}, 'tanh'),
+        ({'architecture': 'vit_small', 'model_args': {'act_layer': 'gelu_tanh'}}, 'tanh'),
     ],
 )
 def test_which_gelu(config, gelu):
-    flat = timm_state(reference())
-    assert timm_vit.read(flat, CONFIG | config).model_config['gelu'] == gelu
+    assert _timm_arguments.gelu(_timm_arguments.arguments(config, 'timm'), 'timm') == gelu
+
+
+@pytest.mark.parametrize(
+    ('architecture', 'words'),
+    [
+        ('vit_base_patch16_rpn_224', "block_fn is 'ResPostBlock'"),
+        ('vit_dlittle_patch16_reg1_gap_256', "attn_layer is 'diff'"),
+        ('test_vit3', 'pool_include_prefix is True'),
+        ('vit_relpos_base_patch16_224', 'relative positions'),
+        ('samvit_base_patch16', 'windows'),
+        ('naflexvit_base_patch16_gap', 'NaFlexViT'),
+    ],
+)
+def test_architectures_that_have_the_same_names(architecture, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        read(tmp_path, timm_state(reference()), {'architecture': architecture})
+
+
+def test_the_epsilon_is_that_of_the_architecture(tmp_path):
+    config = {'architecture': 'beit3_base_patch16_224', 'model_args': {'num_heads': HEADS}}
+    flat = {re.sub('^norm', 'fc_norm', k): v for k, v in timm_state(reference()).items()}
+    assert read(tmp_path, flat, config).model_config['norm_eps'] == 1e-5
+
+
+def test_an_unknown_architecture_is_noted(tmp_path):
+    (note, _) = read(tmp_path, timm_state(reference())).notes
+    assert "'vit_small' is no ViT of timm" in note and '4 heads' in note
+
+
+def test_the_table_of_architectures_is_that_of_timm():
+    pytest.importorskip('timm')
+    assert timm_architectures.text() == _timm_arguments.TABLE.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('architecture', 'heads'),
-    [('vit_tiny_patch16_224', 3), ('vit_base_patch16_gap_224', 12), ('vit_large', 16)],
+    [
+        ('vit_tiny_patch16_224', 3),
+        ('vit_base_patch16_gap_224', 16),
+        ('vit_large_patch16_224.x', 16),
+    ],
 )
 def test_heads_are_those_of_the_architecture(architecture, heads, tmp_path, images):
     """Whatever the width: timm changes the one and keeps the other."""

@@ -1,9 +1,8 @@
 """ViTs of timm: safetensors, and config.json.
 
-Its layer norms add 1e-6. Its GELU is exact unless config.json has another; SigLIP's models were
-trained with the approximate one. Layer scale is folded into the layers that it scales, and the
-mean and deviation in config.json into the patch embedding, so that images are in [-1, 1] as for
-all other models.
+The architecture that config.json names tells the heads, the pooling, the GELU and the epsilons; see
+`_timm_arguments`. Layer scale is folded into the layers that it scales, and the mean and deviation
+in config.json into the patch embedding, so that images are in [-1, 1] as for all other models.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _vit
+from vit_jax.interop.families import _timm_arguments, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 _SOURCE = 'timm ViT'
-_NORM_EPS = 1e-6
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
 # Layer scales and the layers before them.
@@ -33,20 +31,6 @@ _UNSUPPORTED = {
 }
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
-# {first two words of an architecture's name: (width, heads)}
-_SIZES = {
-    **{f'{family}_tiny': (192, 3) for family in ('vit', 'deit')},
-    **{f'{family}_small': (384, 6) for family in ('vit', 'deit', 'deit3', 'flexivit')},
-    **{f'{family}_base': (768, 12) for family in ('vit', 'deit', 'deit3', 'flexivit')},
-    **{f'{family}_large': (1024, 16) for family in ('vit', 'deit3', 'flexivit')},
-    **{f'{family}_huge': (1280, 16) for family in ('vit', 'deit3')},
-    **{f'{family}_medium': (512, 8) for family in ('vit', 'deit3')},
-    'vit_so400m': (1152, 16),
-    'vit_giant': (1408, 16),
-    'vit_giantopt': (1536, 16),
-    'vit_gigantic': (1664, 16),
-}
-
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
     ('pos_embed', 'pos_embed'),
@@ -67,8 +51,9 @@ TABLE: names.Table = (
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether these are the names of such a model, and not also those of a decoder."""
-    known = 'patch_embed.proj.weight' in flat and 'blocks.0.norm1.weight' in flat
-    return known and 'decoder_pred.weight' not in flat
+    known = 'patch_embed.proj.weight' in flat or 'embeds.proj.weight' in flat
+    is_vit = known and any(name.startswith('blocks.0.') for name in flat)
+    return is_vit and 'decoder_pred.weight' not in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
@@ -79,23 +64,24 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         that ours does not.
     """
     source = _SOURCE
+    arguments = _timm_arguments.arguments(extra, source)
     _require_supported(flat, source)
     parts = torch_layout.parted(_unscaled(flat, source), source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
-    arguments = extra.get('model_args') or {}
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
-    heads = arguments.get('num_heads') or _heads(extra.get('architecture'), arguments, shapes)
-    params = torch_layout.read(parts, TABLE, heads, source)
+    params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     sizes = _sizes(extra, arguments)
     imported = _vit.assemble(
         _vit.with_class_row(params, has_row=_has_class_row(params, arguments, sizes)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
-        gelu=_gelu(extra, arguments),
-        norm_eps=_NORM_EPS,
+        gelu=_timm_arguments.gelu(arguments, source),
+        norm_eps=_timm_arguments.norm_eps(arguments, source),
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
     )
-    imported = _pooled(imported, arguments.get('global_pool', extra.get('global_pool')))
+    imported = _pooled(imported, arguments.get('global_pool'))
+    if 'class' not in arguments:
+        imported = imported.with_notes(_assumed(imported.model_config, extra))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
@@ -129,20 +115,32 @@ def _unscaled(flat: Flat, source: str) -> Flat:
 
 
 def _heads(
-    architecture: Any, arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    extra: Mapping[str, Any], arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
-    """The number of heads of an architecture, which `arguments` may change."""
-    if not architecture:
-        return _vit.published_heads(shapes, _SOURCE)
-    stem = '_'.join(str(architecture).partition('.')[0].split('_')[:2])
-    width, heads = _SIZES.get(stem, (None, 0))
-    found = shapes.get('patch_embed/kernel', (0,))[0]
-    if width is None or arguments.get('embed_dim', width) != found:
+    """The number of heads of the architecture; without one, that of the published model.
+
+    Raises:
+      UserError: if it is not known.
+    """
+    width = shapes.get('patch_embed/kernel', (0,))[0]
+    if heads := _timm_arguments.num_heads(arguments, width):
+        return heads
+    if extra.get('architecture'):
         raise UserError(
-            f'{_SOURCE}: unknown number of attention heads of a {architecture!r} of '
-            f'width {found}; give num_heads in model_args of config.json'
+            f'{_SOURCE}: unknown number of attention heads of a {extra["architecture"]!r} of '
+            f'width {width}; give num_heads in model_args of config.json'
         )
-    return heads
+    return _vit.published_heads(shapes, _SOURCE)
+
+
+def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    """The assumptions about an unknown architecture, as several models have the same arrays."""
+    name = _timm_arguments.architecture(extra)
+    unknown = f'{name!r} is no ViT of timm' if name else 'config.json names no architecture of timm'
+    return (
+        f'{unknown}: taken for a plain ViT of {model["num_heads"]} heads, with pool '
+        f'{model["pool"]!r} and GELU {model["gelu"]!r}'
+    )
 
 
 def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
@@ -190,12 +188,3 @@ def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit
         and len(size) == 2
         and all(isinstance(x, int) for x in size)
     ]
-
-
-def _gelu(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    if 'act_layer' in arguments:
-        gelus = {'gelu': 'erf', 'gelu_tanh': 'tanh'}
-        if arguments['act_layer'] not in gelus:
-            raise UserError(f'{_SOURCE}: act_layer {arguments["act_layer"]!r} is not supported')
-        return gelus[arguments['act_layer']]
-    return 'tanh' if 'siglip' in config.get('architecture', '') else 'erf'

@@ -1,0 +1,116 @@
+"""The arguments of timm's ViTs: those of an architecture, and those that config.json changes.
+
+The table beside this file has the arguments of each architecture that shapes do not determine.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError
+
+Arguments = Mapping[str, Any]
+
+TABLE = Path(__file__).with_name('timm_architectures.json')
+# Defaults of the constructors that are read.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    'VisionTransformer': {'global_pool': 'token'},
+}
+_REFUSED = {
+    'NaFlexVit': 'it takes patches of images of any size (NaFlexViT)',
+    'VisionTransformerDistilled': 'it has a distillation token',
+    'VisionTransformerRelPos': 'it has relative positions (RelPos)',
+    'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
+    'Beit': 'it is a BEiT',
+    'Eva': 'it is an EVA',
+}
+# Arguments of parts that no model here has, and the values that mean that the part is not there.
+_PLAIN = {
+    'attn_layer': (None, '', 'Attention'),
+    'block_fn': (None, '', 'Block'),
+    'mlp_layer': (None, '', 'Mlp', 'mlp'),
+    'pos_embed': ('learn',),
+    'pool_include_prefix': (False,),
+}
+_GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'GELUTanh': 'tanh'}
+_NORM = re.compile(r'(LayerNorm|layernorm)(?:\(eps=([-\de.]+)\))?')
+_NORM_EPS = 1e-6
+
+
+def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
+    """The arguments of the model that config.json describes; its own take precedence.
+
+    Raises:
+      UserError: if the architecture has a part that no model here has.
+    """
+    known = architectures().get(architecture(extra), {})
+    kind = known.get('class', '')
+    if kind in _REFUSED:
+        raise UserError(
+            f'{source}: no model here is like {extra["architecture"]!r}: {_REFUSED[kind]}'
+        )
+    said = {key: extra[key] for key in ('global_pool',) if key in extra}
+    changed = extra.get('model_args') or {}
+    found = {**_DEFAULTS.get(kind, {}), **known, **said, **changed}
+    if 'num_heads' in changed:
+        found['embed_dim'] = changed.get('embed_dim')
+    for key, plain in _PLAIN.items():
+        if key in found and found[key] not in plain:
+            raise UserError(
+                f'{source}: no model here is like {extra.get("architecture")!r}: its {key} is '
+                f'{found[key]!r}'
+            )
+    return found
+
+
+def architecture(extra: Mapping[str, Any]) -> str:
+    """The name of the architecture without that of its weights; empty if there is none."""
+    return str(extra.get('architecture') or '').partition('.')[0]
+
+
+def num_heads(found: Arguments, width: int) -> int | None:
+    """The number of heads; None if neither the architecture nor config.json tells it.
+
+    Args:
+      found: the arguments.
+      width: of the model in the file. If it is not that of the architecture, the number of heads is
+        not either, unless config.json says that the width alone was changed.
+    """
+    heads = found.get('num_heads')
+    return heads if heads and (found.get('embed_dim') or width) == width else None
+
+
+def gelu(found: Arguments, source: str) -> str:
+    """Our name of the activation.
+
+    Raises:
+      UserError: if it is none of ours.
+    """
+    name = found.get('act_layer')
+    if name not in _GELUS:
+        raise UserError(f'{source}: act_layer {name!r} is not supported')
+    return _GELUS[name]
+
+
+def norm_eps(found: Arguments, source: str) -> float:
+    """The number that norms add to the variance.
+
+    Raises:
+      UserError: if the norm is not a layer norm.
+    """
+    name = found.get('norm_layer') or 'LayerNorm'
+    if not (match := _NORM.fullmatch(str(name))):
+        raise UserError(f'{source}: norm_layer {name!r} is not supported')
+    return float(match[2] or _NORM_EPS)
+
+
+@functools.cache
+def architectures() -> Mapping[str, Arguments]:
+    """Arguments by the name of the architecture, `class` being the model's constructor."""
+    table: dict[str, Arguments] = json.loads(TABLE.read_text())
+    return table
