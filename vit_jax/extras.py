@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, resolve_module
 PACKAGES = {
     'detection': 'pycocotools',
     'gcs': 'gcsfs',
+    'hub': 'huggingface_hub',
     'mlflow': 'mlflow',
     'postgres': 'psycopg',
     's3': 's3fs',
@@ -27,7 +28,13 @@ PACKAGES = {
 }
 # Those that no command needs but for the modules its config names.
 OF_CONFIGS = {'detection', 'mlflow', 'translate', 'wandb'}
-SCHEMES = {'gs': 'gcs', 's3': 's3', 'postgresql': 'postgres', 'postgresql+psycopg': 'postgres'}
+SCHEMES = {
+    'gs': 'gcs',
+    'hf': 'hub',
+    's3': 's3',
+    'postgresql': 'postgres',
+    'postgresql+psycopg': 'postgres',
+}
 _URL = re.compile(rf'\b({"|".join(map(re.escape, SCHEMES))})://')
 
 

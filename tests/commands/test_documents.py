@@ -14,10 +14,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from helpers import hub_server
 from PIL import Image
 from test_readme import LINES, ROOT
 
-from vit_jax import __main__
+from vit_jax import __main__, interop
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
@@ -118,7 +119,11 @@ def place(tmp_path_factory, translating_run):
     params = jax.jit(vit.Model(**model).init)(jax.random.key(0), jax.numpy.zeros((1, 32, 32, 3)))
     flat = vision_transformer.write(params['params'], {'name': 'vit', **model})
     files.write_npz(folder / 'ViT-B_16.npz', flat)
-    return folder
+    interop.write(interop.read(folder / 'ViT-B_16.npz', image_size=(32, 32)), folder / 'vit_hf')
+    of_hub = {path.name: path.read_bytes() for path in (folder / 'vit_hf').iterdir()}
+    with hub_server.serve(hub_server.Hub(), folder / 'hub') as hub:
+        hub.add('google/vit-base-patch16-224', of_hub)
+        yield folder
 
 
 def small(line: str) -> list[str]:

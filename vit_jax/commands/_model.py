@@ -50,7 +50,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--checkpoint',
         metavar='FILE',
-        help='instead of a run the weights of another code base: .npz, .safetensors, or a folder; '
+        help='instead of a run the weights of another code base: .npz, .safetensors, a folder, or '
+        'a URL such as hf://google/vit-base-patch16-224; '
         'RUN/checkpoints/STEP is that run at this step',
     )
     parser.add_argument(

@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         'src',
         help='a run folder or its checkpoints/STEP or checkpoints/best, an .npz or .safetensors '
-        'file, or a folder',
+        'file, a folder, or a URL such as hf://google/vit-base-patch16-224',
     )
     parser.add_argument(
         'dst',

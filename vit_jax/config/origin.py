@@ -28,8 +28,9 @@ class Init:
     """`config.init`: the parameters come from a checkpoint.
 
     Attributes:
-      from_: a checkpoint of another code base or a run folder; empty for none; None if the user
-        has to name one.
+      from_: a checkpoint of another code base (a file, a folder, a URL such as
+        hf://google/vit-base-patch16-224) or a run folder; empty for none; None if the user has to
+        name one.
       posemb: interpolation for resizing its position embedding.
       select: the parts to take from it, see `vit_jax.interop.select`; empty for all.
       classes: a file with the checkpoint's class for each class of the run, one number a line, from

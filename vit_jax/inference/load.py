@@ -57,8 +57,8 @@ def load(
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
-        one; with a family in front if it is your own: `my_lab.swin:FILE`), a run folder, or one of
-        its `checkpoints/STEP`, or `checkpoints/best`.
+        one, such as hf://google/vit-base-patch16-224; with a family in front if it is your own:
+        `my_lab.swin:FILE`), a run folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
       image_size: side, or height and width, in pixels of the images to come; by default those that
         the checkpoint was made for.
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.

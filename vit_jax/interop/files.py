@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop import places
 from vit_jax.storage import paths, servers
 
 Flat = dict[str, np.ndarray]  # name -> array
@@ -49,7 +50,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
         with model.safetensors, whole or in shards. Files may be URLs (gs://, https://, ...), which
-        fsspec opens. Only the parameters of a training state in an .npz file are read.
+        fsspec opens, or on the Hugging Face Hub, see `hub`. Only the parameters of a training
+        state in an .npz file are read.
 
     Returns:
       Arrays by '/'-joined names in an .npz file, by '.'-joined names in the others; and the
@@ -61,6 +63,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """
     path = os.fspath(path)
     file, subtree = _split_subtree(path)
+    file = places.local(file)
     if file.endswith('.npz'):
         return _select(_parameters(_read_npz(file)), subtree, path), {}
     if file.endswith('.safetensors'):
@@ -73,7 +76,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     if _is_url(file) or Path(file).is_dir():
         return _read_folder(file)
     if not Path(file).exists():
-        raise UserError(f'{path}: there is no such file or folder')
+        raise UserError(f'{path}: there is no such file or folder{places.hint(path)}')
     raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
 
 

@@ -36,11 +36,20 @@ def require_answer(scheme: str) -> None:
       UserError: if it does not within a few seconds.
     """
     if scheme in ('gs', 'gcs') and not urllib.request.getproxies():
-        _connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE)
+        connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE, 'gs://')
 
 
 @functools.cache
-def _connect(url: str) -> None:
+def connect(url: str, what: str) -> None:
+    """Check once that a server accepts connections.
+
+    Args:
+      url: its address.
+      what: is there, for the message.
+
+    Raises:
+      UserError: if it does not within a few seconds.
+    """
     parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
     host, port = parts.hostname or '', parts.port or (443 if parts.scheme == 'https' else 80)
     for attempt in range(TRIES):
@@ -53,6 +62,6 @@ def _connect(url: str) -> None:
         if attempt < TRIES - 1:
             time.sleep(PAUSE)
     raise UserError(
-        f'gs:// cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
+        f'{what} cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
         'connected to the network?'
     )
