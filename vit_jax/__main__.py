@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
-from vit_jax.errors import UserError, nearest, one_line
+from vit_jax.errors import UserError, nearest
 from vit_jax.runtime import interrupts, memory, output
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except output.Unread as e:
             return e.exit_code
         except UserError as e:
-            print(f'error: {one_line(str(e))}', file=sys.stderr)
+            print(f'error: {e}', file=sys.stderr)
             return getattr(e, 'exit_code', 2)
         except BaseException as e:
             if not interrupts.interrupted(e):

@@ -22,8 +22,12 @@ _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 class UserError(Exception):
     """A user's mistake: one line that says what is wrong, where, and what to do.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. Names from files are shown
+    as by `one_line`, since they may hold whatever a terminal obeys.
     """
+
+    def __init__(self, message: str = '') -> None:
+        super().__init__(one_line(message))
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:

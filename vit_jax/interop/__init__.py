@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 from flax import traverse_util
 
+from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
 from vit_jax.interop import families, files, labels, normalization, preprocessing
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -42,15 +45,17 @@ def read(
     try:
         imported = families.reader(flat, family).read(flat, extra)
         _require_finite(imported.params)
+        _require_sound(imported)
+        class_names = labels.read(extra, imported.model_config.get('num_classes'))
         return dataclasses.replace(
-            _preprocessed(imported, extra), class_names=labels.read(extra), path=Path(path)
+            _preprocessed(imported, extra), class_names=class_names, path=Path(path)
         )
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except Exception as error:
         if family:  # possibly the user's own, who needs the traceback
             raise
-        words = ' '.join(f'{type(error).__name__}: {error}'.split())
+        words = shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
         raise UserError(
             f'{place}: arrays or config.json are not as in files of this kind ({words})'
         ) from error
@@ -66,6 +71,15 @@ def _require_finite(params: Mapping[str, Any]) -> None:
     for name, array in param_paths(params).items():
         if not np.isfinite(array).all():
             raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
+
+
+def _require_sound(imported: TrainedModel) -> None:
+    """Raise UserError for numbers of config.json with which no model computes."""
+    epsilon, size = imported.model_config.get('norm_eps', 1.0), imported.image_size
+    if not 0 < epsilon < math.inf:
+        raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')
+    if size and (min(size) < 1 or math.prod(size) > MAX_PIXELS):
+        raise UserError(f'its images cannot have {size[0]} x {size[1]} pixels; get it again')
 
 
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ import shutil
 import stat
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import IO, Any
 
 import ml_dtypes
@@ -32,10 +32,10 @@ _PREPROCESSOR = 'preprocessor_config.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
-# Limits of the unpacked size: larger files could be made to fill the memory.
-_MOST_BYTES, _MOST_TIMES = 64 * 2**20, 100
+# Limits of the unpacked size and of a JSON file: larger ones could be made to fill the memory.
+_MOST_BYTES, _MOST_TIMES = 64 * 2**20, 20
+_MOST_JSON = 16 * 2**20
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class _Missing(UserError):
@@ -135,7 +135,8 @@ def _read_npz(path: str) -> Flat:
             if unpacked > max(_MOST_BYTES, _MOST_TIMES * file.seek(0, os.SEEK_END)):
                 raise UserError(f'{path}: would unpack to {unpacked:,} bytes, far more than it has')
             stems = [m.filename.removesuffix('.npy') for m in members if _is_array(m.filename)]
-            return {name: _float32(path, name, archive[name]) for name in stems}
+            # Without the .npy, which NumPy adds, a member of that very name would be taken.
+            return {name: _float32(path, name, archive[f'{name}.npy']) for name in stems}
 
 
 def _is_array(member: str) -> bool:
@@ -188,9 +189,16 @@ def _read_json(path: str) -> dict[str, Any] | None:
     """The object in a file, None if there is no such file."""
     try:
         with _open(path) as file:
-            content = json.load(file)
+            text = file.read(_MOST_JSON + 1)
+        if len(text) > _MOST_JSON:
+            raise UserError(f'{path}: more than {_MOST_JSON >> 20} MiB of JSON; get it again')
+        content = json.loads(text)
     except _Missing:
         return None
+    except OSError as error:
+        raise UserError(f'{path}: cannot be read ({_line(error)})') from None
+    except RecursionError:
+        raise UserError(f'{path}: nested too deeply; get it again') from None
     except ValueError as error:
         raise UserError(f'{path}: not valid JSON: {error}') from None
     if not isinstance(content, dict):
@@ -220,6 +228,8 @@ def _below(flat: Flat, prefix: str) -> Flat:
 
 
 def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
+    if not isinstance(array, np.ndarray):  # NumPy returns the bytes of a member that is no array
+        raise UserError(f'{path}: {name} is no array; get the file again')
     if array.dtype == np.dtype('V2'):  # NumPy's reading of bfloat16, which it does not know
         array = array.view(ml_dtypes.bfloat16)
     if array.dtype.kind not in 'iub' and array.dtype.name not in _FLOATS:
@@ -230,21 +240,22 @@ def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Turn exceptions from a damaged file into an error of one line."""
+    """Turn exceptions from a damaged file into an error of one line.
+
+    They are of any class: a tokenizer's, a recursion's, an unknown compression's, a password's.
+    """
     try:
         yield
-    except _UNREADABLE as error:
+    except UserError:
+        raise
+    except Exception as error:
         if 'allow_pickle' in str(error):
             raise UserError(
                 f'{path}: holds pickled objects, which can run code and are not read; '
                 'save plain arrays'
             ) from None
-        raise UserError(f'{path}: cannot be read ({_line(error)}); get it again') from None
-    except Exception as error:
-        # An exception of the Rust library that has no base class of its own.
-        if type(error).__name__ != 'SafetensorError':
-            raise
-        raise UserError(f'{path}: cannot be read ({_line(error)}); get it again') from None
+        words = shorten(_line(error), 200, placeholder=' ...')
+        raise UserError(f'{path}: cannot be read ({words}); get it again') from None
 
 
 def _open(path: str) -> IO[bytes]:

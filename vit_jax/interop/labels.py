@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.errors import UserError
 
-def read(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in order; empty if they are only LABEL_0, LABEL_1, ..."""
+
+def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
+    """The names in order; empty without classes, or if they are only LABEL_0, LABEL_1, ...
+
+    Raises:
+      UserError: if there is a name for more than `num_classes` outputs.
+    """
     names = {int(i): str(name) for i, name in (config.get('id2label') or {}).items()}
-    ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(max(names, default=-1) + 1))
+    if not names or not num_classes:
+        return ()
+    if not 0 <= min(names) <= max(names) < num_classes:
+        raise UserError(
+            f'id2label in config.json names class {max(names, key=abs)}, but the head has '
+            f'{num_classes} outputs; get config.json of this model'
+        )
+    ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(max(names) + 1))
     return () if ordered == _placeholders(len(ordered)) else ordered
 
 

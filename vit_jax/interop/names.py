@@ -73,13 +73,13 @@ def rename(flat: Flat, table: Table, source: str) -> Flat:
 
 def split(flat: Mapping[str, np.ndarray]) -> Flat:
     """Split fused projections: `attention/qkv/kernel` [D 3 H K] into `attention/query/kernel`
-    [D H K] and so on, biases [3 H K] into [H K].
+    [D H K] and so on, biases [3 H K] into [H K]. The parts are views.
     """
     parted: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
         for i, part in enumerate(_fused(parent).get(module, ())):
-            parted[f'{parent}/{part}/{leaf}'] = np.take(array, i, axis=array.ndim - 3)
+            parted[f'{parent}/{part}/{leaf}'] = np.moveaxis(array, array.ndim - 3, 0)[i]
         if module not in _fused(parent):
             parted[name] = array
     return parted

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr_names import TABLE
@@ -69,7 +70,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model=model,
         image_size=size,
         source=source,
-        task={**_task(model), **_normalization(extra)},
+        task={**_task(model), **_normalization(extra, _channels(params))},
         transforms=transforms,
         notes=tuple(notes),
     )
@@ -130,21 +131,34 @@ def _transformer(params: Flat, heads: int) -> dict[str, Any]:
 
 
 def _count(params: Iterable[str], pattern: str) -> int:
-    found = (re.match(pattern, name) for name in params)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+    """One more than the highest index that `pattern` matches at the beginning of a name."""
+    found = [re.match(pattern, name) for name in params]
+    count = 1 + max((int(match[1]) for match in found if match), default=-1)
+    if count > len(found):
+        raise UserError(f'there is a block {count - 1}, but there are {len(found)} arrays in all')
+    return count
 
 
-def _normalization(extra: Mapping[str, Any]) -> dict[str, Any]:
+def _channels(params: Flat) -> int:
+    return names.require(params, 'backbone/root/conv/kernel').shape[2]
+
+
+def _normalization(extra: Mapping[str, Any], channels: int) -> dict[str, Any]:
     """The mean and deviation of the user or of preprocessor_config.json; empty without these.
 
-    The task's defaults are the authors'.
+    The task's defaults are the authors'. Nothing is folded into the first convolution, whose
+    padding has to stay the mean.
+
+    Raises:
+      UserError: if they are no numbers, or those of another number of channels.
     """
-    if normalization.GIVEN in extra:
-        given = extra[normalization.GIVEN]
-        return {name: tuple(np.broadcast_to(given[name], 3).tolist()) for name in ('mean', 'std')}
-    found = extra.get(normalization.PREPROCESSOR) or {}
-    pairs = (('mean', 'image_mean'), ('std', 'image_std'))
-    return {ours: tuple(map(float, found[theirs])) for ours, theirs in pairs if theirs in found}
+    found = dict(zip(('mean', 'std'), normalization.of_images(extra) or (), strict=False))
+    for name, values in found.items():
+        if values.size not in (1, channels):
+            raise UserError(f'{name} has {values.size} colors, the model takes {channels}')
+    return {
+        name: tuple(np.broadcast_to(values, channels).tolist()) for name, values in found.items()
+    }
 
 
 WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}

@@ -120,6 +120,8 @@ def _joined(
     Raises:
       UserError: if the decoder's arrays do not make a whole decoder.
     """
+    if 'cls_token' not in encoder.params:
+        raise UserError(f'{source}: cls_token is not in the file')
     in_file = names.renamed(decoder, lambda name: torch_layout.ours(name, table), source)
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
     keywords = _keywords(shapes, encoder.model_config, heads, source)

@@ -23,6 +23,7 @@ from vit_jax.tree_paths import unroll
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
 _SCANNED = ('encoderblock', 'encoderblock_')
+_MOST_BLOCKS = 1000  # ViTs have up to 64
 _ATTENTION, _MLP = 'MultiHeadDotProductAttention_*', 'MlpBlock_*'
 
 
@@ -84,6 +85,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
       UserError: if parameters are unknown, absent or of the wrong shape.
     """
     source = _source(flat)
+    _require_plausible_depth(flat, source)
     unrolled = unroll(flat, *_SCANNED)
     in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
@@ -148,6 +150,13 @@ def _written(ours: str) -> str:
     if name is None:
         raise UserError(f'vision_transformer files have no name for {ours}')
     return name
+
+
+def _require_plausible_depth(flat: Flat, source: str) -> None:
+    """Refuse scanned blocks of next to no size, of which a small file could hold millions."""
+    for name, array in flat.items():
+        if re.search(rf'(^|/){_SCANNED[0]}/', name) and len(np.atleast_1d(array)) > _MOST_BLOCKS:
+            raise UserError(f'{source}: {name} {array.shape} is of more than {_MOST_BLOCKS} blocks')
 
 
 def _source(flat: Flat) -> str:
