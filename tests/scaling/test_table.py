@@ -6,6 +6,7 @@ from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import forms, plots, table
+from vit_jax.scaling import rows as rows_lib
 from vit_jax.scaling.fit import Fit
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -143,7 +144,7 @@ def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
     ('value', 'text'), [(1e6, '1M'), (2.5e9, '2.5G'), (4e18, '4e+18'), (0.25, '0.25')]
 )
 def test_short_numbers(value, text):
-    assert table.short(value) == text
+    assert rows_lib.short(value) == text
 
 
 @pytest.fixture(scope='module')
@@ -151,7 +152,7 @@ def published(shared_data):
     path = shared_data / 'scaling_laws' / 'benchmark.vision.csv'
     if not path.is_file():
         pytest.skip('no published curves in ../shared/data/scaling_laws')
-    return table.read_csv(path)
+    return rows_lib.read_csv(path)
 
 
 PUBLISHED = {

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._coverage import coverage
+from vit_jax.commands._optimal import optimal
 from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
@@ -67,12 +68,12 @@ def fit(argv: Sequence[str]) -> int:
         help='print JSON instead of the table, or write it to a file besides',
     )
     args = parser.parse_args(argv)
-    from vit_jax.scaling import table
+    from vit_jax.scaling import rows, table
 
     options = read_options(args)
-    rows = table.read_csv(args.csv)
-    table.require_growth(rows, options)
-    curves = table.fit_curves(rows, options)
+    points = rows.read_csv(args.csv)
+    table.require_growth(points, options)
+    curves = table.fit_curves(points, options)
     table.require_fit(curves)
     text = json.dumps(table.summary(curves, options), indent=2, allow_nan=False) + '\n'
     if args.json == '-':
@@ -90,12 +91,12 @@ def plot(argv: Sequence[str]) -> int:
     add_table_flags(parser)
     parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
     args = parser.parse_args(argv)
-    from vit_jax.scaling import plots, table
+    from vit_jax.scaling import plots, rows, table
     from vit_jax.viz import figures
 
     figures.check_format(args.output, '--output')
     options = read_options(args)
-    figure = plots.draw(table.fit_curves(table.read_csv(args.csv), options), options)
+    figure = plots.draw(table.fit_curves(rows.read_csv(args.csv), options), options)
     print(save_figure(figure, args.output, '--output'))
     return 0
 
@@ -112,13 +113,14 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import plots, runs, table
     from vit_jax.scaling import report as report_lib
+    from vit_jax.scaling.rows import read_csv
     from vit_jax.viz import figures
 
     options = read_options(args)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write(folder / 'runs.csv', runs.to_csv(rows), '--output')
-    read = table.read_csv(folder / 'runs.csv')
+    read = read_csv(folder / 'runs.csv')
     taken = [row for row in read if args.unfinished or row['finished'] == '1']
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
@@ -149,6 +151,7 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'collect': collect,
     'fit': fit,
     'plot': plot,
+    'optimal': optimal,
     'report': report,
     'coverage': coverage,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from vit_jax.scaling.forms import Bounds, Form, Theta
 
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 BAND = (0.05, 0.95)
+_SETTLE = 5  # descents from the best minimum until it counts as one
 _WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
 
 
@@ -82,7 +84,7 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
 
     Raises:
       UserError: for fewer points than parameters, a single value of x, or values that are not
-        positive.
+        positive; and for a search that does not converge.
     """
     x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
     _check(form, x, y)
@@ -156,8 +158,19 @@ def _loss(theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray) -> tuple[f
     return float(np.sum(clipped * (residuals - clipped / 2))), clipped @ jacobian / DELTA
 
 
-def _search(form: Form, x: np.ndarray, y: np.ndarray, starts: list[Theta], bounds: Bounds) -> Theta:
-    """The best of the local minima from all starts."""
+def _search(
+    form: Form,
+    x: np.ndarray,
+    y: np.ndarray,
+    starts: list[Theta],
+    bounds: Bounds,
+    settle: bool = True,
+) -> Theta:
+    """The best of the local minima from all starts.
+
+    Raises:
+      UserError: if it has not converged, unless `settle` is off.
+    """
     low, high = np.array(bounds).T
     descend = functools.partial(
         optimize.minimize,
@@ -169,7 +182,20 @@ def _search(form: Form, x: np.ndarray, y: np.ndarray, starts: list[Theta], bound
         options={'maxiter': 500},
     )
     found = [descend(np.clip(start, low, high)) for start in starts]
-    return min(found, key=lambda result: result.fun).x
+    best = min(found, key=lambda result: result.fun)
+    return _settled(descend, best) if settle else best.x
+
+
+def _settled(descend: Callable[[Theta], Any], best: Any) -> Theta:
+    """The minimum, once another descent from it finds nothing lower."""
+    for _ in range(_SETTLE):
+        again = descend(best.x)
+        if not np.isfinite(again.fun):
+            break
+        if again.fun >= best.fun * (1 - 1e-6) - 1e-9:
+            return best.x
+        best = again
+    raise UserError('the fit did not converge; give more points, or a simpler form')
 
 
 def _bootstrap(
@@ -197,7 +223,7 @@ def _bootstrap(
         if form.solve:
             found[i] = form.solve(x, y)
         else:
-            found[i] = _search(form, x, y, [theta], form.bounds(x, y))
+            found[i] = _search(form, x, y, [theta], form.bounds(x, y), settle=False)
     return found
 
 

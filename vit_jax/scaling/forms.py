@@ -14,6 +14,7 @@ import numpy as np
 from scipy import optimize, special
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.scaling import joint
 
 Theta = np.ndarray  # [P], the parameters in scaled units
 Bounds = list[tuple[float, float]]
@@ -207,41 +208,6 @@ def _m4_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, f
     return {name: float(value) for name, value in named.items()}
 
 
-# L = E + A N^-alpha + B D^-beta, theta = (log A, alpha, log B, beta, E).
-
-
-def _joint_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    log_a, alpha, log_b, beta, e = theta
-    log_n, log_d = np.log(x).T
-    model, data = np.exp(log_a - alpha * log_n), np.exp(log_b - beta * log_d)
-    y = e + model + data
-    gradient = np.stack([model, -model * log_n, data, -data * log_d, np.ones_like(y)], axis=1)
-    return np.log(y), gradient / y[:, None]
-
-
-def _joint_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
-    starts = []
-    grid = itertools.product((0.2, 0.5, 0.9), (0.2, 0.5, 0.9), (0.1, 0.5, 0.9))
-    for alpha, beta, share in grid:
-        e = share * y.min()
-        terms = np.stack([x[:, 0] ** -alpha, x[:, 1] ** -beta], axis=1)
-        a, b = np.maximum(optimize.nnls(terms, y - e)[0], 1e-3)
-        starts.append(np.array([np.log(a), alpha, np.log(b), beta, e]))
-    return starts
-
-
-def _joint_bounds(x: np.ndarray, y: np.ndarray) -> Bounds:
-    term, exponent = (-50.0, 50.0), (0.0, MAX_EXPONENT)
-    return [term, exponent, term, exponent, (0.0, y.max())]
-
-
-def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
-    log_a, alpha, log_b, beta, e = theta
-    a, b = np.exp([log_a + alpha * np.log(x_scale[0]), log_b + beta * np.log(x_scale[1])]) * y_scale
-    named = {'E': e * y_scale, 'A': a, 'alpha': alpha, 'B': b, 'beta': beta}
-    return {name: float(value) for name, value in named.items()}
-
-
 _REVISITING = 'Alabdulmohsin et al. 2022, section 3'
 
 FORMS = {
@@ -267,10 +233,10 @@ FORMS = {
             formula='E + A N^-alpha + B D^-beta',
             names=('E', 'A', 'alpha', 'B', 'beta'),
             source='Hoffmann et al. 2022, section 3.3, equation 2',
-            log_value=_joint_value,
-            starts=_joint_starts,
-            bounds=_joint_bounds,
-            params=_joint_params,
+            log_value=joint.value,
+            starts=joint.starts,
+            bounds=lambda x, y: joint.bounds(x, y, MAX_EXPONENT),
+            params=joint.params,
             interpreted={'alpha': 1, 'beta': 3, 'E': 4},
             columns=2,
         ),

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import coverage, table
+from vit_jax.scaling import coverage, rows
 from vit_jax.scaling.fit import Fit
 from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
@@ -249,4 +249,4 @@ def _finish(axes: Axes, title: str, curves: Sequence[Curve], few: bool) -> None:
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
     axis = axes.xaxis if which == 'x' else axes.yaxis
-    figures.log_ticks(axis, low, high, few=few, words=table.short)
+    figures.log_ticks(axis, low, high, few=few, words=rows.short)

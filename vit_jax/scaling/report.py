@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.scaling import coverage
-from vit_jax.scaling.table import label
+from vit_jax.scaling.rows import label
 
 
 def markdown(

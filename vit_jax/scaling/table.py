@@ -1,22 +1,18 @@
-"""Tables of points and the curves through them: read a CSV, group, hold out, fit, compare."""
+"""Tables of points and the curves through them: group, hold out, fit, compare."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import pathlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import forms
-
-Row = dict[str, str]
+from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,43 +71,6 @@ class Curve:
         return label(self.by)
 
 
-def label(by: Mapping[str, str]) -> str:
-    """The values as text, numbers with their columns: `width 64`, `vit 305k parameters`."""
-    return ' '.join(_named(column, value) for column, value in by.items()) or 'all'
-
-
-def _named(column: str, text: str) -> str:
-    if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
-        return text
-    shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
-    noun = column.rpartition('.')[2]
-    return f'{shown} {noun}' if noun.endswith('s') else f'{noun} {shown}'
-
-
-def short(value: float) -> str:
-    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
-    for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-        if factor <= value < 1e12:
-            return f'{value / factor:.3g}{unit}'
-    return f'{value:.3g}'
-
-
-def read_csv(path: str | pathlib.Path) -> list[Row]:
-    """The rows of a CSV file with a header.
-
-    Raises:
-      UserError: if there is no such file, or no row in it.
-    """
-    try:
-        with pathlib.Path(path).open(newline='', encoding='utf-8') as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'--csv {str(path)!r} cannot be read: {e}') from e
-    if not rows:
-        raise UserError(f'--csv {str(path)!r} has no rows')
-    return rows
-
-
 def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     """Fit one curve to each group, in the order of its values, or of appearance if they are words.
 
@@ -125,18 +84,18 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     for other in (form, *others):
         if other.columns != len(options.x):
             raise UserError(f'--form {other.name}: --x takes {other.columns} column(s)')
-    groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
-    for number, row in enumerate(rows, start=2):
-        key = tuple(_cell(row, column, '--by') for column in options.by)
-        if all(_cell(row, *flag) for flag in _needed(options)):
-            groups.setdefault(key, []).append((number, row))
+    groups: dict[tuple[str, ...], list[Numbered]] = {}
+    for line, row in enumerate(rows, start=2):
+        key = tuple(cell(row, column, '--by') for column in options.by)
+        if all(cell(row, *flag) for flag in _needed(options)):
+            groups.setdefault(key, []).append((line, row))
     if not groups:
         raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
     # Arrays of a few points: more threads would only wait for each other.
     with threadpool_limits(1, user_api='blas'):
         return [
             _curve(dict(zip(options.by, key, strict=True)), groups[key], options, form, others)
-            for key in _ordered(groups)
+            for key in ordered(groups)
         ]
 
 
@@ -147,20 +106,20 @@ def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[st
       UserError: for an unknown column, or a value that is no number.
     """
     found, skipped = [], []
-    for number, row in enumerate(rows, start=2):
-        if problem := _problem((number, row), options):
-            skipped.append(f'{row.get("run", f"line {number}")}: {problem}')
+    for line, row in enumerate(rows, start=2):
+        if problem := _problem((line, row), options):
+            skipped.append(f'{row.get("run", f"line {line}")}: {problem}')
         else:
             found.append(row)
     return found, skipped
 
 
-def _problem(numbered: tuple[int, Row], options: FitOptions) -> str:
+def _problem(numbered: Numbered, options: FitOptions) -> str:
     """The reason why a row cannot be fitted; empty if it can."""
     for column, flag in _needed(options):
-        if not _cell(numbered[1], column, flag):
+        if not cell(numbered[1], column, flag):
             return f'has no {column.removeprefix("1-")}'
-        value = _number(numbered, column, flag)
+        value = number(numbered, column, flag)
         if not (np.isfinite(value) and value > 0):
             return f'{column} is {value:g}, which has no logarithm'
     return ''
@@ -174,34 +133,18 @@ def require_fit(curves: Sequence[Curve]) -> None:
 
 def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
     """Raise UserError if x is the same in several rows; the message names columns that differ."""
-    rows = [row for row in rows if all(_cell(row, *flag) for flag in _needed(options))]
-    if len(rows) < 2 or any(len({_cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
+    rows = [row for row in rows if all(cell(row, *flag) for flag in _needed(options))]
+    if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
         return
     known = {'run', options.y.removeprefix('1-'), *options.by}
     # Metrics, which have a /, are results and do not grow by themselves.
     names = [name for name in rows[0] if name and '/' not in name and name not in known]
     differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
-    same = ', '.join(f'{x}={_cell(rows[0], x, "--x")}' for x in options.x)
+    same = ', '.join(f'{x}={cell(rows[0], x, "--x")}' for x in options.x)
     raise UserError(
         f'--x: {same} is the same in all {len(rows)} rows; what differs is '
         f'{", ".join(differing) or "no other column"}'
     )
-
-
-def _ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Sort by each column in turn."""
-    keys = list(keys)
-    ranks = [_ranks(column) for column in zip(*keys, strict=True)]
-    return sorted(keys, key=lambda key: [rank[v] for rank, v in zip(ranks, key, strict=True)])
-
-
-def _ranks(values: Sequence[str]) -> dict[str, float]:
-    """Numbers as they are, words in the order in which they first appear."""
-    different = list(dict.fromkeys(values))
-    try:
-        return {value: float(value) for value in different}
-    except ValueError:
-        return {value: i for i, value in enumerate(different)}
 
 
 def _needed(options: FitOptions) -> list[tuple[str, str]]:
@@ -209,32 +152,15 @@ def _needed(options: FitOptions) -> list[tuple[str, str]]:
     return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
-def _cell(row: Row, column: str, flag: str) -> str:
-    name = column.removeprefix('1-') if column not in row else column
-    if name not in row:
-        raise UserError(f'{flag}: {nearest("column", column, [c for c in row if c])}')
-    return row[name] or ''
-
-
-def _number(numbered: tuple[int, Row], column: str, flag: str) -> float:
-    line, row = numbered
-    text = _cell(row, column, flag)
-    try:
-        value = float(text)
-    except ValueError as e:
-        raise UserError(f'{flag} {column}: line {line} has {text!r}, which is not a number') from e
-    return value if column in row else 1 - value
-
-
 def _curve(
     by: dict[str, str],
-    group: list[tuple[int, Row]],
+    group: list[Numbered],
     options: FitOptions,
     form: forms.Form,
     others: Sequence[forms.Form],
 ) -> Curve:
-    x = np.array([[_number(row, column, '--x') for column in options.x] for row in group])
-    y = np.array([_number(row, options.y, '--y') for row in group])
+    x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
+    y = np.array([number(row, options.y, '--y') for row in group])
     bad = ~((x > 0).all(axis=1) & (y > 0) & np.isfinite(y) & np.isfinite(x).all(axis=1))
     if bad.any():
         line = group[int(np.argmax(bad))][0]
@@ -271,11 +197,11 @@ def _fit(form: forms.Form, x: np.ndarray, y: np.ndarray, bootstrap: int) -> fit_
     return dataclasses.replace(found, warnings=(note, *found.warnings))
 
 
-def _kept(x: np.ndarray, group: list[tuple[int, Row]], options: FitOptions) -> np.ndarray:
+def _kept(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarray:
     """Mask of the fitted points; of two columns of x, the last decides."""
     if options.holdout_column is None:
         return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
-    marks = np.array([_number(row, options.holdout_column, '--holdout-column') for row in group])
+    marks = np.array([number(row, options.holdout_column, '--holdout-column') for row in group])
     if not np.isin(marks, (0, 1)).all():
         raise UserError(f'--holdout-column {options.holdout_column}: 1 (fit on it) or 0 (held out)')
     return marks == 1

@@ -1,0 +1,243 @@
+"""Compute-optimal sizes: synthetic truths come back, and bad tables are one line or a note."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax import __main__ as cli
+from vit_jax.errors import UserError
+from vit_jax.scaling import isoflop, optimal, points
+
+TRUE = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 1000.0, 'beta': 0.28}
+BUDGETS = (1e18, 3e18, 1e19, 3e19, 1e20)
+COLUMNS = points.Columns('N', 'D', None, 'loss')
+
+
+def best_size(c, law=TRUE):
+    alpha, beta = law['alpha'], law['beta']
+    scale = (alpha * law['A'] / (beta * law['B'])) ** (1 / (alpha + beta))
+    return scale * (c / 6) ** (beta / (alpha + beta))
+
+
+def loss(n, d, law=TRUE):
+    return law['E'] + law['A'] * n ** -law['alpha'] + law['B'] * d ** -law['beta']
+
+
+def runs(noise=0.0, center=1.0, law=TRUE, wide=8.0, seed=0):
+    """Seven sizes around the optimum of each of five budgets."""
+    rng, made = np.random.default_rng(seed), []
+    for c in BUDGETS:
+        for n in center * best_size(c, law) * np.geomspace(1 / wide, wide, 7):
+            d = c / 6 / n
+            y = loss(n, d, law) * np.exp(noise * rng.standard_normal())
+            made.append({'N': n, 'D': d, 'C': c, 'loss': y})
+    return [{name: repr(float(number)) for name, number in row.items()} for row in made]
+
+
+def analyze(rows, columns=COLUMNS, **ways):
+    (found,) = points.read(rows, columns)
+    return optimal.analyze(found, optimal.Ways(**{'bootstrap': 0} | ways))
+
+
+@pytest.mark.parametrize('center', [1.0, 3.0])
+def test_the_joint_law_recovers_the_truth_and_parabolas_do_not(center):
+    one = analyze(runs(center=center), target=1e22)
+    joint, parabolas = one.summary['joint'], one.summary['isoflop']
+    assert {name: joint[name] for name in TRUE} == pytest.approx(TRUE, rel=1e-3)
+    assert joint['a'] == pytest.approx(0.28 / 0.62, rel=1e-3)
+    assert joint['a'] + joint['b'] == pytest.approx(1)
+    assert joint['target']['N'] == pytest.approx(best_size(1e22), rel=1e-3)
+    n, d = joint['target']['N'], joint['target']['D']
+    assert 6 * n * d == pytest.approx(1e22)
+    assert joint['target']['loss'] == pytest.approx(loss(n, d))
+    error = abs(np.log(parabolas['target']['N'] / best_size(1e22)))
+    assert 0.01 < error < 0.2, 'biased without noise'
+
+
+def test_how_far_parabolas_are_off():
+    law = TRUE | {'alpha': 0.6, 'A': 4e4}
+    for center in (0.5, 2.0):
+        found = analyze(runs(center=center, law=law)).summary
+        middle = found['isoflop']['budgets'][2]
+        assert 0.04 < abs(np.log(middle['N'] / best_size(middle['C'], law))) < 0.2
+        assert found['joint']['alpha'] == pytest.approx(0.6, rel=1e-3)
+
+
+def test_the_optimum_is_that_of_the_law():
+    """A minimum over N by search, also where C is no multiple of N D."""
+    for cost in (points.Cost(), points.Cost(k=3.0, p=0.9, q=1.1)):
+        n, d, y = (v[0] for v in optimal.optimum(TRUE, cost, np.array([1e20])))
+        assert cost.k * n**cost.p * d**cost.q == pytest.approx(1e20)
+        sizes = n * np.geomspace(0.9, 1.1, 201)
+        losses = loss(sizes, cost.data(sizes, np.full(201, 1e20)))
+        assert sizes[np.argmin(losses)] == pytest.approx(n, rel=2e-3)
+        assert y == pytest.approx(losses.min())
+
+
+@pytest.mark.slow
+def test_bands_hold_the_exponents():
+    one = analyze(runs(noise=0.003), bootstrap=40, target=1e21)
+    for way in ('joint', 'isoflop', 'frontier'):
+        law = one.summary[way]
+        low, high = law['bands']['a']
+        assert low < 0.28 / 0.62 < high and low < law['a'] < high
+        low, high = law['target']['bands']['N']
+        assert low < law['target']['N'] < high
+    low, high = one.summary['joint']['target']['bands']['loss']
+    assert low < one.summary['joint']['target']['loss'] < high
+
+
+def test_two_of_three_columns_suffice():
+    for columns in (('N', 'D', None), ('N', None, 'C'), (None, 'D', 'C')):
+        found = analyze(runs(), points.Columns(*columns, 'loss'))
+        assert found.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
+    with pytest.raises(UserError, match='two of --n, --d and --c'):
+        points.Columns('N', None, None, 'loss')
+
+
+def test_compute_that_is_no_multiple_of_size_and_data():
+    rows = [row | {'C': repr(5 * float(row['N']) ** 1.02 * float(row['D']))} for row in runs()]
+    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert found.cost.p == pytest.approx(1.02) and 'a power law is taken' in found.notes[0]
+    rows = [row | {'C': repr(7 * float(row['N']) * float(row['D']))} for row in runs()]
+    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert found.cost.words == 'C = 7 N D' and not found.notes
+
+
+def test_held_out_compute_has_no_part_in_the_fit():
+    spoilt = [row | {'loss': '9'} if float(row['C']) > 2.5e19 else row for row in runs()]
+    honest, other = (analyze(rows, holdout=4.0) for rows in (runs(), spoilt))
+    assert honest.summary['joint']['holdout_rmse'] < 1e-6 < other.summary['joint']['holdout_rmse']
+    assert (honest.summary['joint']['n_fit'], honest.summary['joint']['n_holdout']) == (21, 14)
+    assert other.summary['joint']['A'] == honest.summary['joint']['A']
+    assert other.summary['isoflop'] == honest.summary['isoflop']
+
+
+def test_the_frontier_of_curves():
+    rows = []
+    for n in np.geomspace(1e6, 1e10, 25):
+        for d in np.geomspace(1e7, 1e13, 40):
+            rows.append({'N': str(n), 'D': str(d), 'loss': str(loss(n, d))})
+    frontier = analyze(rows).frontier
+    assert frontier.exponent == pytest.approx(0.28 / 0.62, rel=0.05)
+    assert len(frontier.c) > 20
+
+
+def test_budgets_that_differ_are_moved_along_the_law():
+    rng = np.random.default_rng(0)
+    rows = runs()
+    for row in rows:
+        d = float(row['D']) * rng.uniform(0.95, 1.05)
+        row |= {'D': repr(d), 'loss': repr(loss(float(row['N']), d))}
+    exact, moved = analyze(runs()), analyze(rows)
+    assert any('budgets differ by up to' in note for note in moved.notes)
+    assert moved.parabolas.n == pytest.approx(exact.parabolas.n, rel=0.03)
+
+
+def test_budgets_are_told_apart_where_runs_are_dense():
+    c = np.concatenate([1e18 * np.geomspace(1, 3, 30), np.full(5, 2e18)])
+    n = np.geomspace(1e6, 1e7, len(c))
+    assert any(len(at) >= 5 for at in isoflop.budgets(n, c))
+
+
+@pytest.mark.parametrize(
+    ('spoil', 'note'),
+    [
+        ({'loss': 'nan'}, 'line 4: left out, loss is nan'),
+        ({'loss': '0'}, 'line 4: left out, loss is 0'),
+        ({'loss': '-2'}, 'line 4: left out, loss is -2'),
+        ({'N': ''}, 'line 4: left out, it has no N'),
+        ({'D': 'inf'}, 'line 4: left out, D is inf'),
+    ],
+)
+def test_rows_that_are_no_points_are_left_out_by_name(spoil, note):
+    rows = runs()
+    rows[2] |= spoil
+    found = analyze(rows)
+    assert [line.startswith(note) for line in found.points.left_out] == [True]
+    assert found.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
+
+
+def test_two_rows_of_one_run_count_once():
+    rows = runs()
+    found = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
+    assert len(found.points.y) == len(rows)
+    assert 'the mean of their log losses counts once' in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ('rows', 'note'),
+    [
+        ([row for row in runs() if row['N'] == runs()[0]['N']] * 8, 'value(s) of N'),
+        (runs()[:5], 'no joint law: 5 runs for its 5 parameters'),
+        ([row | {'loss': '2'} for row in runs()], 'no joint law'),
+        ([row | {'N': '1e8'} for row in runs()], 'no joint law: 1 value(s) of N'),
+    ],
+)
+def test_no_joint_law_where_the_points_do_not_determine_one(rows, note):
+    found = analyze(rows)
+    assert found.summary['joint'] is None
+    assert any(note in line for line in found.notes)
+
+
+def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
+    from vit_jax.scaling import fit
+
+    monkeypatch.setattr(fit, '_SETTLE', 0)
+    found = analyze(runs())
+    assert found.summary['joint'] is None
+    assert 'no joint law: the fit did not converge' in ' '.join(found.notes)
+
+
+def write(path, rows):
+    with path.open('w') as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    law = TRUE | {'alpha': 0.5, 'A': 3000.0}
+    rows = [row | {'m': 'a'} for row in runs(noise=0.002)]
+    rows += [row | {'m': 'b'} for row in runs(noise=0.002, law=law)]
+    write(tmp_path / 'runs.csv', rows)
+    words = ['--csv', tmp_path / 'runs.csv', '--n', 'N', '--d', 'D', '--y', 'loss', '--c', 'C']
+    words += ['--by', 'm', '--target', '1e21', '--holdout', '4x', '--bootstrap', '9']
+    words += ['--json', tmp_path / 'out.json', '--output', tmp_path / 'out.png']
+    assert cli.main(['scaling', 'optimal', *map(str, words)]) == 0
+    shown = capsys.readouterr().out
+    assert 'C = 6 N D' in shown and 'parabolas are biased' in shown
+    curves = json.loads((tmp_path / 'out.json').read_text())['curves']
+    assert [curve['by'] for curve in curves] == [{'m': 'a'}, {'m': 'b'}]
+    for curve in curves:
+        for way in ('joint', 'isoflop', 'frontier'):
+            assert set(curve[way]['bands']) >= {'a', 'b'}
+            assert curve[way]['target']['C'] == 1e21
+        assert curve['joint']['holdout_rmse'] < 0.02
+        assert set(TRUE) <= set(curve['joint'])
+    assert (tmp_path / 'out.png').read_bytes()[:4] == b'\x89PNG'
+
+
+@pytest.mark.parametrize(
+    ('spoil', 'words', 'message'),
+    [
+        ({}, ['--n', 'N'], 'two of --n, --d and --c'),
+        ({}, ['--n', 'M', '--d', 'D'], "--n: unknown column 'M'"),
+        ({'N': 'big'}, ['--n', 'N', '--d', 'D'], "has 'big', which is not a number"),
+        ({'N': '5', 'D': '5'}, ['--n', 'N', '--d', 'D'], 'no law of the optimum can be fitted'),
+        ({'loss': 'nan'}, ['--n', 'N', '--d', 'D'], 'no row can be fitted; line 2: left out'),
+        ({}, ['--n', 'N', '--d', 'D', '--holdout', '1x'], 'write a factor above 1, as 4x'),
+        ({}, ['--n', 'N', '--d', 'D', '--target', '-1'], '--target -1: must be positive'),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, capsys, spoil, words, message):
+    write(tmp_path / 'runs.csv', [row | spoil for row in runs()])
+    words = ['--csv', str(tmp_path / 'runs.csv'), '--y', 'loss', *words]
+    assert cli.main(['scaling', 'optimal', *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1

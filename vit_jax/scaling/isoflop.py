@@ -1,0 +1,182 @@
+"""Optimal model sizes without a joint law: parabolas at equal compute, the frontier of curves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.scaling import fit
+
+GAPS = tuple(np.log([1.1, 1.05, 1.02, 1.005]))  # between neighbors that count as one budget
+SPREAD = np.log(1.3)  # of all runs of one budget
+SAME_SIZE = np.log(1.02)
+_GRID = 60  # budgets at which curves are compared
+_CURVE = 5  # points that make a curve
+_Curve = tuple[float, np.ndarray, np.ndarray]  # size, log C ascending, log y
+
+
+@dataclasses.dataclass(frozen=True)
+class Optima:
+    """Best model sizes at several budgets, and the power law through them.
+
+    Attributes:
+      c, n, loss: [K], of each budget.
+      points: [K], runs of each budget, or curves at it.
+      exponent, log_scale: log n = log_scale + exponent log c; None for less than two budgets.
+    """
+
+    c: np.ndarray
+    n: np.ndarray
+    loss: np.ndarray
+    points: np.ndarray
+    exponent: float | None = None
+    log_scale: float = 0.0
+
+    def size(self, c: float) -> float:
+        """N* at a budget."""
+        assert self.exponent is not None
+        return float(np.exp(self.log_scale + self.exponent * np.log(c)))
+
+
+def clusters(log_values: np.ndarray, gap: float) -> np.ndarray:
+    """The number [M] of the group of each value; neighbors less than `gap` apart share one."""
+    order = np.argsort(log_values, kind='stable')
+    starts = np.diff(log_values[order], prepend=log_values[order][0]) > gap
+    found = np.empty(len(order), int)
+    found[order] = np.cumsum(starts)
+    return found
+
+
+def budgets(n: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
+    """Places of the runs of each budget that three sizes or more share, ascending in C.
+
+    Where neighbors in C follow each other too closely, finer gaps tell budgets apart.
+    """
+    found: list[np.ndarray] = []
+    left = np.arange(len(n))
+    for gap in GAPS:
+        groups = clusters(np.log(c[left]), gap)
+        parts = [left[groups == group] for group in np.unique(groups)]
+        found += [at for at in parts if _is_budget(n[at], c[at])]
+        left = np.setdiff1d(left, np.concatenate([*found, np.empty(0, int)]))
+        if not len(left):
+            break
+    return sorted(found, key=lambda at: float(c[at].mean()))
+
+
+def _is_budget(n: np.ndarray, c: np.ndarray) -> bool:
+    sizes = len(np.unique(clusters(np.log(n), SAME_SIZE)))
+    return bool(np.ptp(np.log(c)) <= SPREAD and sizes > 2)
+
+
+def parabolas(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[str]]:
+    """Hoffmann et al. 2022, approach 2: the minimum over log N of a parabola through each budget.
+
+    Returns:
+      The optima, and a line for each budget without a minimum between its smallest and largest
+      size.
+    """
+    found, notes = [], []
+    for at in budgets(n, c):
+        budget = float(np.exp(np.log(c[at]).mean()))
+        minimum = _vertex(np.log(n[at]), y[at])
+        if minimum is None:
+            notes.append(f'C = {budget:.3g}: no minimum between its smallest and largest N')
+        else:
+            found.append((budget, np.exp(minimum[0]), minimum[1], len(at)))
+    return _through(found), notes
+
+
+def fitted(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The parabolas at the points [M]; y itself where there is none."""
+    values = y.copy()
+    for at in budgets(n, c):
+        log_n = np.log(n[at])
+        values[at] = np.polyval(np.polyfit(log_n - log_n.mean(), y[at], 2), log_n - log_n.mean())
+    return values
+
+
+def _vertex(log_n: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    middle = log_n.mean()
+    square, linear, constant = np.polyfit(log_n - middle, y, 2)
+    if square <= 0:
+        return None
+    at = -linear / (2 * square)
+    inside = log_n.min() <= at + middle <= log_n.max()
+    return (at + middle, constant - linear**2 / (4 * square)) if inside else None
+
+
+def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
+    """Hoffmann et al. 2022, approach 1: the size that is best at each budget.
+
+    With three sizes or more of five points each, the lowest of their curves, log y over log C.
+    Budgets where the smallest or the largest size wins say only that the optimum lies beyond, and
+    are left out. With less, the runs that are better than all of no more compute.
+    """
+    sizes = clusters(np.log(n), SAME_SIZE)
+    curves = [_curve(n, c, y, sizes == i) for i in np.unique(sizes)]
+    curves = [curve for curve in curves if len(curve[1]) >= _CURVE]
+    if len(curves) < 3:
+        level = _level(n, c)
+        best = fit.frontier(level, y)
+        found = [(*run, 1) for run in zip(level[best], n[best], y[best], strict=True)]
+    else:
+        grid = np.linspace(np.log(c.min()), np.log(c.max()), _GRID)
+        found = [best for at in grid for best in _lowest(curves, at)]
+    different = {round(float(np.log(one[1])), 2) for one in found}
+    return _through(found if len(different) > 1 else [])
+
+
+def _level(n: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """C [M] with the mean of each budget in place of its runs' own."""
+    level = c.copy()
+    for at in budgets(n, c):
+        level[at] = np.exp(np.log(c[at]).mean())
+    return level
+
+
+def spacing(n: np.ndarray, c: np.ndarray) -> float:
+    """The median ratio, as a logarithm, between neighboring sizes of a budget, or of all runs."""
+    groups = budgets(n, c) or [np.arange(len(n))]
+    gaps = np.concatenate([np.diff(np.sort(np.log(n[at]))) for at in groups])
+    gaps = gaps[gaps > SAME_SIZE]
+    return float(np.median(gaps)) if len(gaps) else 0.0
+
+
+def jittered(found: Optima, width: float, rng: np.random.Generator) -> Optima:
+    """The law with each log N moved by up to half a width, as sizes between were not tried."""
+    moved = found.n * np.exp(width * rng.uniform(-0.5, 0.5, len(found.n)))
+    slope, scale = np.polyfit(np.log(found.c), np.log(moved), 1)
+    return dataclasses.replace(found, n=moved, exponent=float(slope), log_scale=float(scale))
+
+
+def _lowest(curves: list[_Curve], log_c: float) -> list[tuple[float, float, float, int]]:
+    """The optimum at a budget; none if an extreme size is best."""
+    there = [(np.interp(log_c, x, log_y), size) for size, x, log_y in curves if _spans(x, log_c)]
+    if len(there) < 3:
+        return []
+    best = int(np.argmin([log_y for log_y, _ in there]))
+    if best in (0, len(there) - 1):
+        return []
+    log_y, size = there[best]
+    return [(float(np.exp(log_c)), size, float(np.exp(log_y)), len(there))]
+
+
+def _curve(n: np.ndarray, c: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> _Curve:
+    """Size, log C ascending, and log y of the points of one size."""
+    order = np.argsort(c[chosen])
+    size = float(np.exp(np.log(n[chosen]).mean()))
+    return size, np.log(c[chosen][order]), np.log(y[chosen][order])
+
+
+def _spans(x: np.ndarray, at: float) -> bool:
+    return bool(x[0] <= at <= x[-1])
+
+
+def _through(found: list[tuple[float, float, float, int]]) -> Optima:
+    c, n, loss, points = np.array(found).T if found else np.empty((4, 0))
+    if len(c) < 2:
+        return Optima(c, n, loss, points.astype(int))
+    slope, scale = np.polyfit(np.log(c), np.log(n), 1)
+    return Optima(c, n, loss, points.astype(int), float(slope), float(scale))

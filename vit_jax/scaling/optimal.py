@@ -1,0 +1,271 @@
+"""Compute-optimal sizes: N*(C), D*(C) and the loss there, by three ways, with bands.
+
+Hoffmann et al. 2022, section 3: the frontier of curves, parabolas at equal compute, and the joint
+law L = E + A N^-alpha + B D^-beta. Parabolas are biased even without noise where alpha and beta
+differ or the sizes do not lie around the optimum; the joint law is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling import forms, isoflop
+from vit_jax.scaling.points import Cost, Points
+
+BIAS = (
+    'parabolas are biased even without noise, N* by 3 to 19 % on synthetic laws, where alpha and '
+    'beta differ or the sizes do not lie around the optimum'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """Options of `analyze`.
+
+    Attributes:
+      target: a budget to predict the optimum of; None for none.
+      holdout: runs with more than 1 / holdout of the largest C are held out; 0 for none.
+      bootstrap: replicates for the bands.
+    """
+
+    target: float | None = None
+    holdout: float = 0.0
+    bootstrap: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """Optima of one group of runs.
+
+    Attributes:
+      points: all of them, ascending in C.
+      kept: [M], whether a run was fitted.
+      joint: None if the law cannot be fitted; `notes` then has the reason.
+      parabolas, frontier: their exponent is None if there are too few.
+      summary: of all this, as JSON values.
+      notes: a line for each doubt.
+    """
+
+    points: Points
+    kept: np.ndarray
+    joint: fit_lib.Fit | None
+    parabolas: isoflop.Optima
+    frontier: isoflop.Optima
+    summary: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def analyze(points: Points, ways: Ways) -> Analysis:
+    """Fit the three ways to the runs that are not held out."""
+    kept = (
+        points.c <= points.c.max() / ways.holdout if ways.holdout else np.ones(len(points.y), bool)
+    )
+    seen = points.take(kept)
+    with threadpool_limits(1, user_api='blas'):
+        joint, notes = _joint(seen, ways.bootstrap)
+        level = _level(seen, joint, notes)
+        parabolas, more = isoflop.parabolas(seen.n, seen.c, level)
+        frontier = isoflop.frontier(seen.n, seen.c, seen.y)
+        notes += more + _missing(parabolas, frontier)
+        summary = {
+            'joint': _joint_summary(points, kept, joint, ways),
+            'isoflop': _optima_summary(
+                parabolas, seen.cost, ways, _parabola_replicates(seen, level, ways)
+            ),
+            'frontier': _optima_summary(
+                frontier, seen.cost, ways, _frontier_replicates(seen, joint, frontier, ways)
+            ),
+        }
+    notes = [*points.notes, *notes]
+    return Analysis(points, kept, joint, parabolas, frontier, summary, tuple(notes))
+
+
+def require_law(analyses: Sequence[Analysis]) -> None:
+    """Raise UserError if no way gives a law for any of the curves."""
+    if not any(any(a.summary.values()) for a in analyses):
+        raise UserError(f'no law of the optimum can be fitted: {"; ".join(analyses[0].notes)}')
+
+
+def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]:
+    """The joint law, or None and the reason."""
+    for name, values in (('N', seen.n), ('D', seen.d)):
+        if len(np.unique(isoflop.clusters(np.log(values), isoflop.SAME_SIZE))) < 3:
+            few = f'{len(np.unique(values))} value(s) of {name}'
+            return None, [f'no joint law: {few}, whose exponent needs three']
+    if len(seen.y) < 6:
+        return None, [f'no joint law: {len(seen.y)} runs for its 5 parameters']
+    try:
+        found = fit_lib.fit(forms.find('joint'), seen.x, seen.y, bootstrap=bootstrap)
+    except UserError as e:
+        return None, [f'no joint law: {e}']
+    for name, term in (('N', 'A'), ('D', 'B')):
+        exponent = found.params['alpha' if term == 'A' else 'beta']
+        if found.params[term] < 1e-9 or not 1e-3 < exponent < forms.MAX_EXPONENT - 1e-3:
+            return None, [f'no joint law: the losses do not depend on {name} as a power of it']
+    return found, [f'joint: {line}' for line in found.warnings]
+
+
+def _level(seen: Points, joint: fit_lib.Fit | None, notes: list[str]) -> np.ndarray:
+    """The losses, moved along the joint law to the mean of the budget that they share."""
+    level = seen.y.copy()
+    off = 0.0
+    for at in isoflop.budgets(seen.n, seen.c):
+        off = max(off, float(np.exp(np.ptp(np.log(seen.c[at])))) - 1)
+        if joint is not None:
+            ratio = np.exp(np.log(seen.c[at]).mean() - np.log(seen.c[at]))
+            moved = np.stack([seen.n[at], seen.d[at] * ratio ** (1 / seen.cost.q)], axis=1)
+            level[at] *= joint.predict(moved) / joint.predict(seen.x[at])
+    if off > 1e-3:
+        done = 'moved to their mean by the joint law' if joint is not None else 'taken as equal'
+        notes.append(f'isoflop: budgets differ by up to {100 * off:.2g} %; {done}')
+    return level
+
+
+def _missing(parabolas: isoflop.Optima, frontier: isoflop.Optima) -> list[str]:
+    notes = []
+    if parabolas.exponent is None:
+        notes.append(
+            'no isoflop law: needs two budgets with a minimum, each of three sizes or more'
+        )
+    elif len(parabolas.c) == 2:
+        notes.append('isoflop: two budgets, through which any power law goes')
+    if frontier.exponent is None:
+        notes.append('no frontier law: the best size does not change, or is an extreme one')
+    return notes
+
+
+def _exponents(params: dict[str, float], cost: Cost) -> tuple[float, float]:
+    alpha, beta = params['alpha'], params['beta']
+    total = alpha * cost.q + beta * cost.p
+    return beta / total, alpha / total
+
+
+def optimum(params: dict[str, float], cost: Cost, c: np.ndarray) -> tuple[np.ndarray, ...]:
+    """N* [K], D* [K] and the loss [K] at budgets C [K]; Hoffmann et al. 2022, equation 4."""
+    a, _ = _exponents(params, cost)
+    alpha, beta, q = params['alpha'], params['beta'], cost.q
+    ratio = alpha * params['A'] * q / (beta * params['B'] * cost.p)
+    scale = ratio ** (q / (alpha * q + beta * cost.p))
+    n = scale * (c / cost.k) ** a
+    d = cost.data(n, c)
+    return n, d, params['E'] + params['A'] * n**-alpha + params['B'] * d**-beta
+
+
+def _joint_summary(
+    points: Points, kept: np.ndarray, joint: fit_lib.Fit | None, ways: Ways
+) -> dict[str, Any] | None:
+    if joint is None:
+        return None
+    cost = points.cost
+    drawn = [joint.form.params(theta, *joint.scales) for theta in joint.replicates]
+    a, b = _exponents(joint.params, cost)
+    both = np.array([_exponents(params, cost) for params in drawn]).reshape(-1, 2)
+    bands = joint.bands | _bands(a=both[:, 0], b=both[:, 1])
+    held = ~kept
+    error = fit_lib.rmse(joint, points.x[held], points.y[held]) if held.any() else None
+    result: dict[str, Any] = {
+        **joint.params,
+        'a': a,
+        'b': b,
+        'bands': bands,
+        'n_fit': joint.n_points,
+        'n_holdout': int(held.sum()),
+        'fit_rmse': joint.rmse,
+        'holdout_rmse': error,
+        'identified': not joint.warnings,
+    }
+    if ways.target is not None:
+        at = np.array([ways.target])
+        samples = np.array([[v[0] for v in optimum(p, cost, at)] for p in drawn]).reshape(-1, 3)
+        n, d, loss = (float(v[0]) for v in optimum(joint.params, cost, at))
+        spread = _bands(N=samples[:, 0], D=samples[:, 1], loss=samples[:, 2])
+        result['target'] = {'C': ways.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
+    return result
+
+
+def _bands(**samples: np.ndarray) -> dict[str, list[float]]:
+    return {
+        name: [float(q) for q in np.quantile(values, fit_lib.BAND)]
+        for name, values in samples.items()
+        if len(values)
+    }
+
+
+def _optima_summary(
+    found: isoflop.Optima, cost: Cost, ways: Ways, replicates: list[isoflop.Optima]
+) -> dict[str, Any] | None:
+    if found.exponent is None:
+        return None
+    slopes = np.array([one.exponent for one in replicates])
+    a = found.exponent
+    result: dict[str, Any] = {
+        'a': a,
+        'b': (1 - a * cost.p) / cost.q,
+        'bands': _bands(a=slopes, b=(1 - slopes * cost.p) / cost.q) if len(slopes) else {},
+        'budgets': [
+            dict(zip(('C', 'N', 'D', 'loss'), map(float, values), strict=True))
+            for values in zip(
+                found.c, found.n, cost.data(found.n, found.c), found.loss, strict=True
+            )
+        ],
+    }
+    if ways.target is not None:
+        n = found.size(ways.target)
+        drawn = np.array([one.size(ways.target) for one in replicates])
+        spread = _bands(N=drawn, D=cost.data(drawn, np.full(len(drawn), ways.target)))
+        d = float(cost.data(np.array([n]), np.array([ways.target]))[0])
+        result['target'] = {'C': ways.target, 'N': n, 'D': d, 'bands': spread}
+    return result
+
+
+def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[isoflop.Optima]:
+    """Parabolas through themselves with their residuals drawn anew."""
+    center = isoflop.fitted(seen.n, seen.c, level)
+    residuals = np.log(level / center)
+    groups = isoflop.budgets(seen.n, seen.c)
+    free = sum(max(len(at) - 3, 0) for at in groups)
+    if not free:
+        return []
+    inside = np.concatenate(groups)
+    pool = residuals[inside] * np.sqrt(len(inside) / free)
+    return _redrawn(center, pool, ways, lambda y: isoflop.parabolas(seen.n, seen.c, y)[0])
+
+
+def _frontier_replicates(
+    seen: Points, joint: fit_lib.Fit | None, found: isoflop.Optima, ways: Ways
+) -> list[isoflop.Optima]:
+    """Frontiers of the joint law with noise, moved so that without it they are what was found."""
+    if joint is None or found.exponent is None:
+        return []
+    center = joint.predict(seen.x)
+    pool = np.log(seen.y / center)
+    clean = isoflop.frontier(seen.n, seen.c, center)
+    if clean.exponent is None:
+        return []
+    da, ds = found.exponent - clean.exponent, found.log_scale - clean.log_scale
+    drawn = _redrawn(center, pool, ways, lambda y: isoflop.frontier(seen.n, seen.c, y))
+    width, rng = isoflop.spacing(seen.n, seen.c), np.random.default_rng(1)
+    return [
+        dataclasses.replace(one, exponent=one.exponent + da, log_scale=one.log_scale + ds)
+        for one in (isoflop.jittered(one, width, rng) for one in drawn)
+        if one.exponent is not None
+    ]
+
+
+def _redrawn(
+    center: np.ndarray,
+    pool: np.ndarray,
+    ways: Ways,
+    solve: Callable[[np.ndarray], isoflop.Optima],
+) -> list[isoflop.Optima]:
+    rng = np.random.default_rng(0)
+    pool = pool - pool.mean()
+    drawn = [solve(center * np.exp(rng.choice(pool, len(center)))) for _ in range(ways.bootstrap)]
+    return [one for one in drawn if one.exponent is not None]

@@ -1,0 +1,158 @@
+"""Compute-optimal sizes as a figure: contours of the joint law, and losses at equal compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import isoflop, rows
+from vit_jax.scaling.optimal import Analysis, optimum
+from vit_jax.scaling.points import Columns
+from vit_jax.viz import figures
+
+MAX_CURVES = 12
+CONTOURS = 12
+_BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
+
+
+def draw(found: Sequence[Analysis], columns: Columns) -> Figure:
+    """Draw two panels a curve.
+
+    The left one has the joint law's contours of equal loss over C and N, the runs, and N* by the
+    joint law (with its band), parabolas and the frontier. The right one has the runs of each
+    budget, the parabola through them, and the joint law at that budget.
+
+    Raises:
+      UserError: for more curves than fit into a figure.
+    """
+    if len(found) > MAX_CURVES:
+        raise UserError(f'{len(found)} curves are too many for one figure (at most {MAX_CURVES})')
+    figure = Figure(
+        figsize=(10.5, 4.5 * len(found) + 0.3),
+        layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08),
+    )
+    for i, one in enumerate(found):
+        name = f': {rows.label(one.points.by)}' if one.points.by else ''
+        _draw_contours(figure.add_subplot(len(found), 2, 2 * i + 1), one, f'optimal size{name}')
+        _draw_budgets(figure.add_subplot(len(found), 2, 2 * i + 2), one, columns)
+    return figure
+
+
+def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
+    points = one.points
+    target = next((law['target'] for law in one.summary.values() if law and 'target' in law), None)
+    ends = [points.c.min(), max(points.c.max(), target['C'] if target else 0.0)]
+    budgets = np.geomspace(ends[0] / 1.3, ends[1] * 1.3, 60)
+    low, high = points.n.min() / 1.5, points.n.max() * 1.5
+    if one.joint is not None:
+        sizes = optimum(one.joint.params, points.cost, budgets)[0]
+        low, high = min(low, sizes.min()), max(high, sizes.max())
+        _contours(axes, one, budgets, np.geomspace(low, high, 60))
+        _band(axes, one, budgets)
+        axes.plot(budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_named(one, 'joint'))
+    marks = (('isoflop', one.parabolas, 'o', _BY_PARABOLA), ('frontier', one.frontier, '', 'black'))
+    for way, found, mark, color in marks:
+        if found.exponent is not None:
+            line = np.exp(found.log_scale) * budgets**found.exponent
+            axes.plot(
+                budgets, line, color=color, linewidth=1.1, linestyle='--', label=_named(one, way)
+            )
+            if mark:
+                axes.plot(found.c, found.n, mark, color=color, markersize=6)
+    _runs(axes, one)
+    if target:
+        axes.plot(
+            target['C'], target['N'], '*', color=_BY_LAW, markersize=15, markeredgecolor='white'
+        )
+    _scales(axes, title, budgets[[0, -1]], np.array([low, high]))
+    axes.set_ylim(low, high)
+    axes.set_xlim(budgets[0], budgets[-1])
+    axes.set_xlabel('training FLOPs C', color=figures.FAINT, fontsize=9)
+    axes.set_ylabel('model size N', color=figures.FAINT, fontsize=9)
+    axes.legend(fontsize=8, loc='upper left', framealpha=0.85, edgecolor='none')
+
+
+def _named(one: Analysis, way: str) -> str:
+    law = one.summary[way]
+    assert law is not None
+    text = f'{way}: N* ~ C^{law["a"]:.3f}'
+    if 'a' not in law['bands']:
+        return text
+    low, high = law['bands']['a']
+    return f'{text} [{low:.3f}, {high:.3f}]'
+
+
+def _contours(axes: Axes, one: Analysis, budgets: np.ndarray, sizes: np.ndarray) -> None:
+    assert one.joint is not None
+    c, n = np.meshgrid(budgets, sizes)
+    flat = np.stack([n.ravel(), one.points.cost.data(n.ravel(), c.ravel())], axis=1)
+    loss = one.joint.predict(flat).reshape(c.shape)
+    low, high = one.points.y.min() * 0.9, one.points.y.max() * 1.2
+    levels = np.geomspace(max(low, loss.min()), high, CONTOURS)
+    axes.contour(c, n, loss, levels=levels, cmap='viridis', norm=LogNorm(low, high), linewidths=0.8)
+
+
+def _band(axes: Axes, one: Analysis, budgets: np.ndarray) -> None:
+    assert one.joint is not None
+    if not len(one.joint.replicates):
+        return
+    drawn = [one.joint.form.params(theta, *one.joint.scales) for theta in one.joint.replicates]
+    sizes = [optimum(params, one.points.cost, budgets)[0] for params in drawn]
+    low, high = np.quantile(sizes, (0.05, 0.95), axis=0)
+    axes.fill_between(budgets, low, high, color=_BY_LAW, alpha=0.2, linewidth=0)
+
+
+def _runs(axes: Axes, one: Analysis) -> None:
+    points, kept = one.points, one.kept
+    shared = {'linestyle': '', 'marker': 'o', 'markersize': 3.5, 'color': figures.FAINT}
+    axes.plot(points.c[kept], points.n[kept], alpha=0.6, markeredgewidth=0, **shared)  # type: ignore[arg-type]
+    axes.plot(points.c[~kept], points.n[~kept], markerfacecolor='white', **shared)  # type: ignore[arg-type]
+
+
+def _draw_budgets(axes: Axes, one: Analysis, columns: Columns) -> None:
+    points = one.points
+    groups = isoflop.budgets(points.n, points.c) or [np.arange(len(points.y))]
+    for i, at in enumerate(groups):
+        color = figures.COLORS[i % len(figures.COLORS)]
+        axes.plot(points.n[at], points.y[at], 'o', color=color, markersize=4, alpha=0.8)
+        if len(groups) > 1:
+            _draw_budget(axes, one, at, color)
+    _scales(axes, f'{columns.y} at equal compute', points.n, points.y)
+    axes.set_xlim(right=points.n.max() * (points.n.max() / points.n.min()) ** 0.2)
+    axes.set_xlabel(
+        'model size N; lines: the joint law, dashes: parabolas', color=figures.FAINT, fontsize=9
+    )
+
+
+def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:
+    points = one.points
+    budget = float(np.exp(np.log(points.c[at]).mean()))
+    n = np.geomspace(points.n[at].min(), points.n[at].max(), 60)
+    if one.joint is not None:
+        x = np.stack([n, points.cost.data(n, np.full(60, budget))], axis=1)
+        axes.plot(n, one.joint.predict(x), color=color, linewidth=1.2)
+    middle = np.log(points.n[at]).mean()
+    parabola = np.polyfit(np.log(points.n[at]) - middle, points.y[at], 2)
+    axes.plot(n, np.polyval(parabola, np.log(n) - middle), '--', color=color, linewidth=0.9)
+    axes.annotate(
+        f'C = {budget:.2g}',
+        (n[-1], float(np.polyval(parabola, np.log(n[-1]) - middle))),
+        xytext=(6, -2),
+        textcoords='offset points',
+        fontsize=7.5,
+        color=color,
+    )
+
+
+def _scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
+    axes.set_xscale('log')
+    axes.set_yscale('log')
+    figures.style(axes, title)
+    figures.log_ticks(axes.xaxis, float(x.min()), float(x.max()), few=False, words=rows.short)
+    figures.log_ticks(axes.yaxis, float(y.min()), float(y.max()), few=False, words=rows.short)

@@ -1,0 +1,199 @@
+"""Runs with a model size N, data D, compute C and a loss, read from the rows of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered
+
+COUNTED = {
+    'parameters': 'all parameters, embeddings and head included',
+    'flops': 'exact: 3 times the forward pass, embeddings and head included',
+}
+_EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proportional
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names of the columns; n, d or c may be None, which then follows from C = 6 N D.
+
+    Raises:
+      UserError: if two of them are.
+    """
+
+    n: str | None
+    d: str | None
+    c: str | None
+    y: str
+    by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(name is not None for name in (self.n, self.d, self.c)) < 2:
+            raise UserError('give two of --n, --d and --c; the third follows from C = 6 N D')
+
+    def flags(self) -> list[tuple[str, str]]:
+        """The columns in which a row needs a value, and their flags."""
+        named = [(self.n, '--n'), (self.d, '--d'), (self.c, '--c'), (self.y, '--y')]
+        return [(column, flag) for column, flag in named if column is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Compute of a run, C = k N^p D^q."""
+
+    k: float = 6.0
+    p: float = 1.0
+    q: float = 1.0
+
+    def data(self, n: np.ndarray, c: np.ndarray) -> np.ndarray:
+        """D that a budget leaves for a size."""
+        return (c / (self.k * n**self.p)) ** (1 / self.q)
+
+    @property
+    def words(self) -> str:
+        """The convention as text."""
+        if (self.p, self.q) == (1.0, 1.0):
+            return f'C = {self.k:.4g} N D'
+        return f'C = {self.k:.4g} N^{self.p:.4g} D^{self.q:.4g}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Runs of one curve, ascending in C.
+
+    Attributes:
+      by: {column: value}.
+      n, d, c, y: [M], all positive.
+      cost: how C follows from N and D.
+      left_out: a line for each row that is no point.
+      notes: a line for each doubt about the table.
+    """
+
+    by: dict[str, str]
+    n: np.ndarray
+    d: np.ndarray
+    c: np.ndarray
+    y: np.ndarray
+    cost: Cost
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def x(self) -> np.ndarray:
+        """N and D as columns [M, 2]."""
+        return np.stack([self.n, self.d], axis=1)
+
+    def take(self, chosen: np.ndarray) -> Points:
+        """The points of a mask [M]."""
+        kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y')}
+        return dataclasses.replace(self, **kept)
+
+
+def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
+    """The runs of each curve, in the order of the values of `columns.by`.
+
+    Raises:
+      UserError: for an unknown column, a text where a number belongs, or a table without a usable
+        row.
+    """
+    groups: dict[tuple[str, ...], list[Numbered]] = {}
+    for line, row in enumerate(rows, start=2):
+        key = tuple(cell(row, column, '--by') for column in columns.by)
+        groups.setdefault(key, []).append((line, row))
+    named = {key: dict(zip(columns.by, key, strict=True)) for key in ordered(groups)}
+    found = [_points(by, groups[key], columns) for key, by in named.items()]
+    if not any(len(points.y) for points in found):
+        raise UserError(f'no row can be fitted; {found[0].left_out[0]}')
+    return found
+
+
+def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> Points:
+    left_out, values = [], []
+    for numbered in group:
+        if problem := _problem(numbered, columns):
+            left_out.append(f'{numbered[1].get("run") or f"line {numbered[0]}"}: {problem}')
+        else:
+            values.append([_value(numbered, *flag) for flag in columns.flags()])
+    names = [flag.strip('-') for _, flag in columns.flags()]
+    table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
+    cost, notes = _cost(table, columns)
+    n, d, c, y = _complete(table, cost)
+    n, d, c, y, more = _merged(n, d, c, y)
+    order = np.lexsort((n, c))
+    return Points(
+        by, n[order], d[order], c[order], y[order], cost, tuple(left_out), tuple(notes + more)
+    )
+
+
+def _value(numbered: Numbered, column: str, flag: str) -> float:
+    return number(numbered, column, flag)
+
+
+def _problem(numbered: Numbered, columns: Columns) -> str:
+    """The reason why a row is no point; empty if it is one."""
+    for column, flag in columns.flags():
+        if not cell(numbered[1], column, flag):
+            return f'left out, it has no {column.removeprefix("1-")}'
+        value = _value(numbered, column, flag)
+        if not (np.isfinite(value) and value > 0):
+            return f'left out, {column} is {value:g}, which is not positive and finite'
+    return ''
+
+
+def _cost(table: dict[str, np.ndarray], columns: Columns) -> tuple[Cost, list[str]]:
+    """C = 6 N D, or with all three columns the power law of their values."""
+    if None in (columns.n, columns.d, columns.c) or not len(table['y']):
+        return Cost(), []
+    log_n, log_d, log_c = (np.log(table[name]) for name in ('n', 'd', 'c'))
+    ratio = log_c - log_n - log_d
+    if np.ptp(ratio) <= 2 * _EXACT:
+        return Cost(k=float(np.exp(ratio.mean()))), []
+    terms = np.stack([np.ones_like(log_n), log_n, log_d], axis=1)
+    (log_k, p, q), _, rank, _ = np.linalg.lstsq(terms, log_c, rcond=None)
+    low, high = np.exp([ratio.min(), ratio.max()])
+    note = f'C / (N D) runs from {low:.3g} to {high:.3g}'
+    if rank < 3 or min(p, q) <= 0.2:
+        return Cost(k=float(np.exp(ratio.mean()))), [f'{note}; its mean is taken']
+    return Cost(float(np.exp(log_k)), float(p), float(q)), [f'{note}; a power law is taken']
+
+
+def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...]:
+    n, d, c = (table.get(name) for name in 'ndc')
+    if n is None:
+        assert c is not None and d is not None
+        n = c / (cost.k * d)
+    if d is None:
+        assert c is not None
+        d = c / (cost.k * n)
+    return n, d, cost.k * n * d if c is None else c, table['y']
+
+
+def _merged(
+    n: np.ndarray, d: np.ndarray, c: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """One point for each (N, D, C): the geometric mean of the losses of its rows."""
+    different, which, counts = np.unique(
+        np.stack([n, d, c], axis=1).round(12), axis=0, return_inverse=True, return_counts=True
+    )
+    if len(different) == len(y):
+        return n, d, c, y, []
+    which = which.reshape(-1)
+    mean = np.exp(np.bincount(which, np.log(y)) / counts)
+    at = int(np.argmax(counts))
+    note = (
+        f'{int((counts > 1).sum())} point(s) with several rows, as N = {different[at, 0]:.4g}, '
+        f'D = {different[at, 1]:.4g}: the mean of their log losses counts once'
+    )
+    return *different.T, mean, [note]
+
+
+def conventions(columns: Columns) -> str:
+    """Two sentences on what N and C count, as far as the columns tell."""
+    unknown = 'as in the table; whether it counts embeddings and head is not known'
+    n = '6 N D solved for N' if columns.n is None else COUNTED.get(columns.n, unknown)
+    c = '6 N D' if columns.c is None else COUNTED.get(columns.c, unknown)
+    return f'N: {n}. C: {c}.'

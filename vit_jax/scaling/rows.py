@@ -1,0 +1,93 @@
+"""Rows of a table: read a CSV, take numbers from its cells, order and name its groups."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from vit_jax.errors import UserError, nearest
+
+Row = dict[str, str]
+Numbered = tuple[int, Row]  # with the line of the file
+
+
+def label(by: Mapping[str, str]) -> str:
+    """The values as text, numbers with their columns: `width 64`, `vit 305k parameters`."""
+    return ' '.join(_named(column, value) for column, value in by.items()) or 'all'
+
+
+def _named(column: str, text: str) -> str:
+    if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
+        return text
+    shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
+    noun = column.rpartition('.')[2]
+    return f'{shown} {noun}' if noun.endswith('s') else f'{noun} {shown}'
+
+
+def short(value: float) -> str:
+    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
+    for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+        if factor <= value < 1e12:
+            return f'{value / factor:.3g}{unit}'
+    return f'{value:.3g}'
+
+
+def read_csv(path: str | pathlib.Path) -> list[Row]:
+    """The rows of a CSV file with a header.
+
+    Raises:
+      UserError: if there is no such file, or no row in it.
+    """
+    try:
+        with pathlib.Path(path).open(newline='', encoding='utf-8') as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f'--csv {str(path)!r} cannot be read: {e}') from e
+    if not rows:
+        raise UserError(f'--csv {str(path)!r} has no rows')
+    return rows
+
+
+def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Sort by each column in turn."""
+    keys = list(keys)
+    ranks = [_ranks(column) for column in zip(*keys, strict=True)]
+    return sorted(keys, key=lambda key: [rank[v] for rank, v in zip(ranks, key, strict=True)])
+
+
+def _ranks(values: Sequence[str]) -> dict[str, float]:
+    """Numbers as they are, words in the order in which they first appear."""
+    different = list(dict.fromkeys(values))
+    try:
+        return {value: float(value) for value in different}
+    except ValueError:
+        return {value: i for i, value in enumerate(different)}
+
+
+def cell(row: Row, column: str, flag: str) -> str:
+    """The text of a cell; empty if there is none.
+
+    Raises:
+      UserError: for an unknown column, with the flag that named it.
+    """
+    name = column.removeprefix('1-') if column not in row else column
+    if name not in row:
+        raise UserError(f'{flag}: {nearest("column", column, [c for c in row if c])}')
+    return row[name] or ''
+
+
+def number(numbered: Numbered, column: str, flag: str) -> float:
+    """The number in a cell; `1-NAME` is one minus it.
+
+    Raises:
+      UserError: for a text that is no number, or as `cell`.
+    """
+    line, row = numbered
+    text = cell(row, column, flag)
+    try:
+        value = float(text)
+    except ValueError as e:
+        raise UserError(f'{flag} {column}: line {line} has {text!r}, which is not a number') from e
+    return value if column in row else 1 - value
