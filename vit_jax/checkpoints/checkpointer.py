@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from vit_jax.checkpoints import best, manifest, staging, troubles
 from vit_jax.checkpoints import format as checkpoint_format
@@ -73,6 +72,8 @@ class Checkpointer:
         self._newest: int | None = None  # of those that this process has saved
         self.is_lost = False
         self._saved: checkpoint_format.Items = {}
+        import orbax.checkpoint as ocp  # takes a quarter of a second
+
         self._writer = ocp.AsyncCheckpointer(
             checkpoint_format.handler(),
             async_options=ocp.options.AsyncOptions(

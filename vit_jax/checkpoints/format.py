@@ -11,16 +11,18 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from vit_jax.errors import UserError
 from vit_jax.storage.paths import why
 from vit_jax.storage.step_folder import META, TRAINING, VARIABLES
 from vit_jax.tree_paths import path_name, require_fit
+
+if TYPE_CHECKING:  # Orbax takes a quarter of a second to import; a refused config needs none of it
+    import orbax.checkpoint as ocp
 
 PyTree = Any
 Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
@@ -31,12 +33,16 @@ _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
 
 def handler() -> ocp.CompositeCheckpointHandler:
     """Orbax's handler of a step's items."""
+    import orbax.checkpoint as ocp
+
     arrays = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
     return ocp.CompositeCheckpointHandler(**arrays, **{META: ocp.JsonCheckpointHandler()})
 
 
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
     """The items that Orbax is to write."""
+    import orbax.checkpoint as ocp
+
     items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
     return ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
 
@@ -102,6 +108,8 @@ def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
 @contextlib.contextmanager
 def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
     """Orbax's reader of a step's items, with errors of one line."""
+    import orbax.checkpoint as ocp
+
     with ocp.Checkpointer(handler()) as reader:
         try:
             yield reader
@@ -147,6 +155,8 @@ def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
 
 def _restore_args(items: Items) -> ocp.args.Composite:
     """Request for only the given arrays: on devices if they have a sharding, else in numpy."""
+    import orbax.checkpoint as ocp
+
     trees = {
         name: ocp.args.PyTreeRestore(
             item=tree,

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
@@ -191,6 +190,8 @@ def meet(name: str, seconds: float) -> None:
     Raises:
       RuntimeError: if some did not come.
     """
+    import orbax.checkpoint as ocp  # takes a quarter of a second
+
     wait = ocp.multihost.get_barrier_sync_fn()
     wait(key=name, timeout_ms=int(1000 * seconds))
 
