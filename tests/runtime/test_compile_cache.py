@@ -68,6 +68,7 @@ def test_a_full_disk_gets_no_programs(home, monkeypatch):
 
 
 @pytest.mark.fault(82)
+@pytest.mark.long
 def test_a_damaged_program_is_compiled_again(home):
     def run() -> np.ndarray:
         jax.clear_caches()

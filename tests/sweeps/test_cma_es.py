@@ -44,7 +44,7 @@ def test_the_state_is_that_of_optunas_sampler(direction):
     found = cma_es.replay(study, RANGES, seed=0)
     assert found.generation == expected.generation == 3
     np.testing.assert_array_equal(found.mean, expected.mean)
-    assert found._sigma == expected._sigma
+    assert found._sigma == pytest.approx(expected._sigma, rel=1e-12)
     np.testing.assert_allclose(found._C, expected._C, rtol=1e-12, atol=1e-14)
 
 

@@ -62,7 +62,9 @@ def test_courses_are_drawn_before_what_was_measured_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('steps', 'every'), [(20, 5), (20_000, 50)])
+@pytest.mark.parametrize(
+    ('steps', 'every'), [(20, 5), pytest.param(20_000, 50, marks=pytest.mark.long)]
+)
 def test_curves_png(tmp_path, steps, every):
     write(tmp_path, run_lines(steps, every))
     path = curves.plot_curves(tmp_path)

@@ -119,7 +119,9 @@ def test_an_overlay_of_nothing_still_shows_the_image(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('layers', 'heads'), [(1, 2), (12, 3), (14, 16)])
+@pytest.mark.parametrize(
+    ('layers', 'heads'), [(1, 2), pytest.param(12, 3, marks=pytest.mark.long), (14, 16)]
+)
 def test_a_picture_of_every_layer_and_head(rng, tmp_path, layers, heads):
     weights = random_weights(rng, layers, heads, 13, 13)
     image = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
