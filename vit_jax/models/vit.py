@@ -1,11 +1,9 @@
 """Vision Transformer: an image is a sequence of patches.
 
-Dosovitskiy et al., 2021, arXiv:2010.11929; the larger shapes are from Zhai et al., 2021,
-arXiv:2106.04560, and Alabdulmohsin et al., 2023, arXiv:2305.13035.
+Dosovitskiy et al., 2021, arXiv:2010.11929, with the parts of later families to choose from.
 """
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +11,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.errors import UserError, check_choice, check_multiple, nearest
-from vit_jax.models import _resize, base
+from vit_jax.errors import UserError, check_choice, check_multiple
+from vit_jax.models import _resize, _vit_head, _vit_parts, base
+from vit_jax.models._vit_head import HEAD_NORMS, MEANS, POOLS, WITH_CLASS_TOKEN
+from vit_jax.models._vit_sizes import VARIANTS as VARIANTS
+from vit_jax.models._vit_sizes import variant as variant
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder
@@ -25,55 +26,12 @@ from vit_jax.nn.parameter_pictures import (
     position_similarity,
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.pooling import MapHead, segment_mean
 from vit_jax.nn.positions import learned, sincos2d
 from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import Dropout, check_rate
 
-POOLS = ('cls', 'gap', 'patches', 'map', 'none')
-WITH_CLASS_TOKEN = ('cls', 'patches')
-MEANS = ('gap', 'patches')
-HEAD_NORMS = ('none', 'batch')
-POSEMBS = ('learn', 'sincos2d')
+POSEMBS = ('learn', 'sincos2d', 'none')
 DTYPES = ('float32', 'bfloat16', 'float16')
-
-# name: width, depth, mlp_dim, num_heads
-VARIANTS = {
-    'mu': (32, 1, 128, 2),
-    'Ti': (192, 12, 768, 3),
-    'S': (384, 12, 1536, 6),
-    'M': (512, 12, 2048, 8),
-    'B': (768, 12, 3072, 12),
-    'L': (1024, 24, 4096, 16),
-    'So400m': (1152, 27, 4304, 16),
-    'H': (1280, 32, 5120, 16),
-    'g': (1408, 40, 6144, 16),
-    'g-opt': (1536, 40, 6144, 16),
-    'G': (1664, 48, 8192, 16),
-    'G-opt': (1536, 48, 8192, 16),
-    'e': (1792, 56, 15360, 16),
-}
-
-
-def variant(name: str) -> dict[str, int]:
-    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
-
-    Raises:
-      UserError: if there is no such shape, or the patch size is not a positive number.
-    """
-    shape, slash, patch = name.partition('/')
-    if shape not in VARIANTS:
-        raise UserError(nearest('ViT variant', shape, VARIANTS))
-    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
-        raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
-    width, depth, mlp_dim, num_heads = VARIANTS[shape]
-    return {
-        'patch_size': int(patch),
-        'width': width,
-        'depth': depth,
-        'mlp_dim': mlp_dim,
-        'num_heads': num_heads,
-    }
 
 
 class Model(base.Model):
@@ -91,7 +49,7 @@ class Model(base.Model):
         attention pooling. 'none': every token by itself.
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
-      posemb: 'learn', or 'sincos2d' (fixed).
+      posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
       posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
         width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
@@ -101,8 +59,18 @@ class Model(base.Model):
       head_norm: 'none', or 'batch': batch normalization without parameters before the head, for a
         linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
       head_bias: initial value of the head's biases.
-      gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: added to the variance in layer norms.
+      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
+      norm: 'layer'.
+      norm_eps: added to the variance in norms.
+      norm_pre: whether the tokens are normalized before the first block too (CLIP).
+      mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
+        'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
+      layer_scale: initial value of a learned factor for each channel of every branch
+        (arXiv:2103.17239); None for none.
+      registers: tokens without positions between the class token and the patches, which no pooling
+        reads (arXiv:2309.16588).
+      no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
+        'norm' and 'head', as in 'query|key|value'.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
@@ -133,7 +101,13 @@ class Model(base.Model):
     head_norm: str = 'none'
     head_bias: float = 0.0
     gelu: str = 'tanh'
+    norm: str = 'layer'
     norm_eps: float = 1e-6
+    norm_pre: bool = False
+    mlp: str = 'mlp'
+    layer_scale: float | None = None
+    registers: int = 0
+    no_bias: str = ''
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
@@ -163,7 +137,18 @@ class Model(base.Model):
                 f'fc_norm norms a mean of tokens: take pool {" or ".join(map(repr, MEANS))}, '
                 f'not {self.pool!r}'
             )
+        _vit_parts.check(self)
         super().__post_init__()
+
+    @property
+    def positioned_tokens(self) -> int:
+        """Number of tokens before the patches that have a row of `pos_embed`."""
+        return int(self.pool in WITH_CLASS_TOKEN)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of tokens before the patches."""
+        return self.positioned_tokens + self.registers
 
     @property
     def stride(self) -> int:
@@ -177,33 +162,38 @@ class Model(base.Model):
         train: bool = False,
         *,
         mask: Bool[Array, 'B N'] | None = None,
+        masked: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
         """Class scores of normalized images.
 
-        `mask` is true for patches of the image and false for padding, which does not affect them.
+        Args:
+          images: normalized.
+          train: whether dropout acts.
+          mask: true for patches of the image and false for padding, which does not affect them.
+          masked: true for patches whose embedding is replaced by the parameter `mask_token`
+            [1 1 D], as in masked image modeling. A model has the parameter if it is initialized
+            with this argument.
 
         Returns:
-          tokens: [B N D] after the final norm, except with `fc_norm`; any class token
-            comes first.
+          tokens: [B N D] after the final norm, except with `fc_norm`; the first `prefix_tokens`
+            are not patches: any class token and then the registers.
           pre_logits: the head's input, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
         With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
         """
         dtype = jnp.dtype(self.dtype)
-        tokens, segments = self._embed(images, train, dtype), None
-        if mask is not None:  # a class token is always real
+        tokens, segments = self._embed(images, masked, train, dtype), None
+        if mask is not None:  # tokens before the patches are always real
             extra = ((0, 0), (tokens.shape[1] - mask.shape[1], 0))
             segments = jnp.pad(mask.astype(int), extra, constant_values=1)
         tokens = self._encoder(dtype)(tokens, train, segments)
-        outputs = {'tokens': tokens, 'pre_logits': self._pool(tokens, segments, train, dtype)}
+        x = _vit_head.pool(self, tokens, segments, train)
         if self.representation_size:
             dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
-            outputs['pre_logits'] = nn.tanh(dense(outputs['pre_logits']))
+            x = nn.tanh(dense(x))
+        outputs = {'tokens': tokens, 'pre_logits': x}
         if self.num_classes:
-            x = outputs['pre_logits']
-            if self.head_norm == 'batch':
-                x = self._batch_norm(train)(x)
-            outputs['logits'] = self._head(self.num_classes)(x)
+            outputs['logits'] = _vit_head.logits(self, x, train)
         return outputs
 
     def attention_maps(
@@ -218,10 +208,12 @@ class Model(base.Model):
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches, and the filters that embed them."""
+        if self.posemb == 'none':
+            return embedding_filters(params)
         grid = grid_of(image_size, self.stride)
         table = sincos2d(*grid, self.width)
         if self.posemb == 'learn':
-            table = params['pos_embed'][0, int(self.pool in WITH_CLASS_TOKEN) :]
+            table = params['pos_embed'][0, self.positioned_tokens :]
         return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
 
     # From the representation on; the last has an output for each class.
@@ -246,8 +238,8 @@ class Model(base.Model):
         if self.posemb == 'learn' and 'pos_embed' in params:
             stride = self.stride // self.patch_size * patch
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
-            new, prefix = patch_grid(*new_size, self.stride), int(self.pool in WITH_CLASS_TOKEN)
-            params, notes = _resize.positions(params, old, new, prefix, method)
+            new = patch_grid(*new_size, self.stride)
+            params, notes = _resize.positions(params, old, new, self.positioned_tokens, method)
         if patch != self.patch_size:
             params, note = _resize.patches(params, self.patch_size)
             notes += note
@@ -256,23 +248,42 @@ class Model(base.Model):
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
-        return '^(patch_embed|cls_token|pos_embed)(/|$)', *blocks
+        tokens = 'cls_token|register_tokens|mask_token'
+        return f'^(patch_embed|{tokens}|pos_embed|norm_pre)(/|$)', *blocks
 
-    def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1."""
+    def _embed(self, images: Array, masked: Array | None, train: bool, dtype: Any) -> Array:
+        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers as configured."""
         # Blocks add to the residual stream in its dtype; their norms cast to that of computation.
         residual = jnp.dtype(self.residual_dtype or dtype)
         x = self._patches(images, dtype).astype(residual)
+        if masked is not None:
+            token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
+            x = jnp.where(masked[..., None], token.astype(residual), x)
         if self.pool in WITH_CLASS_TOKEN:
             token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
             token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(residual)
             x = jnp.concatenate([token, x], axis=1)
-        x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(residual)
-        return Dropout(self.dropout)(x, train)
+        if self.posemb != 'none':
+            x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(residual)
+        if self.registers:
+            x = self._with_registers(x)
+        x = Dropout(self.dropout)(x, train)
+        if self.norm_pre:
+            norm = _vit_parts.norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
+            x = norm(x).astype(residual)
+        return x
+
+    def _with_registers(self, x: Array) -> Array:
+        """The tokens with registers before the patches."""
+        first, shape = self.positioned_tokens, (1, self.registers, self.width)
+        tokens = self.param('register_tokens', nn.initializers.normal(0.02), shape)
+        tokens = jnp.broadcast_to(tokens, (len(x), *shape[1:])).astype(x.dtype)
+        return jnp.concatenate([x[:, :first], tokens, x[:, first:]], axis=1)
 
     def _patches(self, images: Array, dtype: Any) -> Array:
         """One token for each patch, row by row, [B N D]."""
-        return PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
+        biased = 'patch_embed' not in _vit_parts.without_bias(self.no_bias)
+        return PatchEmbed(self.patch_size, self.width, dtype, biased, name='patch_embed')(images)
 
     def _positions(self, tokens: int, height: int, width: int) -> Array:
         if self.posemb == 'learn':
@@ -292,6 +303,7 @@ class Model(base.Model):
             norm_eps=self.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
+            parts=_vit_parts.block(self),
         )
         return Encoder(
             block,
@@ -302,45 +314,6 @@ class Model(base.Model):
             final_norm=not self.fc_norm,
             norm_eps=self.norm_eps,
             dtype=dtype,
+            norm=_vit_parts.norm(self),
             name='encoder',
-        )
-
-    def _pool(self, tokens: Array, segments: Array | None, train: bool, dtype: Any) -> Array:
-        """y = LN(z_L^0), equation 4, or another summary.
-
-        The encoder has applied the norm, except with `fc_norm`.
-        """
-        if self.pool == 'cls':
-            return tokens[:, 0]
-        if self.pool in MEANS:
-            first = int(self.pool in WITH_CLASS_TOKEN)
-            x, own = tokens[:, first:], None if segments is None else segments[:, first:]
-            mean = x.mean(axis=1) if own is None else segment_mean(x, own)[:, 0]
-            norm = nn.LayerNorm(self.norm_eps, dtype=dtype, name='fc_norm')
-            return norm(mean) if self.fc_norm else mean
-        if self.pool == 'none':
-            return tokens
-        head = MapHead(
-            self.num_heads, self.mlp_dim, self.gelu, self.norm_eps, dtype, name='map_head'
-        )
-        return head(tokens, train) if segments is None else head(tokens, train, segments)[:, 0]
-
-    def _batch_norm(self, train: bool) -> nn.BatchNorm:
-        return nn.BatchNorm(
-            use_running_average=not train,
-            momentum=0.9,
-            epsilon=1e-6,
-            dtype=jnp.float32,
-            use_bias=False,
-            use_scale=False,
-            name='head_norm',
-        )
-
-    def _head(self, num_classes: int) -> nn.Dense:
-        return nn.Dense(
-            num_classes,
-            dtype=jnp.float32,
-            kernel_init=nn.initializers.zeros,
-            bias_init=nn.initializers.constant(self.head_bias),
-            name='head',
         )

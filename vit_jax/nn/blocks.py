@@ -1,5 +1,6 @@
 """The pre-norm Transformer encoder and its parts."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -23,18 +24,23 @@ def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
 
+def quick_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
+    """x sigmoid(1.702 x), the other approximation of Hendrycks and Gimpel; that of CLIP."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 Initializer = Callable[..., Any]
 XAVIER = nn.initializers.xavier_uniform()
 
 # jax.nn.gelu computes the exact one by erfc, which takes three passes, where erf takes one.
-GELUS = {'tanh': jax.nn.gelu, 'erf': erf_gelu}
+GELUS = {'tanh': jax.nn.gelu, 'erf': erf_gelu, 'quick': quick_gelu}
 
 
 class Mlp(nn.Module):
     """Two dense layers with a GELU between them, back to the width of the input.
 
-    `gelu` is 'tanh' (the approximation of Hendrycks and Gimpel, 2016, arXiv:1606.08415) or 'erf'
-    (exact). Parameters `fc1` and `fc2`.
+    `gelu` is 'tanh' (the approximation of Hendrycks and Gimpel, 2016, arXiv:1606.08415), 'erf'
+    (exact) or 'quick'. Parameters `fc1` and `fc2`.
     """
 
     hidden_dim: int
@@ -42,14 +48,36 @@ class Mlp(nn.Module):
     gelu: str = 'tanh'
     dtype: Any = jnp.float32
     kernel_init: Initializer = XAVIER
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
-        layer = functools.partial(dense, dtype=self.dtype, kernel_init=self.kernel_init)
+        layer = functools.partial(
+            dense, dtype=self.dtype, kernel_init=self.kernel_init, use_bias=self.use_bias
+        )
         y = named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
         y = GELUS[self.gelu](y)
         y = Dropout(self.dropout)(y, train)
         return layer(x.shape[-1], name='fc2')(y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a block that families of ViTs choose differently; by default the paper's.
+
+    Attributes:
+      norm: makes a norm, called as `nn.LayerNorm(epsilon, dtype=..., name=...)`.
+      mlp: makes the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
+      layer_scale: initial value of a learned factor for each channel of both branches
+        (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
+        none.
+      no_bias: see `MultiHeadAttention`.
+    """
+
+    norm: Callable[..., nn.Module] = nn.LayerNorm
+    mlp: Callable[..., nn.Module] = Mlp
+    layer_scale: float | None = None
+    no_bias: tuple[str, ...] = ()
 
 
 class Block(nn.Module):
@@ -70,6 +98,7 @@ class Block(nn.Module):
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
     attention_by: str = 'xla'
+    parts: Parts = Parts()
 
     @nn.compact
     def __call__(
@@ -81,22 +110,30 @@ class Block(nn.Module):
     ) -> Float[Array, 'B N D']:
         """The tokens after the block; `segments` limits attention, see `Segments`."""
 
-        def add(branch: Array) -> Array:
+        def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
+            norm = self.parts.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
+            branch = self._scaled(layer(norm(x)), number)
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
 
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
         attention = MultiHeadAttention(
             self.num_heads,
             dropout=self.attention_dropout,
             dtype=self.dtype,
             attention=self.attention_by,
+            no_bias=self.parts.no_bias,
             name='attention',
         )
         together = None if segments is None else Segments(segments, segments)
-        x = add(attention(norm(x), segments=together, train=train))
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
-        mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
-        return add(mlp(norm(x), train))
+        x = add(x, lambda y: attention(y, segments=together, train=train), 1)
+        mlp = self.parts.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
+        return add(x, lambda y: mlp(y, train), 2)
+
+    def _scaled(self, branch: Array, number: int) -> Array:
+        if self.parts.layer_scale is None:
+            return branch
+        init = nn.initializers.constant(self.parts.layer_scale)
+        scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
+        return branch * scale.astype(branch.dtype)
 
 
 class Encoder(nn.Module):
@@ -110,7 +147,8 @@ class Encoder(nn.Module):
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
       remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       final_norm: whether a layer norm follows the blocks.
-      norm_eps: added to the variance in the final layer norm.
+      norm_eps: added to the variance in the final norm.
+      norm: makes the final norm; see `Parts`.
       dtype: computation dtype.
     """
 
@@ -122,6 +160,7 @@ class Encoder(nn.Module):
     final_norm: bool = True
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
+    norm: Callable[..., nn.Module] = nn.LayerNorm
 
     @nn.compact
     def __call__(
@@ -144,7 +183,7 @@ class Encoder(nn.Module):
                 x = apply(self.block(name=f'block_{i}'), x, float(rate), segments)
         if not self.final_norm:
             return x
-        return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        return self.norm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
     def _scan(
         self, apply: Callable[..., Array], x: Array, rates: np.ndarray, segments: Array | None

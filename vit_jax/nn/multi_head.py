@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
@@ -38,11 +39,13 @@ class Heads(nn.Module):
     """C projections of tokens to heads, with one kernel [D C H K] and one bias [C H K].
 
     Each projection is initialized as a Xavier-uniform matrix of its own, so that a fused kernel
-    starts like separate ones.
+    starts like separate ones. Projections whose indices are in `no_bias` have no rows in the bias,
+    which is absent if none is left.
     """
 
     num_heads: int
     dtype: Any = jnp.float32
+    no_bias: tuple[int, ...] = ()
 
     @nn.compact
     def __call__(
@@ -58,7 +61,7 @@ class Heads(nn.Module):
         shape = (len(inputs), self.num_heads, width // self.num_heads)
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
         kernel = self.param('kernel', init, (width, *shape))
-        bias = self.param('bias', nn.initializers.zeros, shape)
+        bias = self._bias(shape)
         if side_by_side:
             runs = _runs(inputs)
             return tuple(self._multiply(x, kernel[:, i], bias[i]) for x, i in runs)
@@ -66,6 +69,14 @@ class Heads(nn.Module):
         for x, places in _runs(inputs):
             heads[places] = self._project(x, kernel[:, places], bias[places])
         return tuple(heads)
+
+    def _bias(self, shape: tuple[int, ...]) -> Float[Array, 'C H K']:
+        """The bias, with rows of zeros for projections without one."""
+        kept = [i for i in range(shape[0]) if i not in self.no_bias]
+        if not kept:
+            return jnp.zeros(shape)
+        bias = self.param('bias', nn.initializers.zeros, (len(kept), *shape[1:]))
+        return bias if len(kept) == shape[0] else jnp.zeros(shape).at[np.array(kept)].set(bias)
 
     def _project(self, x: Array, kernel: Array, bias: Array) -> list[Array]:
         """The projections of one input by some of the kernels."""
@@ -91,9 +102,10 @@ def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
 
 
 class MergeHeads(nn.Module):
-    """The output projection W^O of the concatenated heads. Kernel [H K D], bias [D]."""
+    """The output projection W^O of the concatenated heads. Kernel [H K D], bias [D] if any."""
 
     dtype: Any = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B H N K']) -> Float[Array, '*B N D']:
@@ -101,11 +113,10 @@ class MergeHeads(nn.Module):
         width = heads * size
         init = nn.initializers.xavier_uniform(in_axis=(0, 1), out_axis=2)
         kernel = self.param('kernel', init, (heads, size, width))
-        bias = self.param('bias', nn.initializers.zeros, (width,))
+        bias = self.param('bias', nn.initializers.zeros, (width,)) if self.use_bias else None
         x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
-        return named(ATTENDED, x) @ kernel.reshape(width, width).astype(self.dtype) + bias.astype(
-            self.dtype
-        )
+        y = named(ATTENDED, x) @ kernel.reshape(width, width).astype(self.dtype)
+        return y if bias is None else y + bias.astype(self.dtype)
 
 
 class MultiHeadAttention(nn.Module):
@@ -123,6 +134,7 @@ class MultiHeadAttention(nn.Module):
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
         causal masks and segments, but no bias; or 'auto', the kernel if it can be used. Both drop
         the same weights.
+      no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
 
     Raises:
       UserError: if 'pallas' is requested for something that the kernel does not support.
@@ -133,11 +145,14 @@ class MultiHeadAttention(nn.Module):
     dropout: float = 0.0
     dtype: Any = jnp.float32
     attention: str = 'xla'
+    no_bias: tuple[str, ...] = ()
 
     def setup(self) -> None:
+        without = {name[0] for name in self.no_bias if name != 'out'}
         for name in self.kernels:
-            setattr(self, name, Heads(self.num_heads, self.dtype))
-        self.out = MergeHeads(self.dtype)
+            places = tuple(i for i, letter in enumerate(name) if letter in without)
+            setattr(self, name, Heads(self.num_heads, self.dtype, places))
+        self.out = MergeHeads(self.dtype, 'out' not in self.no_bias)
 
     def __call__(
         self,

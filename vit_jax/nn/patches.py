@@ -45,17 +45,19 @@ class PatchEmbed(nn.Module):
     """The linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
 
     It equals a convolution with stride `patch_size`, but as one matrix product. Kernel
-    [patch_size, patch_size, C, D], bias [D].
+    [patch_size, patch_size, C, D], bias [D] if any.
     """
 
     patch_size: int
     width: int
     dtype: Any = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B N D']:
         shape = (self.patch_size, self.patch_size, images.shape[-1], self.width)
         kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
-        bias = self.param('bias', nn.initializers.zeros, (self.width,))
+        bias = self.param('bias', nn.initializers.zeros, (self.width,)) if self.use_bias else None
         x = patchify(images.astype(self.dtype), self.patch_size)
-        return x @ kernel.reshape(-1, self.width).astype(self.dtype) + bias.astype(self.dtype)
+        y = x @ kernel.reshape(-1, self.width).astype(self.dtype)
+        return y if bias is None else y + bias.astype(self.dtype)

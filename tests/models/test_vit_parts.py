@@ -1,0 +1,243 @@
+"""The parts of later ViTs: counts of the published models, parity with transformers, mistakes."""
+
+import functools
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.pictures import count, drawn, images_like, shapes, spec
+from helpers.torch_vits import images_for, load_into
+
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model, variant
+from vit_jax.tree_paths import path_name
+
+TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
+DINOV2 = {'gelu': 'erf', 'layer_scale': 1e-5}
+DINOV2_REGISTERS = {**DINOV2, 'registers': 4}
+DINOV2_GIANT = {**DINOV2, 'width': 1536, 'depth': 40, 'num_heads': 24}
+DINOV2_GIANT |= {'mlp': 'swiglu', 'mlp_dim': 4096, 'patch_size': 14}
+CLIP = {'gelu': 'quick', 'norm_eps': 1e-5, 'norm_pre': True, 'no_bias': 'patch_embed|head'}
+
+SIZES = {'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'image_size': 8}
+SIZES |= {'patch_size': 4, 'attn_implementation': 'eager'}
+
+# Keywords, image size, and the parameters of the published model without head or mask token.
+PUBLISHED = {
+    'DINOv2 S/14': ({**variant('S/14'), **DINOV2}, 518, 22_056_192),
+    'DINOv2 B/14': ({**variant('B/14'), **DINOV2}, 518, 86_579_712),
+    'DINOv2 L/14': ({**variant('L/14'), **DINOV2}, 518, 304_367_616),
+    'DINOv2 g/14': (DINOV2_GIANT, 518, 1_136_479_232),
+    'DINOv2 S/14 with registers': ({**variant('S/14'), **DINOV2_REGISTERS}, 518, 22_057_728),
+    'CLIP B/16': ({**variant('B/16'), **CLIP}, 224, 85_799_424),
+    'CLIP B/16 with its projection': (
+        {**variant('B/16'), **CLIP, 'num_classes': 512},
+        *(224, 86_192_640),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_published_models_have_their_number_of_parameters(name):
+    fields, size, number = PUBLISHED[name]
+    assert count(shapes(Model(**fields, scan=True), (size, size))) == number
+
+
+def output_of(model, params, images, **options):
+    with jax.default_matmul_precision('highest'):
+        apply = jax.jit(functools.partial(model.apply, **options))
+        return jax.device_get(apply({'params': params}, images))
+
+
+DINO_NAMES = [
+    (r'^(cls_token|mask_token|register_tokens)$', r'embeddings/\1'),
+    (r'^pos_embed$', 'embeddings/position_embeddings'),
+    (r'^patch_embed', 'embeddings/patch_embeddings/projection'),
+    (r'^encoder/norm\b', 'layernorm'),
+    (r'^encoder/block_(\d+)/', r'encoder/layer/\1/'),
+    (r'/attention/out\b', '/attention/o_proj'),
+    (r'/(layer_scale\d)$', r'/\1/lambda1'),
+    (r'/mlp/gate\b', '/mlp/gate_proj'),
+]
+GATED = [(r'/mlp/fc1\b', '/mlp/up_proj'), (r'/mlp/fc2\b', '/mlp/down_proj')]
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+@pytest.mark.parametrize('mlp', ['swiglu', pytest.param('mlp', marks=pytest.mark.long)])
+def test_parity_with_dinov2_with_registers(mlp):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    fields = {**TINY, **DINOV2_REGISTERS, 'mlp_dim': 24 if mlp == 'swiglu' else 32}
+    model = Model(**fields, mlp=mlp)
+    images, masked = images_like(2, 8, 8, 3), jnp.array([[1, 0, 0, 1], [0, 0, 1, 0]], bool)
+    # The parameter `mask_token` comes from initialization with masked patches.
+    params = drawn(types.SimpleNamespace(init=functools.partial(model.init, masked=masked)), images)
+    config = transformers.Dinov2WithRegistersConfig(
+        **SIZES, mlp_ratio=2, use_swiglu_ffn=mlp == 'swiglu'
+    )
+    with torch.device('meta'):
+        reference = transformers.Dinov2WithRegistersModel(config)
+    names = DINO_NAMES + (GATED if mlp == 'swiglu' else [])
+    load_into(reference, params, names, no_key=False)
+    with torch.no_grad():
+        expected = reference(images_for(images), bool_masked_pos=torch.from_numpy(np.array(masked)))
+    found = output_of(model, params, images, masked=masked)['tokens']
+    np.testing.assert_allclose(found, expected.last_hidden_state, atol=1e-5)
+
+
+CLIP_NAMES = [
+    (r'^cls_token$', 'embeddings/class_embedding'),
+    (r'^pos_embed$', 'embeddings/position_embedding/weight'),
+    (r'^patch_embed', 'embeddings/patch_embedding'),
+    (r'^norm_pre', 'pre_layrnorm'),
+    (r'^encoder/norm\b', 'post_layernorm'),
+    (r'^encoder/block_(\d+)/', r'encoder/layers/\1/'),
+    (r'/attention/out\b', '/attention/out_proj'),
+    (r'/attention/', '/self_attn/'),
+    (r'/norm(\d)', r'/layer_norm\1'),
+    (r'^(?!head)', 'vision_model/'),
+    (r'^head', 'visual_projection'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_parity_with_the_vision_tower_of_clip():
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    model = Model(**TINY, **CLIP, num_classes=5)
+    images = images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+    config = transformers.CLIPVisionConfig(**SIZES, intermediate_size=24, projection_dim=5)
+    with torch.device('meta'):
+        reference = transformers.CLIPVisionModelWithProjection(config)
+    # A buffer that is not stored.
+    places = torch.arange(5).expand((1, -1))
+    reference.vision_model.embeddings.position_ids = places
+    load_into(reference, params, CLIP_NAMES, no_key=False)
+    with torch.no_grad():
+        expected = reference(images_for(images)).image_embeds
+    np.testing.assert_allclose(output_of(model, params, images)['logits'], expected, atol=1e-5)
+
+
+EVERYTHING = {
+    **{'gelu': 'quick', 'norm_pre': True, 'mlp': 'swiglu(norm=True)', 'layer_scale': 0.1},
+    **{'registers': 2, 'no_bias': 'key|patch_embed|mlp|norm|out|head'},
+}
+
+
+def test_layers_without_bias_have_none():
+    model = Model(num_classes=3, pool='gap', fc_norm=True, **TINY, **EVERYTHING)
+    biases = {path: leaf.shape for path, leaf in leaves(model).items() if path.endswith('/bias')}
+    # Queries and values have a row each.
+    expected = {f'encoder/block_{i}/attention/qkv/bias': (2, 2, 8) for i in range(2)}
+    assert biases == expected
+    bare = model.clone(no_bias=f'{EVERYTHING["no_bias"]}|query|value')
+    assert not [path for path in leaves(bare) if path.endswith('/bias')]
+
+
+def leaves(model):
+    found = jax.tree_util.tree_leaves_with_path(shapes(model, (8, 8)))
+    return {path_name(path): leaf for path, leaf in found}
+
+
+def stacked(params):
+    """The parameters of a scanned model."""
+    encoder = dict(params['encoder'])
+    blocks = [encoder.pop(f'block_{i}') for i in range(2)]
+    return {
+        **params,
+        'encoder': {**encoder, 'blocks': jax.tree.map(lambda *p: np.stack(p), *blocks)},
+    }
+
+
+@pytest.mark.slow
+def test_scanned_and_recomputed_models_equal_the_plain_one():
+    model = Model(num_classes=5, **TINY, **EVERYTHING)
+    images = images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+
+    def loss(model, params):
+        logits = model.apply({'params': params}, images)['logits']
+        return (logits * np.arange(5)).sum(), logits
+
+    def graded(model, params):
+        return jax.jit(jax.value_and_grad(functools.partial(loss, model), has_aux=True))(params)
+
+    (_, expected), grads = graded(model, params)
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
+    for remat in ('names', True):
+        scanned = model.clone(scan=True, remat=remat)
+        (_, found), of_scanned = graded(scanned, stacked(params))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+        jax.tree.map(close, of_scanned, stacked(grads))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('pool', ['gap', pytest.param('map', marks=pytest.mark.long)])
+def test_padding_does_not_change_images_and_registers_are_not_pooled(pool):
+    model = Model(num_classes=5, pool=pool, posemb='none', **TINY, **EVERYTHING)
+    images = images_like(1, 8, 8, 3)
+    wide = jnp.pad(images, ((0, 0), (0, 4), (0, 0), (0, 0)), constant_values=3.0)
+    params = drawn(model, images)
+    mask = jnp.arange(6)[None] < 4
+    plain = output_of(model, params, images)
+    padded = output_of(model, params, wide, mask=mask)
+    np.testing.assert_allclose(padded['logits'], plain['logits'], atol=1e-5)
+    assert model.prefix_tokens == 2
+    if pool == 'gap':
+        mean = plain['tokens'][:, 2:].mean(axis=1)
+        np.testing.assert_allclose(plain['pre_logits'], mean, atol=1e-6)
+
+
+def test_registers_have_no_positions_and_come_after_the_class_token():
+    model = Model(**TINY, registers=3)
+    parameters = leaves(model)
+    assert parameters['pos_embed'].shape == (1, 5, 16)
+    assert parameters['register_tokens'].shape == (1, 3, 16)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(model, (8, 8)))
+    resized, notes = model.resize_params(params, (8, 8), (12, 12))
+    assert resized['pos_embed'].shape == (1, 10, 16)
+    assert len(notes) == 1
+    outputs = jax.eval_shape(model.apply, {'params': params}, spec(1, 8, 8, 3))
+    assert outputs['tokens'].shape == (1, 8, 16)
+
+
+def test_learning_rates_by_layer_know_every_parameter():
+    model = Model(num_classes=3, **TINY, **EVERYTHING)
+    order = model.layer_order()
+    unknown = [path for path in leaves(model) if not any(re.search(p, path) for p in order)]
+    assert unknown == ['encoder/norm/scale', 'head/kernel']
+
+
+def test_attention_maps_have_the_grid_of_the_patches():
+    model = Model(**TINY, **EVERYTHING)
+    images = images_like(1, 8, 12, 3)
+    apply = functools.partial(model.apply, mutable='intermediates')
+    _, kept = jax.eval_shape(apply, {'params': shapes(model, (8, 12))}, images)
+    maps = model.attention_maps(kept['intermediates'], images)
+    assert [(m.weights.shape, m.key_grid) for m in maps] == [((1, 2, 9, 9), (2, 3))] * 2
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'mlp': 'swigloo'}, "unknown mlp 'swigloo'; did you mean 'swiglu'"),
+        ({'mlp': 'swiglu(norms=True)'}, "unknown option 'norms'; did you mean 'norm'"),
+        ({'mlp': 'swiglu(norm=1)'}, 'norm must be like False, not 1'),
+        ({'mlp': 'swiglu(True)'}, "write a name, or a call as 'name"),
+        ({'mlp': 'swiglu(norm=open("a"))'}, 'write a name, or a call'),
+        ({'mlp': ''}, "mlp='': write a name"),
+        ({'norm': 'batch'}, "unknown norm 'batch'"),
+        ({'no_bias': 'qkv'}, "unknown layer of no_bias 'qkv'"),
+        ({'registers': -1}, 'registers must be at least 0, not -1'),
+    ],
+)
+def test_impossible_parts_are_refused_at_construction(fields, message):
+    with pytest.raises(UserError, match=message):
+        Model(**fields)

@@ -1,0 +1,75 @@
+"""The way of a ViT from its last tokens to class scores.
+
+The functions add their layers to the model that they are given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from vit_jax.models import _vit_parts
+from vit_jax.nn.pooling import MapHead, segment_mean
+
+POOLS = ('cls', 'gap', 'patches', 'map', 'none')
+WITH_CLASS_TOKEN = ('cls', 'patches')
+MEANS = ('gap', 'patches')
+HEAD_NORMS = ('none', 'batch')
+
+
+def pool(
+    model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
+) -> Float[Array, 'B *rest']:
+    """y = LN(z_L^0), equation 4 of arXiv:2010.11929, or another summary.
+
+    The encoder has applied the norm, except with `fc_norm`. Segments are 1 for tokens of the image
+    and 0 for padding; None without padding.
+    """
+    if model.pool == 'cls':
+        return tokens[:, 0]
+    if model.pool == 'none':
+        return tokens
+    if first := model.prefix_tokens:
+        tokens, segments = tokens[:, first:], None if segments is None else segments[:, first:]
+    if model.pool in MEANS:
+        mean = tokens.mean(axis=1) if segments is None else segment_mean(tokens, segments)[:, 0]
+        norm = _vit_parts.norm(model)(model.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
+        return norm(mean) if model.fc_norm else mean
+    head = MapHead(
+        *(model.num_heads, model.mlp_dim, model.gelu, model.norm_eps),
+        dtype=jnp.dtype(model.dtype),
+        name='map_head',
+    )
+    return head(tokens, train) if segments is None else head(tokens, train, segments)[:, 0]
+
+
+def logits(
+    model: Any, x: Float[Array, '*B D'], train: bool, name: str = 'head'
+) -> Float[Array, '*B C']:
+    """Scores of `model.num_classes` classes in float32, by the layer `name`."""
+    if model.head_norm == 'batch':
+        x = _batch_norm(train)(x)
+    dense = nn.Dense(
+        model.num_classes,
+        use_bias='head' not in _vit_parts.without_bias(model.no_bias),
+        dtype=jnp.float32,
+        kernel_init=nn.initializers.zeros,
+        bias_init=nn.initializers.constant(model.head_bias),
+        name=name,
+    )
+    return dense(x)
+
+
+def _batch_norm(train: bool) -> nn.BatchNorm:
+    return nn.BatchNorm(
+        use_running_average=not train,
+        momentum=0.9,
+        epsilon=1e-6,
+        dtype=jnp.float32,
+        use_bias=False,
+        use_scale=False,
+        name='head_norm',
+    )

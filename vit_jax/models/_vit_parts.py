@@ -1,0 +1,104 @@
+"""The parts that the fields of a ViT choose by name, as in `mlp='swiglu(norm=True)'`."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+
+from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.nn.blocks import Parts
+from vit_jax.nn.mlps import MLPS
+from vit_jax.signatures import keyword_only
+
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm}
+# The layers of a ViT that may have no bias; those of attention come first.
+PROJECTIONS = ('query', 'key', 'value', 'out')
+BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
+
+
+def chosen(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
+    """The choice that a field names, with the options in its text.
+
+    Args:
+      field: its name, for messages.
+      text: a choice, with options or without: 'swiglu(norm=True)'.
+      choices: functions by name, whose keywords after the `*` are the options.
+
+    Raises:
+      UserError: if there is no such choice or option, or an option has another type.
+    """
+    name, options = _call(field, text)
+    check_choice(field, name, choices)
+    known = keyword_only(choices[name])
+    for key, value in options.items():
+        if key not in known:
+            raise UserError(f'{field}={text!r}: {nearest("option", key, known)}')
+        default = known[key].default
+        if not _is_like(value, default):
+            raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
+    return functools.partial(choices[name], **options)
+
+
+def _call(field: str, text: str) -> tuple[str, dict[str, Any]]:
+    """The function and the options of a text such as 'swiglu(norm=True)'; nothing is executed."""
+    try:
+        node = ast.parse(text.strip(), mode='eval').body
+        if isinstance(node, ast.Name):
+            return node.id, {}
+        if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
+            raise ValueError(text)
+        return ast.unparse(node.func), {
+            str(k.arg): ast.literal_eval(k.value) for k in node.keywords
+        }
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise UserError(f"{field}={text!r}: write a name, or a call as 'name(option=1)'") from error
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value has the type of a default; whole numbers are floats, too."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
+
+
+def without_bias(text: str) -> frozenset[str]:
+    """The layers of BIASES in a text such as 'query|key'.
+
+    Raises:
+      UserError: if there is no such layer.
+    """
+    layers = frozenset(filter(None, (layer.strip() for layer in text.split('|'))))
+    for layer in sorted(layers):
+        check_choice('layer of no_bias', layer, BIASES)
+    return layers
+
+
+def norm(model: Any) -> Callable[..., nn.Module]:
+    """The norm of the fields `norm` and `no_bias`, called as `Parts.norm` is."""
+    kind = NORMS[model.norm]
+    plain = kind is nn.LayerNorm and 'norm' in without_bias(model.no_bias)
+    return functools.partial(kind, use_bias=False) if plain else kind
+
+
+def block(model: Any) -> Parts:
+    """The parts of the blocks that the fields of a ViT choose."""
+    absent = without_bias(model.no_bias)
+    make_mlp = chosen('mlp', model.mlp, MLPS)
+    return Parts(
+        norm=norm(model),
+        mlp=make_mlp(functools.partial(norm(model), model.norm_eps), 'mlp' not in absent),
+        layer_scale=model.layer_scale,
+        no_bias=tuple(name for name in PROJECTIONS if name in absent),
+    )
+
+
+def check(model: Any) -> None:
+    """Raise UserError if a field of a ViT names no part."""
+    check_choice('norm', model.norm, NORMS)
+    if model.registers < 0:
+        raise UserError(f'registers must be at least 0, not {model.registers}')
+    block(model)
