@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+from helpers.experiments import ROOT
 
 from vit_jax.config import catalogue
 from vit_jax.data.transforms import registry
@@ -49,6 +50,17 @@ def test_experiments_are_those_of_the_folder_with_their_arguments(tmp_path: path
     (found,) = catalogue.experiments(tmp_path)
     assert (found.name, found.line) == (str(tmp_path / 'sub' / 'foo.py'), 'First line.')
     assert found.arguments == 'smoke ...'
+
+
+def test_experiments_of_the_package_have_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = {named.name: named for named in catalogue.experiments()}
+    assert found['vit/digits'].arguments.startswith('smoke')
+    assert found.keys() == {
+        str(path.relative_to(ROOT / 'experiments').with_suffix(''))
+        for path in ROOT.glob('experiments/*/*.py')
+        if 'def get_config(' in path.read_text()
+    }
 
 
 def test_a_folder_without_experiments_is_told(tmp_path: pathlib.Path):

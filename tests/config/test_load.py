@@ -61,6 +61,28 @@ def test_mistakes_are_one_line(override: str, words: str) -> None:
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    'name', ['vit/digits', 'vit/digits.py', 'experiments/vit/digits', 'experiments/vit/digits.py']
+)
+def test_experiments_of_the_package_go_by_their_names(name, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config_lib.load(f'{name}:smoke') == config_lib.load(f'{DIGITS}:smoke')
+    with pytest.raises(UserError, match="did you mean 'vit/digits'") as error:
+        config_lib.load('vit/digts')
+    assert 'list experiments' in str(error.value)
+    for outside in ('../config/load', '../__main__', str(tmp_path / 'vit/digits')):
+        with pytest.raises(UserError, match='no file'):
+            config_lib.load(outside)
+
+
+def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'vit').mkdir()
+    (tmp_path / 'vit' / 'digits').write_text('x = 1\n')
+    with pytest.raises(UserError, match='has to end in'):
+        config_lib.load('vit/digits')
+
+
 def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match='no file'):
         config_lib.load('experiments/vit/digit.py')

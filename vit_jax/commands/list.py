@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain one')
     parser.add_argument(
         '--folder',
-        default='experiments',
-        help='of the experiments, which are executed to see their arguments',
+        type=pathlib.Path,
+        help='of your own experiments, which are executed to see their arguments',
     )
     parser.add_argument(
         '--image-size', type=int, default=224, metavar='PIXELS', help='of the variants: 224'
@@ -54,10 +54,8 @@ def main(argv: Sequence[str]) -> int:
         return print_variants(args.words, args.image_size, args.json)
     if args.kind == KEYS:
         return print_keys(args.words, args.json)
-    if args.kind == EXPERIMENTS:
-        found = catalogue.experiments(pathlib.Path(args.folder))
-    else:
-        found = KINDS[args.kind]()
+    are_files = args.kind == EXPERIMENTS
+    found = catalogue.experiments(args.folder) if are_files else KINDS[args.kind]()
     found = [named for named in found if chosen(named.name, args.words)]
     print(to_json(found) if args.json else '\n'.join(lines(found)))
     return 0

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.config import load
+from vit_jax.config import load, shipped
 from vit_jax.errors import UserError, modules
 
 
@@ -58,14 +58,24 @@ def schedules() -> list[Named]:
     return [Named(name, first_line(shape)) for name, shape in shapes.items()]
 
 
-def experiments(folder: pathlib.Path) -> list[Named]:
+def experiments(folder: pathlib.Path | None = None) -> list[Named]:
     """The config files below a folder and the arguments that they take; each file is executed.
+
+    By default those that come with the package, under names that `--config` accepts.
 
     Raises:
       UserError: if there is no such folder, or a file that is no Python.
     """
+    if folder is None:
+        inside = experiments(shipped.FOLDER)
+        return [
+            dataclasses.replace(
+                named, name=shipped.name_of(named.name.removeprefix(f'{shipped.FOLDER}/'))
+            )
+            for named in inside
+        ]
     if not folder.is_dir():
-        raise UserError(f'no folder {str(folder)!r}: run it where your experiments/ is')
+        raise UserError(f'no folder {str(folder)!r} of experiments')
     files = [p for p in sorted(folder.rglob('*.py')) if 'def get_config(' in p.read_text()]
     return [Named(str(path), _line_of_file(path), _arguments(path)) for path in files]
 

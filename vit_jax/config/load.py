@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import flags, schema
+from vit_jax.config import flags, schema, shipped
 from vit_jax.config.validate import validate
 from vit_jax.errors import UserError, nearest
 from vit_jax.signatures import keyword_only
@@ -31,7 +31,8 @@ RENAMED = {'parallel.small': 'parallel.min_split_size'}
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Runs `FILE[:arg]` and applies overrides such as `optim.lr=3e-4`.
+    """Runs `FILE[:arg]`, or an experiment such as `vit/digits`, and applies overrides such as
+    `optim.lr=3e-4`.
 
     Raises:
       UserError: no such file, no `get_config`, an unknown key, a wrong type, or a
@@ -119,7 +120,7 @@ def module_of(name: str, where: str) -> types.ModuleType:
     """The module that a file makes when it is executed.
 
     Args:
-      name: of the file.
+      name: of the file, or of an experiment of the package, see `shipped`.
       where: the flag or place that names it, for the message.
 
     Raises:
@@ -127,16 +128,18 @@ def module_of(name: str, where: str) -> types.ModuleType:
     """
     path = pathlib.Path(name)
     if not path.is_file():
-        raise UserError(f'{where}: no file {str(path)!r}')
-    found = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-    if found is None or found.loader is None:
+        if (found := shipped.file_of(name)) is None:
+            raise UserError(f'{where}: {shipped.missing(name)}')
+        path = found
+    spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    if spec is None or spec.loader is None:
         raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
     try:
         compile(path.read_bytes(), path, 'exec')
     except (SyntaxError, ValueError) as error:  # ValueError for bytes that are not text
         raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
