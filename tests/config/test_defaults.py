@@ -21,7 +21,7 @@ def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> 
     config = config_lib.override(config, ['init.from=a.npz', 'step.max_skips=3'])
     assert defaults.arguments(config, 'init') == {
         'from_': 'a.npz',
-        'posemb': 'bilinear',
+        'posemb': '',
         'select': '',
         'classes': '',
     }
@@ -82,7 +82,7 @@ def test_the_config_that_is_given_stays_as_it_is(
         ('init.from=a.npz', ['init']),
         ('evals.test.split=test[:9]', ['evals']),
         # What a constructor has by default may be said.
-        ('init.posemb=bilinear', []),
+        ('init.posemb=', []),
         ('model.dropout=0.0', []),
         ('optim.eps=1e-8', []),
         ('optim.schedule.factor=0.1', []),

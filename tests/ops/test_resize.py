@@ -21,6 +21,13 @@ SIZES = [
 ]
 
 
+METHODS = {
+    'bilinear': resize.bilinear_align_corners,
+    'bicubic': resize.bicubic_half_pixel,
+    'antialiased': resize.bicubic_antialiased,
+}
+
+
 def values(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
@@ -32,15 +39,15 @@ def test_bilinear_is_that_of_scipy(old, new):
     np.testing.assert_allclose(resize.bilinear_align_corners(x, new), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('antialias', [False, True])
 @pytest.mark.parametrize(('old', 'new'), SIZES)
-def test_bicubic_is_that_of_torch(old, new):
+def test_bicubic_is_that_of_torch(old, new, antialias):
     torch = pytest.importorskip('torch')
     x = values(*old, 4)
     image = torch.from_numpy(x.transpose(2, 0, 1).astype(np.float64))[None]
-    expected = torch.nn.functional.interpolate(image, size=new, mode='bicubic')[0]
-    np.testing.assert_allclose(
-        resize.bicubic_half_pixel(x, new), expected.permute(1, 2, 0), atol=1e-6
-    )
+    other = torch.nn.functional.interpolate(image, size=new, mode='bicubic', antialias=antialias)
+    method = resize.bicubic_antialiased if antialias else resize.bicubic_half_pixel
+    np.testing.assert_allclose(method(x, new), other[0].permute(1, 2, 0), atol=1e-6)
 
 
 def test_the_two_methods_differ_from_one_another_and_from_jax():
@@ -114,15 +121,14 @@ def test_positions_come_back_where_the_grid_lies_in_the_finer_one():
     np.testing.assert_allclose(back, table, atol=1e-6)
 
 
-@pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('prefix', [0, 1, 2])
 def test_positions_of_other_grids(method, prefix):
     table = values(1, 3 * 4 + prefix, 6)
     new = resize.position_embedding(table, (3, 4), (6, 5), method, prefix)
     assert new.shape == (1, 30 + prefix, 6) and new.dtype == np.float32
     np.testing.assert_array_equal(new[:, :prefix], table[:, :prefix])
-    one = {'bilinear': resize.bilinear_align_corners, 'bicubic': resize.bicubic_half_pixel}[method]
-    expected = one(table[0, prefix:].reshape(3, 4, 6), (6, 5))
+    expected = METHODS[method](table[0, prefix:].reshape(3, 4, 6), (6, 5))
     np.testing.assert_array_equal(new[0, prefix:].reshape(6, 5, 6), expected)
     same = resize.position_embedding(table, (3, 4), (3, 4), method, prefix)
     np.testing.assert_array_equal(same, table)
@@ -130,7 +136,7 @@ def test_positions_of_other_grids(method, prefix):
 
 def test_a_constant_stays_constant():
     x = np.full((4, 6, 2), 3.0, np.float32)
-    for method in (resize.bilinear_align_corners, resize.bicubic_half_pixel):
+    for method in METHODS.values():
         np.testing.assert_allclose(method(x, (9, 5)), 3.0, atol=1e-6)
 
 

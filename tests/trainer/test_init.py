@@ -232,7 +232,7 @@ def test_the_flag_needs_no_section(repo, tmp_path):
     for override, message in [
         ('init.form=a.npz', "did you mean 'from'"),
         ('init=a.npz', 'set one of its keys: from, posemb'),
-        ('init.posemb=nearest', 'unknown method .nearest.*bicubic, bilinear'),
+        ('init.posemb=nearest', 'unknown method .nearest.*antialiased, bicubic, bilinear'),
         ('init.classes=a.txt', r'classes=a\.txt: nothing has these.*--config\.init\.from=FILE'),
     ]:
         with pytest.raises(UserError, match=message):

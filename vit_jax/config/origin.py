@@ -8,7 +8,7 @@ import re
 
 from vit_jax.errors import UserError, nearest
 
-POSEMBS = ('bilinear', 'bicubic')
+POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
 
 def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
@@ -31,7 +31,9 @@ class Init:
       from_: a checkpoint of another code base (a file, a folder, a URL such as
         hf://google/vit-base-patch16-224) or a run folder; empty for none; None if the user has to
         name one.
-      posemb: interpolation for resizing its position embedding.
+      posemb: interpolation for resizing its position embedding: 'bilinear' (vision_transformer),
+        'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as by the code base that
+        the checkpoint comes from.
       select: the parts to take from it, see `vit_jax.interop.select`; empty for all.
       classes: a file with the checkpoint's class for each class of the run, one number a line, from
         0; these rows of its head are taken. If empty, the head is kept if it has as many classes,
@@ -39,12 +41,12 @@ class Init:
     """
 
     from_: str | None = ''
-    posemb: str = 'bilinear'
+    posemb: str = ''
     select: str = ''
     classes: str = ''
 
     def __post_init__(self) -> None:
-        if self.posemb not in POSEMBS:
+        if self.posemb and self.posemb not in POSEMBS:
             raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
         if self.classes and self.from_ == '':
             raise UserError(

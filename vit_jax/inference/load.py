@@ -25,9 +25,10 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
+from vit_jax.config.origin import POSEMBS
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec, Spec
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths, run_folder, step_folder
@@ -45,6 +46,7 @@ def load(
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    positions: str = '',
     allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; only the `backbone` of a model that has one, such as a masked
@@ -64,6 +66,9 @@ def load(
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.
       mean, std: normalization of another code base's checkpoint: of images in [0, 1], a number or
         one for each channel. Defaults to the `preprocessor_config.json` next to the file.
+      positions: interpolation of position embeddings for images of another size: 'bilinear',
+        'bicubic' or 'antialiased' bicubic. By default that of the code base that the checkpoint
+        comes from: of vision_transformer and runs, of transformers, of timm.
       allowed: modules of your own that the config of a run may name, as `['my_lab']`.
 
     Returns:
@@ -76,7 +81,10 @@ def load(
         of this package that is not allowed.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if positions:
+        check_choice('positions', positions, POSEMBS)
     stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
+    stored = dataclasses.replace(stored, positions=positions or stored.positions)
     trained = fitted(stored, size, num_classes)
     return trained.model, trained.variables
 

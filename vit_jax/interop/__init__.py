@@ -43,12 +43,16 @@ def read(
     flat, extra = files.read_arrays(place)
     extra |= normalization.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
-        imported = families.reader(flat, family).read(flat, extra)
+        reader = families.reader(flat, family)
+        imported = reader.read(flat, extra)
         _require_finite(imported.params)
         _require_sound(imported)
         class_names = labels.read(extra, imported.model_config.get('num_classes'))
         return dataclasses.replace(
-            _preprocessed(imported, extra), class_names=class_names, path=Path(path)
+            _preprocessed(imported, extra),
+            class_names=class_names,
+            path=Path(path),
+            positions=getattr(reader, 'POSITIONS', imported.positions),
         )
     except UserError as error:
         raise UserError(f'{place}: {error}') from None

@@ -26,7 +26,7 @@ def fit(
     model: Any,
     target: PyTree,
     image_size: Size | None,
-    posemb: str = 'bilinear',
+    posemb: str = '',
     select: str = '',
 ) -> tuple[PyTree, list[str]]:
     """The parameters of a checkpoint for a model that may differ in its head and image size.
@@ -36,7 +36,8 @@ def fit(
       model: the Linen module.
       target: shapes of its parameters for images of `image_size`.
       image_size: height and width in pixels; None if the model takes no images.
-      posemb: interpolation of position embeddings, 'bilinear' or 'bicubic'.
+      posemb: interpolation of position embeddings, see `ops.resize.grid`; by default that of the
+        checkpoint's code base.
       select: the parts of the checkpoint to take, if the models differ otherwise; see
         `interop.select`. If empty, all has to fit.
 
@@ -54,7 +55,7 @@ def fit(
             model,
             old_size=trained.image_size,
             new_size=image_size,
-            posemb=posemb,
+            posemb=posemb or trained.positions,
             select=select,
         )
     except UserError as error:
@@ -84,7 +85,7 @@ def adapt(
       model: the Linen module, for its `head_layers` and `resize_params`.
       old_size: of the images that `params` were made for; None if unknown.
       new_size: of the images to come; None if the model takes none.
-      posemb: interpolation of position embeddings, 'bilinear' or 'bicubic'.
+      posemb: interpolation of position embeddings, see `ops.resize.grid`.
       select: the parts to take; see `select`. If empty, all has to fit.
 
     Returns:

@@ -39,6 +39,8 @@ class TrainedModel:
         if they fit images of any size.
       source: its origin, a phrase for people.
       class_names: one for each output of the head; empty if unknown.
+      positions: interpolation by which its code base resizes position embeddings, see
+        `ops.resize.grid`.
       class_ids: those of the training data's own files; empty if these have none, and for runs
         that did not keep them.
       notes: assumptions of the reader, a line each.
@@ -64,6 +66,7 @@ class TrainedModel:
     raw_images: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     spec: Spec = dataclasses.field(default_factory=dict)
     class_ids: tuple[int, ...] = ()
+    positions: str = 'bilinear'
 
     @classmethod
     def of_file(

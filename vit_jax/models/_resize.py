@@ -25,7 +25,7 @@ def positions(
       old_grid: the grid of `pos_embed`; None if it is a square.
       new_grid: the grid to resize it to.
       prefix: rows of `pos_embed` before those of the patches.
-      method: 'bilinear' or 'bicubic'; see `ops.resize.position_embedding`.
+      method: see `ops.resize.grid`.
 
     Returns:
       The parameters, and notes on the changes, for people. A `pos_embed` of another model, whose
@@ -59,7 +59,7 @@ def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str
     Args:
       params: a tree with layers `rows_i` and `columns_i`.
       new_grid: rows and columns of the new grid.
-      method: 'bilinear' or 'bicubic'; see `ops.resize.grid`.
+      method: see `ops.resize.grid`.
 
     Returns:
       The parameters, and notes on the changes, for people.

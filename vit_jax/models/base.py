@@ -74,7 +74,7 @@ class Model(nn.Module):
           params: nested arrays; some may be absent.
           old_size: of the images that they were made for; None if unknown.
           new_size: of the new images.
-          method: 'bilinear' or 'bicubic', for grids of positions.
+          method: of interpolation of grids of positions, see `ops.resize.grid`.
         """
         del old_size, new_size, method
         return params, []

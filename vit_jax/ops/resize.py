@@ -31,17 +31,28 @@ def bilinear_align_corners(
 def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
     """Cubic interpolation between the centers of cells, with a = -0.75 and no antialiasing.
 
-    Equal to PyTorch's `interpolate(mode='bicubic')`, which DeiT, timm and transformers use.
-    Keys, 1981, equation 4, has a = -0.5 instead.
+    Equal to PyTorch's `interpolate(mode='bicubic')`, by which DeiT and transformers resize their
+    position embeddings. Keys, 1981, equation 4, has a = -0.5 instead.
     """
     return _resize(x, size, _bicubic)
+
+
+def bicubic_antialiased(
+    x: Float[Values, 'h w D'], size: Size
+) -> Float[np.ndarray, 'new_h new_w D']:
+    """Cubic interpolation between the centers of cells, with a = -0.5, over all that a cell covers.
+
+    Equal to PyTorch's `interpolate(mode='bicubic', antialias=True)`, by which timm resizes its
+    position embeddings.
+    """
+    return _resize(x, size, lambda old, new: _antialiased(old, new, _keys))
 
 
 def bilinear_half_pixel(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
     """Linear interpolation between the centers of cells, antialiased when downsampling."""
-    return _resize(x, size, _antialiased)
+    return _resize(x, size, lambda old, new: _antialiased(old, new, _linear))
 
 
 def pinv_patch_kernel(
@@ -54,7 +65,7 @@ def pinv_patch_kernel(
     closest token on average over patches of independent pixels.
     """
     # The pseudoinverse of a Kronecker product is that of its factors.
-    return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new).T))
+    return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new, _linear).T))
 
 
 def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray, 'i j D']:
@@ -63,7 +74,8 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
     Args:
       x: the vectors of the old grid.
       size: rows and columns of the new grid.
-      method: 'bilinear' (`bilinear_align_corners`) or 'bicubic' (`bicubic_half_pixel`).
+      method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`) or
+        'antialiased' (`bicubic_antialiased`).
 
     Raises:
       UserError: if there is no such method.
@@ -102,7 +114,11 @@ def position_embedding(
     return np.concatenate([prefix, resized.reshape(-1, resized.shape[-1])])[None]
 
 
-_METHODS = {'bilinear': bilinear_align_corners, 'bicubic': bicubic_half_pixel}
+_METHODS = {
+    'bilinear': bilinear_align_corners,
+    'bicubic': bicubic_half_pixel,
+    'antialiased': bicubic_antialiased,
+}
 
 
 def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> np.ndarray:
@@ -133,16 +149,27 @@ def _bicubic(old: int, new: int) -> Float[np.ndarray, 'new old']:
 
 
 @functools.cache
-def _antialiased(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """Linear weights over the cells that a new one covers; they sum to 1 at the border too."""
+def _antialiased(
+    old: int, new: int, kernel: Callable[[np.ndarray], np.ndarray]
+) -> Float[np.ndarray, 'new old']:
+    """A kernel's weights over the cells that a new one covers; they sum to 1 at the border too."""
     distance = np.abs(_centers(old, new)[:, None] - np.arange(old))
-    weights = np.maximum(1.0 - distance / max(old / new, 1.0), 0.0)
+    weights = kernel(distance / max(old / new, 1.0))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _centers(old: int, new: int) -> Float[np.ndarray, 'new']:
     """The centers of new cells, in units in which the old ones are at 0, 1, ..."""
     return (np.arange(new) + 0.5) * (old / new) - 0.5
+
+
+def _linear(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:
+    return np.maximum(1.0 - x, 0.0)
+
+
+def _keys(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:
+    """The kernel of Keys, 1981, equation 4, which is zero from a distance of 2 on."""
+    return np.where(x < 2, _cubic(x, a=-0.5), 0.0)
 
 
 def _cubic(x: Float[np.ndarray, '*B'], a: float) -> Float[np.ndarray, '*B']:

@@ -9,6 +9,7 @@ from helpers import timm_architectures, transformers_vit
 from helpers.transformers_models import theirs
 from helpers.transformers_vit import ours
 
+import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
@@ -74,6 +75,21 @@ def test_logits(qkv_bias, tmp_path, images):
         'timm ViT',
         'erf',
         1e-6,
+    )
+
+
+def test_images_of_another_size(tmp_path):
+    """Positions are resized by antialiased interpolation, as in timm's `resample_abs_pos_embed`."""
+    model = reference()
+    imported = read(tmp_path, timm_state(model))
+    _, variables = vit_jax.load(tmp_path, image_size=(8, 20))
+    table = variables['params']['pos_embed']
+    grid = torch.from_numpy(imported.params['pos_embed'][:, 1:]).reshape(1, 3, 3, WIDTH)
+    expected = torch.nn.functional.interpolate(
+        grid.permute(0, 3, 1, 2), size=(2, 5), mode='bicubic', antialias=True
+    )
+    np.testing.assert_allclose(
+        table[0, 1:], expected.permute(0, 2, 3, 1).reshape(10, WIDTH), atol=1e-5
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from helpers.transformers_models import theirs
 from helpers.transformers_vit import apply, ours, reference
 
+import vit_jax
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
@@ -70,6 +71,22 @@ def test_logits_of_what_is_read(fields, version, tmp_path, images):
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
     assert imported.image_size == size and imported.model_config['name'] == 'vit'
+
+
+@pytest.mark.parametrize('size', [(24, 20), (8, 12)])
+def test_images_of_another_size(size, tmp_path, images):
+    """Positions are resized as transformers does, unless another interpolation is given."""
+    model, batch = reference(), images(2, *size, 3)
+    model.save_pretrained(tmp_path)
+    module, variables = vit_jax.load(tmp_path, image_size=size)
+    logits = apply(module, variables['params'], batch)['logits']
+    expected = theirs(model, batch, interpolate_pos_encoding=np.array(True)).logits
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    _, other = vit_jax.load(tmp_path, image_size=size, positions='bilinear')
+    table, linear = (v['params']['pos_embed'] for v in (variables, other))
+    assert np.abs(table - linear).max() > 0.01
+    with pytest.raises(UserError, match="unknown positions 'cubic'"):
+        vit_jax.load(tmp_path, image_size=size, positions='cubic')
 
 
 @pytest.mark.parametrize('sharded', [False, True])

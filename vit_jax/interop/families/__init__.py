@@ -8,6 +8,8 @@ A family has two functions, and a table if it can write files for others:
   and the parsed config.json (empty if there is none).
 - `WRITERS`: {(name of the model, form): function}, where a function makes `Written` from a
   `TrainedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
+- `POSITIONS`: interpolation by which its code base resizes position embeddings, if it is not
+  'bilinear'; see `ops.resize.grid`.
 
 A family may be named in front of a path: `my_lab.swin:weights.safetensors`. This is needed for a
 user's own family, by its dotted name.

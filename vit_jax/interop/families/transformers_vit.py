@@ -18,6 +18,7 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.nn.positions import sincos2d
 
+POSITIONS = 'bicubic'
 _NORM_EPS = 1e-12
 # ViTConfig.hidden_act
 _GELUS = {'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh', 'gelu_fast': 'tanh'}
