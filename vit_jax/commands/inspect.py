@@ -96,7 +96,7 @@ def from_checkpoint(
     path: str, image_size: int | None, channels: int | None, allowed: Sequence[str]
 ) -> Subject:
     """A trained model, for images of its own size or another."""
-    from vit_jax.inference import load
+    from vit_jax.inference import load, sizes
     from vit_jax.profiling.examples import row_of
 
     given = (image_size, image_size) if image_size else None
@@ -105,7 +105,7 @@ def from_checkpoint(
     config, spec, note = trained.config, {}, ''
     try:
         if trained.step is None:
-            spec = load.example_spec(trained, load.input_size(trained))
+            spec = sizes.example_spec(trained, sizes.input_size(trained))
         else:
             config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:

@@ -24,7 +24,7 @@ from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.inference import load
+from vit_jax.inference import load, sizes
 from vit_jax.inference.images import takes_any_size
 from vit_jax.interop import preprocessing
 from vit_jax.interop.trained import TrainedModel
@@ -186,7 +186,7 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
 
 def _size(checkpoint: TrainedModel) -> tuple[int, int]:
     try:
-        return load.input_size(checkpoint)
+        return sizes.input_size(checkpoint)
     except UserError:
         raise UserError(
             'the size of its images is unknown: give config.data.transforms and those of '

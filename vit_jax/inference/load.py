@@ -27,8 +27,8 @@ from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS
 from vit_jax.data import batches, vocabulary
-from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.errors import UserError, check_choice
+from vit_jax.inference.sizes import any_size, example_spec, input_size
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths, run_folder, step_folder
@@ -36,7 +36,6 @@ from vit_jax.storage import paths, run_folder, step_folder
 _log = logging.getLogger(__name__)
 PyTree = Any
 Path = str | os.PathLike[str]
-RESNET_SIZE = (224, 224)
 
 
 def load(
@@ -252,7 +251,7 @@ def fitted(
         _log.warning('%s: %s', trained.source, note)
     if num_classes is not None:
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
-    size = image_size or trained.image_size or _any_size(trained)
+    size = image_size or trained.image_size or any_size(trained)
     spec = example_spec(trained, size)
 
     def init() -> PyTree:
@@ -266,20 +265,6 @@ def fitted(
         image_size=image_size or trained.image_size,
         spec=spec,
     )
-
-
-def input_size(trained: TrainedModel) -> Size:
-    """Height and width of the images that a checkpoint was made for.
-
-    A ResNet takes images of any size. A ViT without a position embedding does not determine the
-    number of its tokens, and a wrong one may exhaust the memory.
-
-    Raises:
-      UserError: if the size is unknown.
-    """
-    if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
-        return size
-    raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
 
 
 def _read_run(
@@ -310,32 +295,6 @@ def _read_run(
         spec=kinds[-1][1] if kinds else {},
     )
     return trained.adapted(model=trained.model)  # with defaults of missing keywords
-
-
-def _any_size(trained: TrainedModel) -> Size:
-    """A size for a model whose parameters do not depend on it."""
-    size = (trained.model.stride or 32,) * 2
-    try:
-        _, changes = adapt.resize(trained.params, trained.model, None, size)
-    except UserError as error:
-        changes = [str(error)]
-    if changes:
-        raise UserError(
-            'the parameters are for images of one size, which is unknown '
-            f'({changes[0]}): give the image size'
-        )
-    return size
-
-
-def example_spec(trained: TrainedModel, size: Size) -> Spec:
-    """The arrays of one example of the training data, with images of this size."""
-    if 'image' not in trained.spec:
-        return trained.spec or {'image': ArraySpec((*size, trained.channels), np.dtype(np.uint8))}
-    before = trained.spec['image'].shape[:2]
-    return {
-        name: ArraySpec((*size, *s.shape[2:]), s.dtype) if s.shape[:2] == before else s
-        for name, s in trained.spec.items()
-    }
 
 
 def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:

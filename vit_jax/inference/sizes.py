@@ -1,0 +1,56 @@
+"""The sizes of the images that a checkpoint takes, and the arrays of one example of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.data.batches import ArraySpec, Spec
+from vit_jax.errors import UserError
+from vit_jax.interop import adapt
+from vit_jax.interop.trained import Size, TrainedModel
+
+RESNET_SIZE = (224, 224)
+
+
+def input_size(trained: TrainedModel) -> Size:
+    """Height and width of the images that a checkpoint was made for.
+
+    A ResNet takes images of any size. A ViT without a position embedding does not determine the
+    number of its tokens, and a wrong one may exhaust the memory.
+
+    Raises:
+      UserError: if the size is unknown.
+    """
+    if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
+        return size
+    raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
+
+
+def any_size(trained: TrainedModel) -> Size:
+    """A size for a model whose parameters do not depend on it.
+
+    Raises:
+      UserError: if they do.
+    """
+    size = (trained.model.stride or 32,) * 2
+    try:
+        _, changes = adapt.resize(trained.params, trained.model, None, size)
+    except UserError as error:
+        changes = [str(error)]
+    if changes:
+        raise UserError(
+            'the parameters are for images of one size, which is unknown '
+            f'({changes[0]}): give the image size'
+        )
+    return size
+
+
+def example_spec(trained: TrainedModel, size: Size) -> Spec:
+    """The arrays of one example of the training data, with images of this size."""
+    if 'image' not in trained.spec:
+        return trained.spec or {'image': ArraySpec((*size, trained.channels), np.dtype(np.uint8))}
+    before = trained.spec['image'].shape[:2]
+    return {
+        name: ArraySpec((*size, *s.shape[2:]), s.dtype) if s.shape[:2] == before else s
+        for name, s in trained.spec.items()
+    }
