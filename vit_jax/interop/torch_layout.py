@@ -63,7 +63,7 @@ def ours(name: str, table: names.Table) -> str | None:
     translated = names.ours(name, table)
     if translated is None:
         return None
-    weight = '/scale' if re.search(r'norm(_?\d)?\.weight$', translated) else '/kernel'
+    weight = '/scale' if re.search(r'norm(_?\d|_pre)?\.weight$', translated) else '/kernel'
     return translated.replace('.weight', weight).replace('.bias', '/bias')
 
 
@@ -97,7 +97,7 @@ def parted(flat: Flat, source: str) -> Flat:
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
     """Arrays by our names and in our layouts, with split projections of attention.
 
-    If no block has biases of projections, they get biases of zero.
+    If no block has biases of its queries, keys or values, they get biases of zero.
 
     Raises:
       UserError: if a name is in no row, or an array has an impossible shape.
@@ -129,6 +129,9 @@ def _layout(name: str) -> _Layout | None:
 
 
 def _absent_biases(flat: Flat) -> Flat:
-    kernels = [n for n in flat if re.fullmatch('.*/(query|key|value)/kernel', n)]
-    biases = {n.replace('kernel', 'bias'): np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
-    return {} if biases.keys() & flat.keys() else biases
+    absent: Flat = {}
+    for part in ('query', 'key', 'value'):
+        kernels = [name for name in flat if name.endswith(f'/{part}/kernel')]
+        biases = {n[:-6] + 'bias': np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
+        absent |= {} if biases.keys() & flat.keys() else biases
+    return absent

@@ -291,9 +291,8 @@ MISTAKES = {
         {},
         'norm.weight .* is unknown|fc_norm.bias',
     ),
-    'registers': ({'reg_token': np.ones((1, 4, WIDTH))}, {}, 'register tokens'),
-    'norm before': ({'norm_pre.weight': np.ones(WIDTH)}, {}, 'a norm before the first block'),
-    'unknown': ({'blocks.0.attn.q_norm.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
+    'unknown': ({'blocks.0.attn.rel.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
+    'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, 'no part called dist_token'),
     'absent': ({'blocks.1.mlp.fc1.bias': None}, {}, r'blocks\.1\.mlp\.fc1\.bias \(.*\) is missing'),
     'thirds': (
         {'blocks.1.attn.qkv.weight': np.ones((47, 16))},
@@ -303,8 +302,8 @@ MISTAKES = {
     'scale': ({'blocks.1.ls1.gamma': np.ones(3)}, {}, r'ls1\.gamma scales .* does not fit'),
     'activation': (
         {},
-        {'model_args': {'num_heads': HEADS, 'act_layer': 'quick_gelu'}},
-        "act_layer 'quick_gelu'",
+        {'model_args': {'num_heads': HEADS, 'act_layer': 'relu'}},
+        "act_layer 'relu'",
     ),
     'pool': (
         {},

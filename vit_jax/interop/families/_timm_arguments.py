@@ -33,11 +33,12 @@ _REFUSED = {
 _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
     'block_fn': (None, '', 'Block'),
-    'mlp_layer': (None, '', 'Mlp', 'mlp'),
+    'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
     'pos_embed': ('learn',),
     'pool_include_prefix': (False,),
 }
-_GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'GELUTanh': 'tanh'}
+_GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
+_SILUS = ('silu', 'SiLU', 'swish')
 _NORM = re.compile(r'(LayerNorm|layernorm)(?:\(eps=([-\de.]+)\))?')
 _NORM_EPS = 1e-6
 
@@ -85,14 +86,16 @@ def num_heads(found: Arguments, width: int) -> int | None:
     return heads if heads and (found.get('embed_dim') or width) == width else None
 
 
-def gelu(found: Arguments, source: str) -> str:
-    """Our name of the activation.
+def gelu(found: Arguments, source: str, gated: bool = False) -> str:
+    """Our name of the activation; any for MLPs with gates, which have SiLU.
 
     Raises:
-      UserError: if it is none of ours.
+      UserError: if it is none of ours, or another one is of the gates.
     """
     name = found.get('act_layer')
-    if name not in _GELUS:
+    if gated and (name in _SILUS or found.get('class') == 'Eva'):
+        return 'erf'
+    if name not in _GELUS or gated:
         raise UserError(f'{source}: act_layer {name!r} is not supported')
     return _GELUS[name]
 

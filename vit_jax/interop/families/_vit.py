@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,8 @@ def assemble(
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
     hints: Iterable[Size] = (),
-    fixed_positions: bool = False,
+    positions: str = 'learn',
+    pool: str | None = None,
 ) -> TrainedModel:
     """The checkpoint, after checking that its parameters make a whole model.
 
@@ -46,17 +47,22 @@ def assemble(
       image_size: if the file has it; else the first of `hints` with as many patches as
         `pos_embed`, or a square.
       hints: possible heights and widths.
-      fixed_positions: whether positions that are not in the file are those of sincos2d.
+      positions: the model's `posemb` if the file has no `pos_embed`; 'learn' if it needs one.
+      pool: the model's, where several have the same arrays.
 
     Raises:
       UserError: names the parameters that are absent, superfluous or of another shape.
     """
-    if 'pos_embed' not in flat and not fixed_positions:
+    if 'pos_embed' not in flat and positions == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
+    model |= {'posemb': 'learn' if 'pos_embed' in flat else positions}
+    model |= {} if pool is None else {'pool': pool}
     module = _module(model)
     context = f'{source}: not a whole model (shapes in our layout)'
-    require_fit(flat, _expected(flat, module), context, label=label)
+    expected = _expected(flat, module)
+    flat = with_biases(flat, expected)
+    require_fit(flat, expected, context, label=label)
     if image_size is None and 'pos_embed' in flat:
         patches = flat['pos_embed'].shape[1] - ('cls_token' in flat)
         fitting = [size for size in hints if _patches(size, module.stride) == patches]
@@ -98,18 +104,68 @@ def class_row(flat: Flat, hints: Iterable[Size]) -> bool | None:
 
     None if none of them has as many patches as there are positions, or one less.
     """
+    found = first_rows(flat, hints, (0, 1))
+    return None if found is None else bool(found)
+
+
+def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int | None:
+    """The rows of positions before those of the patches, one of `counts`, given possible sizes of
+    images. None if none of these has as many patches.
+    """
     table, kernel = flat['pos_embed'], flat.get('patch_embed/kernel')
     if kernel is None or kernel.ndim != 4 or table.ndim != 3:
         return None
     surplus = [table.shape[1] - _patches(size, kernel.shape[0]) for size in hints]
-    return next((bool(n) for n in surplus if n in (0, 1)), None)
+    return next((rows for rows in surplus if rows in counts), None)
 
 
 def with_class_row(flat: Flat, has_row: bool) -> Flat:
     """Give the class token a position of zero if positions are for patches alone."""
-    if has_row or 'cls_token' not in flat or 'pos_embed' not in flat:
+    return with_prefix(flat, int(has_row))
+
+
+def with_prefix(flat: Flat, rows: int) -> Flat:
+    """Positions with a row for the class token, if there is one, and none for registers.
+
+    Args:
+      flat: parameters by our names; `register_tokens` [1 R D] are other tokens before the patches.
+      rows: the rows of `pos_embed` before those of the patches: of none of these tokens, of the
+        class token or of all of them. Rows of registers are added to the registers.
+    """
+    if 'pos_embed' not in flat or flat['pos_embed'].ndim != 3:
         return flat
-    return flat | {'pos_embed': np.pad(flat['pos_embed'], ((0, 0), (1, 0), (0, 0)))}
+    table, has_class = flat['pos_embed'], 'cls_token' in flat
+    if rows > has_class and 'register_tokens' in flat:
+        tokens = flat['register_tokens'] + table[:, int(has_class) : rows]
+        kept = [table[:, : int(has_class)], table[:, rows:]]
+        return flat | {'register_tokens': tokens, 'pos_embed': np.concatenate(kept, axis=1)}
+    if rows or not has_class:
+        return flat
+    return flat | {'pos_embed': np.pad(table, ((0, 0), (1, 0), (0, 0)))}
+
+
+def with_biases(flat: Flat, expected: Flat) -> Flat:
+    """Give biases of zero to layers that have none in any block, to norms if none has any, and to
+    the embedding of patches before another norm, which makes one superfluous.
+    """
+    kinds = {_kind(name) for name in flat}
+    with_norm = 'norm_pre/scale' in flat
+    absent = [
+        name
+        for name in expected.keys() - flat.keys()
+        if name.endswith('/bias')
+        and (
+            ('/block_' in name and _kind(name) not in kinds)
+            or ('norm' in name and not any(re.search(r'norm[^/]*/bias$', n) for n in flat))
+            or (name == 'patch_embed/bias' and with_norm)
+        )
+    ]
+    return flat | {name: np.zeros(expected[name].shape, np.float32) for name in absent}
+
+
+def _kind(name: str) -> str:
+    """The name without the number of its block."""
+    return re.sub(r'block_\d+/', 'block/', name)
 
 
 def _patches(size: Size, stride: int) -> int:
@@ -131,9 +187,15 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         'num_heads': heads,
         'pool': _pool(flat),
         'fc_norm': 'fc_norm/scale' in flat,
-        'posemb': 'learn' if 'pos_embed' in flat else 'sincos2d',
         'representation_size': None,
     }
+    if 'register_tokens' in flat:
+        model['registers'] = shape('register_tokens', 3)[1]
+    if 'norm_pre/scale' in flat:
+        model['norm_pre'] = True
+    if 'encoder/block_0/mlp/gate/kernel' in flat:
+        normed = 'encoder/block_0/mlp/norm/scale' in flat
+        model['mlp'] = 'swiglu(norm=True)' if normed else 'swiglu'
     if 'pre_logits/kernel' in flat:
         model['representation_size'] = shape('pre_logits/kernel', 2)[1]
     if 'pos_embed' in flat:

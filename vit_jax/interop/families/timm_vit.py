@@ -7,7 +7,6 @@ in config.json into the patch embedding, so that images are in [-1, 1] as for al
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,30 +14,26 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _timm_arguments, _vit
+from vit_jax.interop.families import _timm_arguments, _timm_layout, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 POSITIONS = 'antialiased'
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
+_MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
-# Layer scales and the layers before them.
-_SCALED = {'ls1': 'attn.proj', 'ls2': 'mlp.fc2'}
-_UNSUPPORTED = {
-    'reg_token': 'it has register tokens',
-    'norm_pre.': 'it has a norm before the first block',
-    'dist_token': 'it has a distillation token',
-}
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
+    ('reg_token', 'register_tokens'),
     ('pos_embed', 'pos_embed'),
     ('patch_embed.proj', 'patch_embed'),
+    ('norm_pre', 'norm_pre'),
     *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{b}') for a, b in _ATTENTION),
     *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
-    *((f'{_BLOCK[0]}.mlp.{fc}', f'{_BLOCK[1]}/mlp/{fc}') for fc in ('fc1', 'fc2')),
+    *((f'{_BLOCK[0]}.mlp.{part}', f'{_BLOCK[1]}/mlp/{part}') for part in _MLP),
     ('norm', 'encoder/norm'),
     ('fc_norm', 'fc_norm'),
     ('attn_pool.latent', 'map_head/probe'),
@@ -66,17 +61,16 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     source = _SOURCE
     arguments = _timm_arguments.arguments(extra, source)
-    _require_supported(flat, source)
-    parts = torch_layout.parted(_unscaled(flat, source), source)
+    parts = _timm_layout.plain(flat, source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     sizes = _sizes(extra, arguments)
     imported = _vit.assemble(
-        _vit.with_class_row(params, has_row=_has_class_row(params, arguments, sizes)),
+        _vit.with_prefix(params, _prefix_rows(params, arguments, sizes)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
-        gelu=_timm_arguments.gelu(arguments, source),
+        gelu=_timm_arguments.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
         norm_eps=_timm_arguments.norm_eps(arguments, source),
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
     )
@@ -84,35 +78,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
-
-
-def _require_supported(flat: Flat, source: str) -> None:
-    for prefix, reason in _UNSUPPORTED.items():
-        if any(name.startswith(prefix) for name in flat):
-            raise UserError(
-                f'{source}: no such model is known here: {reason} ({prefix.rstrip(".")})'
-            )
-
-
-def _unscaled(flat: Flat, source: str) -> Flat:
-    """Fold layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
-    folded = dict(flat)
-    for name, gamma in flat.items():
-        match = re.fullmatch(r'(blocks\.\d+\.)(ls[12])\.gamma', name)
-        if not match:
-            continue
-        layer = match[1] + _SCALED[match[2]]
-        for leaf in (f'{layer}.weight', f'{layer}.bias'):
-            if leaf not in flat or len(flat[leaf]) != len(gamma):
-                raise UserError(f'{source}: {name} scales {leaf}, which is absent or does not fit')
-            folded[leaf] = (flat[leaf].T * gamma).T
-        del folded[name]
-    blocks = {match[1] for name in flat if (match := re.match(r'blocks\.(\d+)\.', name))}
-    for scale in _SCALED:
-        lost = {block for block in blocks if f'blocks.{block}.{scale}.gamma' not in flat}
-        if lost and lost != blocks:
-            raise UserError(f'{source}: blocks.{min(lost)}.{scale}.gamma is not in the file')
-    return folded
 
 
 def _heads(
@@ -169,12 +134,18 @@ def _reason(imported: TrainedModel) -> str:
     return ' (the file holds attention pooling)' if imported.model_config['pool'] == 'map' else ''
 
 
-def _has_class_row(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> bool:
-    """Whether positions begin with that of the class token: not with `no_embed_class`."""
-    if 'no_embed_class' in arguments or 'pos_embed' not in params:
-        return not arguments.get('no_embed_class')
-    known = _vit.class_row(params, sizes)
-    return _vit.square_side(params['pos_embed'].shape[1]) is None if known is None else known
+def _prefix_rows(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> int:
+    """Rows of the positions before those of the patches: none with `no_embed_class`."""
+    registers = params['register_tokens'].shape[1] if 'register_tokens' in params else 0
+    prefix = int('cls_token' in params) + registers
+    if arguments.get('no_embed_class') or 'pos_embed' not in params:
+        return 0
+    if 'no_embed_class' in arguments or 'class' in arguments:
+        return prefix
+    known = _vit.first_rows(params, sizes, (0, prefix))
+    if known is not None:
+        return known
+    return prefix if _vit.square_side(params['pos_embed'].shape[1]) is None else 0
 
 
 def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit.Size]:

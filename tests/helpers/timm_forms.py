@@ -1,0 +1,106 @@
+"""Small ViTs of timm of every form that is read, with timm's own outputs.
+
+timm needs torchvision, so what it computes is stored. As a command this module asks it again:
+
+    python tests/helpers/timm_forms.py > tests/golden/timm.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GOLDEN = Path(__file__).parents[1] / 'golden' / 'timm.json'
+_SIDE, _PATCH, _HEAD, _CLASSES = 12, 4, 4, 3
+# An architecture of each form: the family, the name, and arguments beside those that make it small.
+FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ('ViT', 'vit_tiny_patch16_224', {}),
+    ('ViT', 'vit_base_patch16_gap_224', {}),
+    ('ViT', 'eva_large_patch14_196', {}),
+    ('DeiT', 'deit_tiny_patch16_224', {}),
+    ('DeiT III', 'deit3_small_patch16_224', {}),
+    ('FlexiViT', 'flexivit_small', {}),
+    ('SigLIP', 'vit_base_patch16_siglip_224', {}),
+    ('SigLIP', 'vit_base_patch32_siglip_256', {}),
+    ('CLIP', 'vit_xsmall_patch16_clip_224', {}),
+    ('CLIP', 'vit_base_patch16_clip_quickgelu_224', {}),
+    ('DINOv2', 'vit_small_patch14_dinov2', {}),
+    ('DINOv2 with registers', 'vit_small_patch14_reg4_dinov2', {}),
+    ('DINOv2 with registers', 'vit_giant_patch14_reg4_dinov2', {}),
+    ('registers', 'vit_wee_patch16_reg1_gap_256', {}),
+    ('registers', 'vit_so150m_patch16_reg4_map_256', {}),
+)
+
+
+def parameters(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Random numbers for arrays of these shapes, none of which is zero, one or like another."""
+    found = {}
+    for name, shape in shapes.items():
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        is_scale = len(shape) == 1 and bool(re.search(r'(norm\w*|bn\d|norm\.\d)\.weight$', name))
+        positive = name.endswith('running_var')
+        values = rng.normal(size=shape) * 0.2 + is_scale
+        found[name] = (1 + np.abs(values) if positive else values).astype(np.float32)
+    return found
+
+
+def images(side: int) -> np.ndarray:
+    """The input in [-1, 1], [1 side side 3]."""
+    return np.random.default_rng(0).uniform(-1, 1, (1, side, side, 3)).astype(np.float32)
+
+
+def golden() -> dict[str, dict[str, Any]]:
+    """By architecture: config.json, the shapes of the parameters and the logits."""
+    return {name: _asked(name, arguments) for _, name, arguments in FORMS}
+
+
+def _asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    import timm
+    import torch
+
+    from vit_jax.interop.families import _timm_arguments
+
+    heads = _timm_arguments.architectures()[name]['num_heads']
+    small = {
+        'embed_dim': _HEAD * heads,
+        'patch_size': _PATCH,
+        'img_size': _SIDE,
+        'depth': 1,
+        'num_classes': _CLASSES,
+    } | arguments
+    model = timm.create_model(name, **small).eval()
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    state = {key: torch.from_numpy(value) for key, value in parameters(shapes).items()}
+    model.load_state_dict(state)
+    colors = {key: list(model.pretrained_cfg[key]) for key in ('mean', 'std')}
+    side = small['img_size']
+    batch = ((images(side) + 1) / 2 - np.array(colors['mean'])) / np.array(colors['std'])
+    with torch.no_grad():
+        logits = model(torch.from_numpy(batch.transpose(0, 3, 1, 2)).float())
+    kept = {key: small[key] for key in ('embed_dim', *arguments) if key in small}
+    return {
+        'config': {
+            'architecture': name,
+            'global_pool': model.global_pool,
+            'model_args': kept,
+            'pretrained_cfg': colors | {'input_size': [3, side, side]},
+        },
+        'shapes': shapes,
+        'logits': logits[0].tolist(),
+    }
+
+
+def text() -> str:
+    """The stored form: an architecture a line."""
+    lines = (f'  {json.dumps(name)}: {json.dumps(row)}' for name, row in golden().items())
+    return '{\n' + ',\n'.join(lines) + '\n}\n'
+
+
+if __name__ == '__main__':
+    sys.stdout.write(text())
