@@ -10,6 +10,7 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.interop import files
+from vit_jax.storage import servers
 
 ARRAYS = {'b/kernel': np.arange(6.0).reshape(2, 3), 'file': np.ones(4), 'a': np.float32(2)}
 
@@ -74,7 +75,8 @@ def test_shards(tmp_path):
     assert_one_line(tmp_path, 'no weight_map')
 
 
-def test_urls(tmp_path):
+def test_urls(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     remote = fsspec.filesystem('memory')
     files.write_npz(tmp_path / 'a.npz', {'img/a': np.ones(2), 'txt/b': np.zeros(1)})
     files.write_safetensors(tmp_path / 'folder', {'x': np.ones(3)}, {'k': 1})
@@ -93,9 +95,10 @@ def test_a_protocol_without_its_package(monkeypatch):
     def missing(*args, **kwargs):
         raise ImportError('Please install gcsfs\nto access Google Storage')
 
-    monkeypatch.setattr(fsspec, 'open', missing)
-    assert_one_line('gs://bucket/a.npz', 'Please install gcsfs to access')
-    assert_one_line('gs://bucket/folder', 'Please install gcsfs to access')
+    monkeypatch.setattr(servers, 'require_answer', lambda scheme: None)
+    monkeypatch.setattr(fsspec.core, 'url_to_fs', missing)
+    assert_one_line('gs://bucket/a.npz', "gs:// needs gcsfs: pip install 'vit_jax[gcs]'")
+    assert_one_line('abfs://bucket/folder', 'Please install gcsfs')
 
 
 def test_parameters_of_a_training_state(tmp_path):

@@ -177,6 +177,8 @@ def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
       UserError: if object storage cannot be reached.
     """
     path = paths.path(path)
+    if paths.is_remote(path) and path.name.partition(':')[0].endswith(('.npz', '.safetensors')):
+        return None  # a file, whose copy in the cache may do without the network
     with paths.reaching(path):
         if (path / run_folder.CHECKPOINTS).is_dir():
             return path / run_folder.CHECKPOINTS, None

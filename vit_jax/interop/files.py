@@ -1,4 +1,4 @@
-"""Checkpoint files as named arrays: .npz and .safetensors, local or behind a URL; never pickle."""
+"""Checkpoint files as named arrays: .npz and .safetensors, wherever they are; never pickle."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import importlib
 import json
 import os
 import re
-import shutil
 import stat
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,15 +19,13 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import places
-from vit_jax.storage import paths, servers
+from vit_jax.interop.hub import INDEX, PICKLES, WEIGHTS
+from vit_jax.storage import paths
 
 Flat = dict[str, np.ndarray]  # name -> array
 
-_SAFETENSORS = 'model.safetensors'
-_INDEX = f'{_SAFETENSORS}.index.json'
 _CONFIG = 'config.json'
 _PREPROCESSOR = 'preprocessor_config.json'
-PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
 # Limits of the unpacked size and of a JSON file: larger ones could be made to fill the memory.
@@ -49,9 +45,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
-        with model.safetensors, whole or in shards. Files may be URLs (gs://, https://, ...), which
-        fsspec opens, or on the Hugging Face Hub, see `hub`. Only the parameters of a training
-        state in an .npz file are read.
+        with model.safetensors, whole or in shards. They may be elsewhere, see `places`. Only the
+        parameters of a training state in an .npz file are read.
 
     Returns:
       Arrays by '/'-joined names in an .npz file, by '.'-joined names in the others; and the
@@ -73,7 +68,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
             f'{path}: pickled weights can run code and are not read; '
             'save them as .safetensors or .npz'
         )
-    if _is_url(file) or Path(file).is_dir():
+    if Path(file).is_dir():
         return _read_folder(file)
     if not Path(file).exists():
         raise UserError(f'{path}: there is no such file or folder{places.hint(path)}')
@@ -106,7 +101,7 @@ def write_safetensors(
     """
     file = Path(path)
     if file.suffix != '.safetensors':
-        file = file / _SAFETENSORS
+        file = file / WEIGHTS
     # The format stores raw memory, so a transposed view would come back untransposed.
     arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
     for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
@@ -147,9 +142,10 @@ def _is_array(member: str) -> bool:
 def _read_safetensors(path: str) -> Flat:
     # The package knows bfloat16 only if ml_dtypes is imported.
     package = _safetensors()
-    with _local(path) as file, _readable(path):
+    _open(path).close()
+    with _readable(path):
         try:
-            flat = package.load_file(file)
+            flat = package.load_file(path)
         except AttributeError as error:  # of a type that NumPy lacks
             raise UserError(
                 f'{path}: holds numbers of a type that is not read ({_line(error)}); '
@@ -160,22 +156,20 @@ def _read_safetensors(path: str) -> Flat:
 
 def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     config = _read_configs(folder)
-    index = _read_json(_join(folder, _INDEX))
+    index = _read_json(_join(folder, INDEX))
     if index is None:
-        if not _is_url(folder) and not (Path(folder) / _SAFETENSORS).is_file():
-            raise UserError(
-                f'{folder}: there is neither {_SAFETENSORS} nor {_INDEX} in this folder'
-            )
-        return _read_safetensors(_join(folder, _SAFETENSORS)), config
+        if not (Path(folder) / WEIGHTS).is_file():
+            raise UserError(f'{folder}: there is neither {WEIGHTS} nor {INDEX} in this folder')
+        return _read_safetensors(_join(folder, WEIGHTS)), config
     if not isinstance(index.get('weight_map'), dict):
-        raise UserError(f'{_join(folder, _INDEX)}: there is no weight_map in it; get it again')
+        raise UserError(f'{_join(folder, INDEX)}: there is no weight_map in it; get it again')
     flat: Flat = {}
     for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
-        if not paths.stays_inside(shard) or _is_url(shard):
-            raise UserError(f'{_join(folder, _INDEX)}: {shard!r} is outside of its folder')
+        if not paths.stays_inside(shard) or '://' in shard:
+            raise UserError(f'{_join(folder, INDEX)}: {shard!r} is outside of its folder')
         flat |= _read_safetensors(_join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
-        raise UserError(f'{folder}: {lost[0]} is listed in {_INDEX} but in none of the files')
+        raise UserError(f'{folder}: {lost[0]} is listed in {INDEX} but in none of the files')
     return flat, config
 
 
@@ -259,38 +253,17 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def _open(path: str) -> IO[bytes]:
-    """Open a local or remote file for reading.
+    """Open a file for reading.
 
     Raises:
-      UserError: if there is no such file, no server answers, or a package for it is missing.
+      UserError: if there is no such file, or it cannot be opened.
     """
     try:
-        if not _is_url(path):
-            return Path(path).open('rb')
-        remote = _fsspec().open(path, 'rb')
-        servers.quiet_gcsfs()
-        servers.require_answer(path.partition('://')[0])
-        return remote.open()
-    except ImportError as error:
-        raise UserError(f'{path}: {_line(error)}') from None
+        return Path(path).open('rb')
     except FileNotFoundError:
-        silent = ', or its server does not answer' if _is_url(path) else ''
-        raise _Missing(f'{path}: there is no such file{silent}') from None
+        raise _Missing(f'{path}: there is no such file') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
-
-
-@contextlib.contextmanager
-def _local(path: str) -> Iterator[str]:
-    """A local copy of a remote file, or the local file itself."""
-    if not _is_url(path):
-        _open(path).close()
-        yield path
-        return
-    with _open(path) as remote, tempfile.NamedTemporaryFile() as copy:
-        shutil.copyfileobj(remote, copy)
-        copy.flush()
-        yield copy.name
 
 
 @contextlib.contextmanager
@@ -311,10 +284,6 @@ def _replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def _is_url(path: str) -> bool:
-    return '://' in path
-
-
 def _join(folder: str, name: str) -> str:
     return f'{folder.rstrip("/")}/{name}' if folder else name
 
@@ -329,10 +298,6 @@ def _line(error: Exception) -> str:
 
 def _safetensors() -> Any:
     return _package('safetensors.numpy', 'safetensors', 'reads and writes .safetensors files')
-
-
-def _fsspec() -> Any:
-    return _package('fsspec', 'fsspec', 'opens URLs')
 
 
 def _package(module: str, package: str, purpose: str) -> Any:

@@ -27,7 +27,7 @@ from vit_jax.storage import paths, servers
 SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
-PICKLED = ('.bin', '.pt', '.pth', '.ckpt')
+PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 _REVISION = r'refs/\w+/[\w.-]+|[^/@:]+'
 _URL = re.compile(rf'hf://([\w.-]+/[\w.-]+)(?:@({_REVISION}))?(?:/(.+?))?/?')
 # Addresses of pages, as browsers show them.
@@ -140,7 +140,7 @@ def _weights(names: Sequence[str], place: Place) -> list[str]:
                 f'{place}: holds several checkpoints ({_some(found)}): name one, as '
                 f'{place}/{found[0]}'
             )
-    if found := [name for name in names if name.endswith(PICKLED)]:
+    if found := [name for name in names if name.endswith(PICKLES)]:
         raise UserError(
             f'{place}: has only pickled weights ({_some(found)}), which can run code and are not '
             f'read; name a revision with {WEIGHTS}, as {SCHEME}{place.repo}@refs/pr/1'

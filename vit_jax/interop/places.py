@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
+from vit_jax.errors import UserError
 from vit_jax.interop import hub
+from vit_jax.storage import fetched, paths
 
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 
 
 def local(path: str) -> str:
-    """The local file or folder of a checkpoint; one on the Hub is downloaded.
+    """The local file or folder of a checkpoint; what is elsewhere is downloaded once.
 
     Raises:
-      UserError: see `hub.fetch`.
+      UserError: if there is no such file, or it cannot be downloaded or kept.
     """
-    return hub.fetch(path) if hub.matches(path) else path
+    if hub.matches(path):
+        return hub.fetch(path)
+    if '://' in path and not path.endswith(hub.PICKLES):
+        return _fetch(path)
+    return path
 
 
 def hint(path: str) -> str:
@@ -24,3 +31,30 @@ def hint(path: str) -> str:
     if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():
         return f'; on the Hugging Face Hub it would be {hub.SCHEME}{path}'
     return ''
+
+
+def _fetch(url: str) -> str:
+    """The local copy of a file, with the configs beside it, or of a folder with weights."""
+    above, _, name = url.rstrip('/').rpartition('/')
+    if name.endswith('.npz'):
+        return str(fetched.together(above, [name], [name]) / name)
+    if name.endswith('.safetensors'):
+        return str(fetched.together(above, [*hub.CONFIGS, name], [name]) / name)
+    above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
+    if (index := fetched.together(above, names, []) / hub.INDEX).is_file():
+        return str(fetched.together(above, [*names, *(s := _shards(index, above))], s))
+    return str(fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [hub.WEIGHTS]))
+
+
+def _shards(index: pathlib.Path, url: str) -> list[str]:
+    """The files that an index lists, all in its own folder."""
+    try:
+        shards = sorted(
+            {str(name) for name in json.loads(index.read_bytes())['weight_map'].values()}
+        )
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise UserError(f'{url}/{index.name}: there is no weight_map in it; get it again') from None
+    for name in shards:
+        if not paths.stays_inside(name) or '/' in name:
+            raise UserError(f'{url}/{index.name}: {name!r} is outside of its folder')
+    return shards
