@@ -20,6 +20,10 @@ DINOV2 = {'gelu': 'erf', 'layer_scale': 1e-5}
 DINOV2_REGISTERS = {**DINOV2, 'registers': 4}
 DINOV2_GIANT = {**DINOV2, 'width': 1536, 'depth': 40, 'num_heads': 24}
 DINOV2_GIANT |= {'mlp': 'swiglu', 'mlp_dim': 4096, 'patch_size': 14}
+DINOV3 = {'gelu': 'erf', 'norm_eps': 1e-5, 'layer_scale': 1e-5, 'registers': 4, 'no_bias': 'key'}
+DINOV3 |= {'posemb': 'none', 'positions': 'rope_dinov3(rescale=2.0)'}
+# The MLP's width is that of the authors' code: two thirds of four times the width.
+EVA02 = {'mlp': 'swiglu(norm=True)', 'positions': 'rope(reference=16)', 'no_bias': 'key'}
 CLIP = {'gelu': 'quick', 'norm_eps': 1e-5, 'norm_pre': True, 'no_bias': 'patch_embed|head'}
 
 SIZES = {'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'image_size': 8}
@@ -32,6 +36,10 @@ PUBLISHED = {
     'DINOv2 L/14': ({**variant('L/14'), **DINOV2}, 518, 304_367_616),
     'DINOv2 g/14': (DINOV2_GIANT, 518, 1_136_479_232),
     'DINOv2 S/14 with registers': ({**variant('S/14'), **DINOV2_REGISTERS}, 518, 22_057_728),
+    'DINOv3 S/16': ({**variant('S/16'), **DINOV3}, 224, 21_596_160),
+    'DINOv3 S+/16': ({**variant('S/16'), **DINOV3, 'mlp': 'swiglu'}, 224, 28_692_480),
+    'DINOv3 B/16': ({**variant('B/16'), **DINOV3}, 224, 85_659_648),
+    'DINOv3 L/16': ({**variant('L/16'), **DINOV3}, 224, 303_128_576),
     'CLIP B/16': ({**variant('B/16'), **CLIP}, 224, 85_799_424),
     'CLIP B/16 with its projection': (
         {**variant('B/16'), **CLIP, 'num_classes': 512},
@@ -89,6 +97,37 @@ def test_parity_with_dinov2_with_registers(mlp):
     np.testing.assert_allclose(found, expected.last_hidden_state, atol=1e-5)
 
 
+DINOV3_NAMES = [
+    (r'^(cls_token|mask_token|register_tokens)$', r'embeddings/\1'),
+    (r'^patch_embed', 'embeddings/patch_embeddings'),
+    (r'^encoder/norm\b', 'norm'),
+    (r'^encoder/block_(\d+)/', r'model/layer/\1/'),
+    *DINO_NAMES[5:],
+    *GATED,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_parity_with_dinov3():
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    model = Model(**TINY, **DINOV3, mlp='swiglu')
+    images, masked = images_like(2, 8, 12, 3), jnp.arange(12).reshape(2, 6) % 4 == 1
+    params = drawn(types.SimpleNamespace(init=functools.partial(model.init, masked=masked)), images)
+    config = transformers.DINOv3ViTConfig(
+        **SIZES, intermediate_size=24, use_gated_mlp=True, hidden_act='silu', num_register_tokens=4
+    )
+    with torch.device('meta'):
+        reference = transformers.DINOv3ViTModel(config)
+    reference.rope_embeddings = type(reference.rope_embeddings)(config)  # not stored
+    load_into(reference, params, DINOV3_NAMES, no_key=True)
+    with torch.no_grad():
+        expected = reference(images_for(images), bool_masked_pos=torch.from_numpy(np.array(masked)))
+    found = output_of(model, params, images, masked=masked)['tokens']
+    np.testing.assert_allclose(found, expected.last_hidden_state, atol=1e-5)
+
+
 CLIP_NAMES = [
     (r'^cls_token$', 'embeddings/class_embedding'),
     (r'^pos_embed$', 'embeddings/position_embedding/weight'),
@@ -126,7 +165,8 @@ def test_parity_with_the_vision_tower_of_clip():
 
 EVERYTHING = {
     **{'gelu': 'quick', 'norm_pre': True, 'mlp': 'swiglu(norm=True)', 'layer_scale': 0.1},
-    **{'registers': 2, 'no_bias': 'key|patch_embed|mlp|norm|out|head'},
+    **{'registers': 2, 'no_bias': 'key|patch_embed|mlp|norm|out|head', 'qk_norm': 'rms'},
+    'positions': 'rope(reference=4)',
 }
 
 
@@ -181,7 +221,8 @@ def test_scanned_and_recomputed_models_equal_the_plain_one():
 @pytest.mark.slow
 @pytest.mark.parametrize('pool', ['gap', pytest.param('map', marks=pytest.mark.long)])
 def test_padding_does_not_change_images_and_registers_are_not_pooled(pool):
-    model = Model(num_classes=5, pool=pool, posemb='none', **TINY, **EVERYTHING)
+    fields = {**TINY, **EVERYTHING, 'posemb': 'none', 'positions': 'rope'}
+    model = Model(num_classes=5, pool=pool, **fields)
     images = images_like(1, 8, 8, 3)
     wide = jnp.pad(images, ((0, 0), (0, 4), (0, 0), (0, 0)), constant_values=3.0)
     params = drawn(model, images)
@@ -206,6 +247,49 @@ def test_registers_have_no_positions_and_come_after_the_class_token():
     assert len(notes) == 1
     outputs = jax.eval_shape(model.apply, {'params': params}, spec(1, 8, 8, 3))
     assert outputs['tokens'].shape == (1, 8, 16)
+
+
+@pytest.mark.slow
+def test_rms_norm_and_norms_of_queries_and_keys_by_their_definition():
+    fields = {**TINY, 'depth': 1, 'norm': 'rms', 'qk_norm': 'rms', 'norm_eps': 1e-2}
+    model, images = Model(**fields), images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+    assert set(params['encoder']['norm']) == set(params['encoder']['block_0']['norm1']) == {'scale'}
+    apply = functools.partial(model.apply, capture_intermediates=True, mutable='intermediates')
+    _, kept = jax.jit(apply)({'params': params}, images)
+    block, parameters = kept['intermediates']['encoder']['block_0'], params['encoder']['block_0']
+
+    def rms(x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-2) * scale
+
+    (x,) = kept['intermediates']['Dropout_0']['__call__']
+    (normed,) = block['norm1']['__call__']
+    np.testing.assert_allclose(normed, rms(x, parameters['norm1']['scale']), atol=1e-5)
+    attention = parameters['attention']
+    projected = np.einsum('bnd,dchk->cbhnk', normed, attention['qkv']['kernel'])
+    q, k, _ = projected + np.asarray(attention['qkv']['bias'])[:, None, :, None]
+    q, k = (rms(y, attention[f'{name}_norm']['scale']) for y, name in ((q, 'q'), (k, 'k')))
+    weights = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(8))
+    expected = weights / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(block['attention']['attention'][0], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_places_change_in_training_alone():
+    model = Model(num_classes=5, posemb='none', **TINY, positions='rope_dinov3(rescale=2.0)')
+    images = images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+
+    @jax.jit
+    def train(key):
+        rngs = {'dropout': key}
+        return model.apply({'params': params}, images, train=True, rngs=rngs)['logits']
+
+    plain = output_of(model, params, images)['logits']
+    first, again, other = (train(jax.random.key(i)) for i in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-4
+    assert np.abs(first - plain).max() > 1e-4
 
 
 def test_learning_rates_by_layer_know_every_parameter():
@@ -234,6 +318,11 @@ def test_attention_maps_have_the_grid_of_the_patches():
         ({'mlp': 'swiglu(norm=open("a"))'}, 'write a name, or a call'),
         ({'mlp': ''}, "mlp='': write a name"),
         ({'norm': 'batch'}, "unknown norm 'batch'"),
+        ({'qk_norm': 'l2'}, "unknown qk_norm 'l2'"),
+        ({'positions': 'rotary'}, "unknown positions 'rotary'"),
+        ({'positions': 'rope(base=1.0)'}, "unknown option 'base'"),
+        ({'positions': 'rope_dinov3(theta="1")'}, "theta must be like 100.0, not '1'"),
+        ({'positions': 'rope', 'width': 12, 'num_heads': 2}, 'a multiple of 4 wide, not 6'),
         ({'no_bias': 'qkv'}, "unknown layer of no_bias 'qkv'"),
         ({'registers': -1}, 'registers must be at least 0, not -1'),
     ],

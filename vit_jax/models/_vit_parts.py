@@ -12,9 +12,14 @@ import flax.linen as nn
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import Parts
 from vit_jax.nn.mlps import MLPS
+from vit_jax.nn.rotary import Draw, Layout, Rotary, rope, rope_dinov3
 from vit_jax.signatures import keyword_only
 
-NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm}
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}
+QK_NORMS = ('none', *NORMS)
+# Functions of the layout of the tokens, the width of a head and a source of random keys, and of the
+# options after the `*`.
+POSITIONS: Mapping[str, Callable[..., Rotary]] = {'rope': rope, 'rope_dinov3': rope_dinov3}
 # The layers of a ViT that may have no bias; those of attention come first.
 PROJECTIONS = ('query', 'key', 'value', 'out')
 BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
@@ -79,9 +84,28 @@ def without_bias(text: str) -> frozenset[str]:
 
 def norm(model: Any) -> Callable[..., nn.Module]:
     """The norm of the fields `norm` and `no_bias`, called as `Parts.norm` is."""
-    kind = NORMS[model.norm]
-    plain = kind is nn.LayerNorm and 'norm' in without_bias(model.no_bias)
+    return _norm(model.norm, model.no_bias)
+
+
+def _norm(name: str, no_bias: str) -> Callable[..., nn.Module]:
+    kind = NORMS[name]
+    plain = kind is nn.LayerNorm and 'norm' in without_bias(no_bias)
     return functools.partial(kind, use_bias=False) if plain else kind
+
+
+def positions(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | None:
+    """The positions that attention knows, of the field `positions`.
+
+    Args:
+      model: a ViT.
+      grid: rows and columns of patches.
+      draw: a source of random keys in training; else None.
+    """
+    if model.positions == 'none':
+        return None
+    layout = Layout(grid, model.positioned_tokens, model.registers)
+    make = chosen('positions', model.positions, POSITIONS)
+    return make(layout, model.width // model.num_heads, draw)
 
 
 def block(model: Any) -> Parts:
@@ -93,12 +117,19 @@ def block(model: Any) -> Parts:
         mlp=make_mlp(functools.partial(norm(model), model.norm_eps), 'mlp' not in absent),
         layer_scale=model.layer_scale,
         no_bias=tuple(name for name in PROJECTIONS if name in absent),
+        qk_norm=None if model.qk_norm == 'none' else _qk_norm(model),
     )
+
+
+def _qk_norm(model: Any) -> Callable[..., nn.Module]:
+    return functools.partial(_norm(model.qk_norm, model.no_bias), model.norm_eps)
 
 
 def check(model: Any) -> None:
     """Raise UserError if a field of a ViT names no part."""
     check_choice('norm', model.norm, NORMS)
+    check_choice('qk_norm', model.qk_norm, QK_NORMS)
     if model.registers < 0:
         raise UserError(f'registers must be at least 0, not {model.registers}')
     block(model)
+    positions(model, (1, 1), None)

@@ -60,7 +60,7 @@ class Model(base.Model):
         linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
       head_bias: initial value of the head's biases.
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
-      norm: 'layer'.
+      norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
       norm_eps: added to the variance in norms.
       norm_pre: whether the tokens are normalized before the first block too (CLIP).
       mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
@@ -69,6 +69,10 @@ class Model(base.Model):
         (arXiv:2103.17239); None for none.
       registers: tokens without positions between the class token and the patches, which no pooling
         reads (arXiv:2309.16588).
+      positions: positions that attention knows: 'none'; 'rope', rotations counted in patches, with
+        the options of `nn.rotary.rope`, as in 'rope(reference=16)' (EVA-02); or 'rope_dinov3',
+        those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'.
+      qk_norm: norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
       no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
         'norm' and 'head', as in 'query|key|value'.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
@@ -107,6 +111,8 @@ class Model(base.Model):
     mlp: str = 'mlp'
     layer_scale: float | None = None
     registers: int = 0
+    positions: str = 'none'
+    qk_norm: str = 'none'
     no_bias: str = ''
     scan: bool = False
     remat: bool | str = False
@@ -118,6 +124,7 @@ class Model(base.Model):
         *('dropout', 'attention_dropout', 'drop_path', 'head_norm', 'head_bias', 'posemb_std'),
         *('gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype'),
     )
+    noted = (*base.Model.noted, 'positions')
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
@@ -169,7 +176,8 @@ class Model(base.Model):
         Args:
           images: normalized.
           train: whether dropout acts.
-          mask: true for patches of the image and false for padding, which does not affect them.
+          mask: true for patches of the image and false for padding, which does not affect them,
+            except that `positions` relative to the size of the grid count it in.
           masked: true for patches whose embedding is replaced by the parameter `mask_token`
             [1 1 D], as in masked image modeling. A model has the parameter if it is initialized
             with this argument.
@@ -186,7 +194,10 @@ class Model(base.Model):
         if mask is not None:  # tokens before the patches are always real
             extra = ((0, 0), (tokens.shape[1] - mask.shape[1], 0))
             segments = jnp.pad(mask.astype(int), extra, constant_values=1)
-        tokens = self._encoder(dtype)(tokens, train, segments)
+        draw = functools.partial(self.make_rng, 'dropout') if train else None
+        grid = images.shape[1] // self.stride, images.shape[2] // self.stride
+        rotary = _vit_parts.positions(self, grid, draw)
+        tokens = self._encoder(dtype)(tokens, train, segments, rotary)
         x = _vit_head.pool(self, tokens, segments, train)
         if self.representation_size:
             dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')

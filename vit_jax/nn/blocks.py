@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.recompute import HIDDEN, named, recomputed
+from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout, DropPath
 
 
@@ -71,13 +72,14 @@ class Parts:
       layer_scale: initial value of a learned factor for each channel of both branches
         (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
         none.
-      no_bias: see `MultiHeadAttention`.
+      no_bias, qk_norm: see `MultiHeadAttention`.
     """
 
     norm: Callable[..., nn.Module] = nn.LayerNorm
     mlp: Callable[..., nn.Module] = Mlp
     layer_scale: float | None = None
     no_bias: tuple[str, ...] = ()
+    qk_norm: Callable[..., nn.Module] | None = None
 
 
 class Block(nn.Module):
@@ -107,8 +109,12 @@ class Block(nn.Module):
         train: bool = False,
         drop_path: float | Float[Array, ''] = 0.0,
         segments: Int[Array, 'B N'] | None = None,
+        rotary: Rotary | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after the block; `segments` limits attention, see `Segments`."""
+        """The tokens after the block.
+
+        `segments` limits attention, see `Segments`; `rotary` are positions that attention knows.
+        """
 
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
             norm = self.parts.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
@@ -121,10 +127,11 @@ class Block(nn.Module):
             dtype=self.dtype,
             attention=self.attention_by,
             no_bias=self.parts.no_bias,
+            qk_norm=self.parts.qk_norm,
             name='attention',
         )
         together = None if segments is None else Segments(segments, segments)
-        x = add(x, lambda y: attention(y, segments=together, train=train), 1)
+        x = add(x, lambda y: attention(y, segments=together, rotary=rotary, train=train), 1)
         mlp = self.parts.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)
 
@@ -168,34 +175,35 @@ class Encoder(nn.Module):
         x: Float[Array, 'B N D'],
         train: bool = False,
         segments: Int[Array, 'B N'] | None = None,
+        rotary: Rotary | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after all blocks; `segments` limits attention, see `Segments`."""
+        """The tokens after all blocks; `segments` and `rotary` are passed to them."""
+        # Blocks of one's own need to know no more than what is passed.
+        placed = () if rotary is None else (rotary,)
 
-        def apply(block: nn.Module, x: Array, rate: float | Array, segments: Array | None) -> Array:
-            return block(x, train, rate, segments)
+        def apply(block: nn.Module, x: Array, rate: float | Array, *rest: Any) -> Array:
+            return block(x, train, rate, *rest)
 
         apply = recomputed(apply, self.remat, prevent_cse=not self.scan)
         rates = np.linspace(0.0, self.drop_path, self.depth)
         if self.scan:
-            x = self._scan(apply, x, rates, segments)
+            x = self._scan(apply, x, rates, segments, *placed)
         else:
             for i, rate in enumerate(rates):
-                x = apply(self.block(name=f'block_{i}'), x, float(rate), segments)
+                x = apply(self.block(name=f'block_{i}'), x, float(rate), segments, *placed)
         if not self.final_norm:
             return x
         return self.norm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
-    def _scan(
-        self, apply: Callable[..., Array], x: Array, rates: np.ndarray, segments: Array | None
-    ) -> Array:
+    def _scan(self, apply: Callable[..., Array], x: Array, rates: np.ndarray, *rest: Any) -> Array:
         scanned = nn.scan(
-            lambda block, x, rate, segments: (apply(block, x, rate, segments), None),
-            in_axes=(0, nn.broadcast),
+            lambda block, x, rate, *rest: (apply(block, x, rate, *rest), None),
+            in_axes=(0, *[nn.broadcast] * len(rest)),
             variable_axes={'params': 0, 'intermediates': 0},
             split_rngs={'params': True, 'dropout': True},
             length=self.depth,
         )
-        x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32), segments)
+        x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32), *rest)
         return x
 
 

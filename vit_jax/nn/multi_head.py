@@ -6,7 +6,7 @@ windows: [B W N D] becomes [B W H N K].
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,6 +20,7 @@ from vit_jax.nn.attention import Segments, attend, attention_weights, causal_mas
 from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
+from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
 
 
@@ -135,6 +136,8 @@ class MultiHeadAttention(nn.Module):
         causal masks and segments, but no bias; or 'auto', the kernel if it can be used. Both drop
         the same weights.
       no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
+      qk_norm: makes the norms of the heads of queries and keys, `q_norm` and `k_norm`, given their
+        dtype (Dehghani et al., 2023, arXiv:2302.05442, section 2); None for none.
 
     Raises:
       UserError: if 'pallas' is requested for something that the kernel does not support.
@@ -146,8 +149,11 @@ class MultiHeadAttention(nn.Module):
     dtype: Any = jnp.float32
     attention: str = 'xla'
     no_bias: tuple[str, ...] = ()
+    qk_norm: Callable[..., nn.Module] | None = None
 
     def setup(self) -> None:
+        if self.qk_norm is not None:
+            self.q_norm, self.k_norm = (self.qk_norm(dtype=self.dtype) for _ in 'qk')
         without = {name[0] for name in self.no_bias if name != 'out'}
         for name in self.kernels:
             places = tuple(i for i, letter in enumerate(name) if letter in without)
@@ -163,6 +169,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, '*#B #H #N #M'] | None = None,
         bias: Float[Array, '*#B #H #N #M'] | None = None,
         segments: Segments | None = None,
+        rotary: Rotary | None = None,
         causal: bool = False,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
@@ -176,18 +183,22 @@ class MultiHeadAttention(nn.Module):
           mask: true where a query may attend to a key.
           bias: added to the scores before the softmax.
           segments: sequences that share a row; a query attends to the keys of its own.
+          rotary: positions of the tokens, which rotate queries and keys; M is N then.
           causal: whether queries attend to no keys after their own position; M is N then.
           train: whether dropout acts.
         """
         key = query if key is None else key
         value = key if value is None else value
         if self._takes_kernel(query, key, mask, bias, train):
-            return self._attend_in_kernel(query, key, value, mask, segments, causal, train)
+            projected = self._side_by_side(query, key, value, rotary)
+            return self._attend_in_kernel(projected, mask, segments, causal, train)
         if segments is not None:
             mask = _both(mask, segments.mask())
         if causal:
             mask = _both(mask, causal_mask(query.shape[-2]))
         heads = self._project(query, key, value)
+        if rotary is not None:
+            heads |= {letter: rotary.rotate(heads[letter]) for letter in 'qk'}
         return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
 
     def project(
@@ -241,9 +252,7 @@ class MultiHeadAttention(nn.Module):
 
     def _attend_in_kernel(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        projected: tuple[Array, ...],
         mask: Array | None,
         segments: Segments | None,
         causal: bool,
@@ -255,21 +264,42 @@ class MultiHeadAttention(nn.Module):
             h, rate = self.num_heads, self.dropout
             return fused_attention(projected, h, seen, segments, kept, causal, rate)
 
+        (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
+        if mask is not None:
+            mask = jnp.broadcast_to(mask[:, 0, 0], (batch, keys))
+        kept = None
+        if train and self.dropout:
+            weights = (batch, self.num_heads, queries, keys)
+            kept = self._weight_dropout().draw(weights)
+        y = on_every_device(attend)(projected, mask, segments, kept)
+        heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
+        return self.out(heads)
+
+    def _side_by_side(
+        self, query: Array, key: Array, value: Array, rotary: Rotary | None
+    ) -> tuple[Array, ...]:
+        """Queries, keys and values as the kernel takes them; normed and rotated before it."""
         tokens = dict(zip('qkv', (query, key, value), strict=True))
         projected = tuple(
             x
             for name in self.kernels
             for x in getattr(self, name)(*(tokens[letter] for letter in name), side_by_side=True)
         )
-        if mask is not None:
-            mask = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2])
-        kept = None
-        if train and self.dropout:
-            weights = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-            kept = self._weight_dropout().draw(weights)
-        y = on_every_device(attend)(projected, mask, segments, kept)
-        heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
-        return self.out(heads)
+        if self.qk_norm is None and rotary is None:
+            return projected
+        width = query.shape[-1]
+        parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
+        for i, letter in enumerate('qk'):
+            x = self._normed(letter, parts[i].reshape(*parts[i].shape[:-1], self.num_heads, -1))
+            x = x if rotary is None else rotary.rotate(x, heads=-2)
+            parts[i] = x.reshape(parts[i].shape)
+        return tuple(parts)
+
+    def _normed(self, letter: str, heads: Array) -> Array:
+        """The heads of queries, keys or values after the norm of queries and keys, if any."""
+        if self.qk_norm is None or letter == 'v':
+            return heads
+        return self.q_norm(heads) if letter == 'q' else self.k_norm(heads)
 
     def _project(self, *inputs: Array | None) -> dict[str, Any]:
         """The heads of queries, keys and values, by the letters `q`, `k` and `v`."""
@@ -279,7 +309,7 @@ class MultiHeadAttention(nn.Module):
             wanted = [tokens[letter] for letter in name]
             if any(x is not None for x in wanted):
                 heads.update(zip(name, getattr(self, name)(*wanted), strict=True))
-        return heads
+        return {k: x if x is None else self._normed(k, x) for k, x in heads.items()}
 
     @nn.compact
     def _weight_dropout(self) -> Dropout:

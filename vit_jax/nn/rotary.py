@@ -1,0 +1,190 @@
+"""Rotary positions of tokens in two dimensions.
+
+Su et al., 2021, arXiv:2104.09864, section 3.2: pairs of channels of queries and keys are rotated by
+angles that grow with the position, so that a score depends on the difference of two positions. Half
+of the pairs turn with the row, half with the column, at K / 4 frequencies theta^(-4i / K) each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from vit_jax.errors import UserError, check_choice
+
+ORDERS = ('yx', 'xy')
+NORMALIZED = ('separate', 'max', 'min')
+Draw = Callable[[], Key[Array, '']]
+
+
+@flax.struct.dataclass
+class Rotary:
+    """Rotations of the heads of every token.
+
+    Attributes:
+      cos, sin: of the angles, [N K/2], or [B N K/2] if rows differ.
+      neighbors: whether channels 2i and 2i + 1 are a pair; otherwise i and i + K/2.
+    """
+
+    cos: Float[Array, '*B N k']
+    sin: Float[Array, '*B N k']
+    neighbors: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def rotate(self, x: Float[Array, '*B _ _ K'], heads: int = -3) -> Float[Array, '*B _ _ K']:
+        """Rotate queries or keys, in float32; `heads` is the axis of the heads, -3 or -2."""
+        cos, sin = (jnp.expand_dims(table, heads) for table in (self.cos, self.sin))
+        y = x.astype(jnp.float32)
+        if self.neighbors:
+            a, b = y[..., 0::2], y[..., 1::2]
+            turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+        else:
+            a, b = jnp.split(y, 2, axis=-1)
+            turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return turned.astype(x.dtype)
+
+
+class Layout(NamedTuple):
+    """The tokens of a row: those without a place, the registers, and the patches line by line.
+
+    Attributes:
+      grid: rows and columns of patches.
+      first: number of tokens before the registers.
+      registers: number of registers.
+    """
+
+    grid: tuple[int, int]
+    first: int = 0
+    registers: int = 0
+
+
+def rope(
+    layout: Layout,
+    size: int,
+    draw: Draw | None = None,
+    *,
+    theta: float = 10_000.0,
+    reference: int = 0,
+    offset: float = 0.0,
+    order: str = 'yx',
+    registers: float = 0.0,
+) -> Rotary:
+    """Positions counted in patches: EVA-02, Fang et al., 2023, arXiv:2303.11331, section 2.1.
+
+    Args:
+      layout: of the tokens.
+      size: K, width of a head.
+      draw: has no effect.
+      theta: the frequencies fall from 1 to nearly 1 / theta.
+      reference: side of the grid of the pre-training, to which larger and smaller grids are scaled;
+        0 to count patches of any grid.
+      offset: added to the number of each row and column before it is scaled (1 in PE).
+      order: 'yx', or 'xy' if the first half of the pairs turns with the column (PE).
+      registers: theta of the registers, which then form a square grid of their own (ViT-5); 0 to
+        leave them in place.
+
+    Raises:
+      UserError: if a head is no multiple of 4 wide, there is no such order, or the registers form
+        no square.
+    """
+    del draw
+    check_choice('order', order, ORDERS)
+
+    def angles(grid: tuple[int, int], base: float) -> np.ndarray:
+        axes = [(np.arange(n) + offset) * (reference / n if reference else 1.0) for n in grid]
+        return _angles(_places(*axes), size, base, order)
+
+    parts = [np.zeros((layout.first, size // 2)), np.zeros((layout.registers, size // 2))]
+    if registers and layout.registers:
+        side = math.isqrt(layout.registers)
+        if side**2 != layout.registers:
+            raise UserError(
+                f'positions of registers need a square number of them, not {layout.registers}'
+            )
+        axes = [np.arange(side, dtype=float)] * 2
+        parts[1] = _angles(_places(*axes), size, registers, order)
+    return _rotary(np.concatenate([*parts, angles(layout.grid, theta)]), neighbors=True)
+
+
+def rope_dinov3(
+    layout: Layout,
+    size: int,
+    draw: Draw | None = None,
+    *,
+    theta: float = 100.0,
+    normalize: str = 'separate',
+    shift: float = 0.0,
+    jitter: float = 1.0,
+    rescale: float = 1.0,
+) -> Rotary:
+    """Positions from -1 to 1 on any grid, changed at random in training: DINOv3, arXiv:2508.10104.
+
+    The changes are drawn once for a batch, so that all blocks and images of a call share them.
+
+    Args:
+      layout: of the tokens; those before the patches are left in place.
+      size: K, width of a head.
+      draw: gives the key of the changes; None for no changes, as in evaluation.
+      theta: the periods rise from 1 to nearly theta.
+      normalize: the side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
+        shorter one.
+      shift: largest shift of each axis.
+      jitter: largest factor of each axis, log-uniform.
+      rescale: largest factor of both axes together, log-uniform.
+
+    Raises:
+      UserError: if a head is no multiple of 4 wide, or an argument has no such value.
+    """
+    check_choice('normalize', normalize, NORMALIZED)
+    if shift < 0 or min(jitter, rescale) < 1:
+        raise UserError('positions: shift must be at least 0, jitter and rescale at least 1')
+    sides = {'separate': layout.grid, 'max': 2 * (max(layout.grid),)}
+    sides['min'] = 2 * (min(layout.grid),)
+    axes = [
+        2 * (np.arange(n) + 0.5) / side - 1
+        for n, side in zip(layout.grid, sides[normalize], strict=True)
+    ]
+    places: Any = _places(*axes)
+    if draw is not None and (shift or jitter > 1 or rescale > 1):
+        places = _changed(jnp.asarray(places, jnp.float32), draw(), shift, jitter, rescale)
+    angles = _angles(2 * math.pi * places, size, theta, 'yx')
+    xp = jnp if isinstance(angles, jax.Array) else np
+    prefix = layout.first + layout.registers
+    return _rotary(xp.pad(angles, ((prefix, 0), (0, 0))), neighbors=False)
+
+
+def _changed(places: Array, key: Array, shift: float, jitter: float, rescale: float) -> Array:
+    """The places shifted, stretched along each axis, and scaled, in this order."""
+    keys = jax.random.split(key, 3)
+    places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
+    for one, most, shape in ((keys[1], jitter, (2,)), (keys[2], rescale, (1,))):
+        limit = math.log(most)
+        places = places * jnp.exp(jax.random.uniform(one, shape, minval=-limit, maxval=limit))
+    return places
+
+
+def _places(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The row and the column [N 2] of each cell, line by line."""
+    return np.stack(np.meshgrid(rows, columns, indexing='ij'), axis=-1).reshape(-1, 2)
+
+
+def _angles(places: Any, size: int, theta: float, order: str) -> Any:
+    """Angles [N K/2] of places [N 2]."""
+    if size % 4:
+        raise UserError(f'rotary positions need heads that are a multiple of 4 wide, not {size}')
+    frequencies = theta ** -(np.arange(size // 4) * 4 / size)
+    places = places if order == 'yx' else places[:, ::-1]
+    return (places[:, :, None] * frequencies).reshape(len(places), -1)
+
+
+def _rotary(angles: Any, neighbors: bool) -> Rotary:
+    if isinstance(angles, np.ndarray):  # rounded once, after the sines
+        cos, sin = (jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin))
+        return Rotary(cos, sin, neighbors)
+    return Rotary(jnp.cos(angles), jnp.sin(angles), neighbors)
