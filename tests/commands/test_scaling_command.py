@@ -38,7 +38,8 @@ def run(capsys, *words):
 
 
 def test_fit_as_json(points, capsys):
-    result = json.loads(run(capsys, 'fit', '--csv', points, *COLUMNS, '--by', 'model', '--json'))
+    words = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--json']
+    result = json.loads(run(capsys, 'fit', *words))
     assert [curve['by'] for curve in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
     first = result['curves'][0]
     assert first['params']['c'] == pytest.approx(0.3, rel=0.01)
@@ -50,6 +51,7 @@ def test_fit_as_json(points, capsys):
 def test_fit_as_a_table(points, tmp_path, capsys):
     file = tmp_path / 'new' / 'fit.json'
     words = ['--csv', points, *COLUMNS, '--by', 'model', '--against', 'm2,power', '--json', file]
+    words += ['--form', 'shifted']
     lines = run(capsys, 'fit', *words).splitlines()
     assert lines[0] == 'shifted: a (x + d)^-b + c'
     assert ' '.join(lines[1].split()) == 'model points a b c d held out m2 power'
@@ -127,21 +129,28 @@ def test_report_writes_everything(tmp_path, capsys):
     out = tmp_path / 'out'
     said = run(capsys, 'report', tmp_path / 'runs', '--output', out, '--bootstrap', 3)
     assert '12 of 12 runs' in said
-    names = {'runs.csv', 'scaling.json', 'scaling.md', 'scaling.png', 'scaling.svg'}
+    formats = ('json', 'md', 'html', 'png', 'svg')
+    names = {'runs.csv', *(f'scaling.{suffix}' for suffix in formats)}
     assert {path.name for path in out.iterdir()} == names
-    (curve,) = json.loads((out / 'scaling.json').read_text())['curves']
+    written = json.loads((out / 'scaling.json').read_text())
+    (curve,) = written['curves']
+    assert len(written['manifest']) == 12 and 'scipy' in written['versions']
+    html = (out / 'scaling.html').read_text()
+    assert 'src="data:image/png;base64,iVBOR' in html and 'scaling.png' not in html
     assert curve['params']['c'] == pytest.approx(0.2, rel=0.05)
     assert curve['holdout_rmse'] < 0.02
     page = (out / 'scaling.md').read_text()
     assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs;')
     assert '| all | ' in page
-    assert 'on known laws of the form shifted, bands of 90 % held 79 %' in page
+    assert 'on known laws of the form' in page
+    assert '| 2x | 4x | 8x |' in page and 'inner error' in page
     # A run that is not at its end has not cooled down: it is no point of the curve.
     (tmp_path / 'runs' / '11' / 'result.json').unlink()
     words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0]
     assert '11 of 12 runs' in run(capsys, *words)
     page = (out / 'scaling.md').read_text()
     assert '11 runs, 1 left out as not finished' in page
+    assert f'- {tmp_path / "runs" / "11"}: not finished' in page
     assert 'In brackets' not in page and 'coverage' not in page  # without a bootstrap
     assert '12 of 12 runs' in run(capsys, *words, '--unfinished')
     for path in (tmp_path / 'runs').glob('*/result.json'):

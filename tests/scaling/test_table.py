@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import forms, plots, table
+from vit_jax.scaling import choice, forms, holdout, plots, table
 from vit_jax.scaling import rows as rows_lib
 from vit_jax.scaling.fit import Fit
 
@@ -82,7 +82,7 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
 @pytest.mark.parametrize(('points', 'form'), [(3, 'power'), (4, 'irreducible'), (5, 'shifted')])
 def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
     made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(points)]
-    options = table.FitOptions(x=('x',), y='loss', holdout=0.0, bootstrap=0)
+    options = table.FitOptions(x=('x',), y='loss', holdout=0.0, form='shifted', bootstrap=0)
     (curve,) = table.summary(table.fit_curves(made, options), options)['curves']
     assert curve['form'] == form
     said = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
@@ -147,6 +147,57 @@ def test_short_numbers(value, text):
     assert rows_lib.short(value) == text
 
 
+def test_the_default_weights_forms_by_an_inner_holdout():
+    (curve, _) = table.fit_curves(rows(), ask())
+    weights = [part.weight for part in curve.fit.parts]
+    assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)
+    assert curve.fit.form is curve.fit.parts[0].fit.form
+    kept = curve.x[curve.kept, 0], curve.y[curve.kept]
+    for part in curve.fit.parts:
+        assert part.inner_rmse == choice.inner_error(part.fit.form.name, *kept)
+    logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
+    assert curve.fit.predict(X) == pytest.approx(np.exp(np.sum(logs, axis=0)))
+    shown = table.summary([curve], ask())['curves'][0]
+    assert list(shown['forms']) == [part.fit.form.name for part in curve.fit.parts]
+
+
+def test_the_default_with_few_points_is_a_form_that_they_allow():
+    made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(4)]
+    (curve,) = table.fit_curves(made, ask(by=(), holdout=0.0))
+    assert curve.fit.form.name == 'irreducible'
+    assert curve.fit.warnings[0] == '4 points are too few to hold some out: fitted by irreducible'
+
+
+def test_against_all_varies_form_objective_and_starts():
+    curves = table.fit_curves(rows()[:24], ask(form='shifted', against=('all',)))
+    found = curves[0].against
+    assert {'auto', 'm4', 'shifted, delta 0.1', 'shifted, linear squares'} <= set(found)
+    assert 'shifted' not in found and found['shifted, log squares'] < 1e-3
+    assert found['power'] > 10 * found['shifted, linear, delta 0.001']
+
+
+def test_two_four_and_eight_times_stand_side_by_side():
+    options = ask(form='power', beside=(0.5, 0.75, 0.875))
+    result = table.summary(table.fit_curves(rows(), options), options)
+    for curve in result['curves']:
+        assert list(curve['beside']) == ['2x', '4x', '8x']
+        assert curve['beside']['2x'] == curve['holdout_rmse']
+    assert result['beside']['4x'] == pytest.approx(
+        np.median([curve['beside']['4x'] for curve in result['curves']])
+    )
+
+
+@pytest.mark.parametrize(('text', 'kept'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)])
+def test_holdouts_are_shares_or_factors(text, kept):
+    assert 1 - holdout.share(text) == pytest.approx(kept)
+
+
+@pytest.mark.parametrize('text', ['1x', 'x', '1', '-0.5', 'half'])
+def test_holdouts_that_leave_nothing_are_mistakes(text):
+    with pytest.raises(UserError, match='--holdout'):
+        holdout.share(text)
+
+
 @pytest.fixture(scope='module')
 def published(shared_data):
     path = shared_data / 'scaling_laws' / 'benchmark.vision.csv'
@@ -166,7 +217,7 @@ PUBLISHED = {
 @pytest.mark.long
 @pytest.mark.slow
 def test_extrapolates_the_published_image_curves(published):
-    options = ask(**PUBLISHED, against=('m2',))
+    options = ask(**PUBLISHED, form='shifted', against=('m2',))
     result = table.summary(table.fit_curves(published, options), options)
     assert len(result['curves']) == result['against']['m2']['of'] == 72
     assert result['median_holdout_rmse'] <= 0.035
@@ -174,6 +225,14 @@ def test_extrapolates_the_published_image_curves(published):
     by_name = {tuple(c['by'].values()): c for c in result['curves']}
     assert by_name['ViT/B/16', 'inet_10']['holdout_rmse'] <= 0.010
     assert not by_name['MiX/L/16', 'cal_5']['identified']
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_default_extrapolates_them_better_than_any_form(published):
+    options = ask(**PUBLISHED)
+    result = table.summary(table.fit_curves(published, options), options)
+    assert result['median_holdout_rmse'] <= 0.0255
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from vit_jax.commands._plan import plan
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vit_jax.scaling.page import Block
     from vit_jax.scaling.table import Curve, FitOptions
 
 
@@ -102,7 +106,7 @@ def plot(argv: Sequence[str]) -> int:
 
 
 def report(argv: Sequence[str]) -> int:
-    """Collect, fit and plot: runs.csv, scaling.json, scaling.md, scaling.png, scaling.svg."""
+    """Collect, fit, plot: runs.csv, and scaling as .html (all in one), .md, .json, .png, .svg."""
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     add_allow_flag(parser)
@@ -111,12 +115,11 @@ def report(argv: Sequence[str]) -> int:
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
-    from vit_jax.scaling import plots, runs, table
+    from vit_jax.scaling import manifest, plots, runs, table
     from vit_jax.scaling import report as report_lib
     from vit_jax.scaling.rows import read_csv
-    from vit_jax.viz import figures
 
-    options = read_options(args)
+    options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write(folder / 'runs.csv', runs.to_csv(rows), '--output')
@@ -132,18 +135,36 @@ def report(argv: Sequence[str]) -> int:
     table.require_growth(fitted, options)
     curves = table.fit_curves(fitted, options)
     summary = table.summary(curves, options)
-    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
-    write(folder / 'scaling.json', text, '--output')
-    page = report_lib.markdown(summary, len(taken), len(rows), skipped)
-    write(folder / 'scaling.md', page, '--output')
-    figure = plots.draw(curves, options)
-    for suffix in ('png', 'svg'):
-        figures.save(figure, folder / f'scaling.{suffix}')
+    used = {row['run'] for row in fitted}
+    entries = manifest.entries([row for row in rows if row['run'] in used])
+    going_on = [str(row['run']) for row in rows if row['run'] not in {row['run'] for row in taken}]
+    _write_report(
+        folder,
+        summary | {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()},
+        plots.draw(curves, options),
+        report_lib.blocks(summary, entries, skipped, going_on),
+    )
     print_table(curves, options)
     for line in skipped:
         print(f'left out: {line}')
-    print(f'{len(fitted)} of {len(rows)} runs; {folder}/scaling.md has the report')
+    print(f'{len(fitted)} of {len(rows)} runs; {folder}/scaling.html has the report')
     return 0
+
+
+def _write_report(
+    folder: pathlib.Path, summary: dict[str, Any], figure: Figure, blocks: Sequence[Block]
+) -> None:
+    """Write the summary, the picture and the page in their formats."""
+    from vit_jax.scaling import page, report
+    from vit_jax.viz import figures
+
+    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
+    write(folder / 'scaling.json', text, '--output')
+    for suffix in ('png', 'svg'):
+        figures.save(figure, folder / f'scaling.{suffix}')
+    pictures = {report.PICTURE: (folder / report.PICTURE).read_bytes()}
+    write(folder / 'scaling.md', page.markdown(blocks), '--output')
+    write(folder / 'scaling.html', page.one_file(blocks, pictures), '--output')
 
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -155,6 +176,9 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'report': report,
     'coverage': coverage,
 }
+
+
+_FORMS = 'auto (weighted by an inner hold-out), power, irreducible, shifted, m2, m4, joint'
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
@@ -189,13 +213,12 @@ def add_fit_flags(
     held.add_argument('--holdout-column', metavar='COL', help='1: fit on the row, 0: held out')
     held.add_argument(
         '--holdout',
-        type=float,
-        default=0.5,
+        default='0.5',
         metavar='SHARE',
-        help=f'hold out the upper share of the range of x; 0 for nothing{default}',
+        help=f'hold out x above this share below the largest, or 4x: above a quarter{default}',
     )
-    add('--form', default='shifted', help=f'power, irreducible, shifted, m2, m4, joint{default}')
-    add('--against', metavar='FORM,FORM', default='', help='compare the error held out with')
+    add('--form', default='auto', help=f'{_FORMS}{default}')
+    add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
     add('--bootstrap', type=int, default=100, metavar='N', help=f'for the bands{default}')
 
@@ -206,22 +229,22 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     Raises:
       UserError: for a number out of range, or an unknown form.
     """
-    from vit_jax.scaling import forms
+    from vit_jax.scaling import choice, forms, holdout, variants
     from vit_jax.scaling.table import FitOptions
 
-    if not 0 <= args.holdout < 1:
-        raise UserError(f'--holdout {args.holdout}: must be at least 0 and less than 1')
     if args.bootstrap < 0:
         raise UserError(f'--bootstrap {args.bootstrap}: must be at least 0')
     against = names(args.against)
-    for name in (args.form, *against):
-        forms.find(name)
+    share = holdout.share(args.holdout)
+    if args.form != choice.AUTO:
+        forms.find(args.form)
+    variants.find(against, args.form, len(names(args.x)))
     return FitOptions(
         x=names(args.x),
         y=args.y,
         by=names(args.by),
         holdout_column=args.holdout_column,
-        holdout=args.holdout,
+        holdout=share,
         form=args.form,
         against=against,
         frontier=args.frontier,
@@ -250,21 +273,25 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print a line for each curve with its warnings below, and the medians."""
-    from vit_jax.scaling import forms, table
+    from vit_jax.scaling import choice, table
 
-    form = forms.find(options.form)
-    lines = [[*options.by, 'points', *form.names, 'held out', *options.against]]
+    found = [curve.fit for curve in curves if curve.fit]
+    columns = list(dict.fromkeys(name for one in found for name in one.params))
+    summary = table.summary(curves, options)
+    lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
     for curve in curves:
-        found = curve.fit.params if curve.fit else {}
-        values = [*(found.get(n) for n in form.names), curve.holdout_rmse, *curve.against.values()]
+        params = curve.fit.params if curve.fit else {}
+        values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
         lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
-    print(f'{form.name}: {form.formula}')
+    print(f'{options.form}: {table.formula(options.form)}')
     print(align(lines, left=len(options.by)))
     for curve in curves:
+        if isinstance(curve.fit, choice.MeanFit):
+            print(f'{curve.label}: {curve.fit.chosen}')
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):
             print(f'{curve.label}: {warning}')
-    print_medians(table.summary(curves, options))
+    print_medians(summary)
 
 
 def print_medians(summary: dict[str, Any]) -> None:

@@ -20,6 +20,22 @@ _WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not 
 
 
 @dataclasses.dataclass(frozen=True)
+class Objective:
+    """The sum that a fit minimizes: Huber losses of errors, quadratic up to `delta`.
+
+    Attributes:
+      delta: in units of the errors; inf for least squares.
+      log: whether errors are those of log y, or of y over its geometric mean.
+    """
+
+    delta: float = DELTA
+    log: bool = True
+
+
+LOG_HUBER = Objective()
+
+
+@dataclasses.dataclass(frozen=True)
 class Fit:
     """A fitted curve.
 
@@ -64,15 +80,28 @@ class Fit:
         """The 5th and 95th percentile of the curve at x; None without a bootstrap."""
         if not len(self.replicates):
             return None
-        low, high = np.quantile([self._at(theta, x) for theta in self.replicates], BAND, axis=0)
+        low, high = np.quantile(self.samples(x), BAND, axis=0)
         return low, high
+
+    def samples(self, x: np.ndarray) -> np.ndarray:
+        """The curve at x [N] for each bootstrap replicate, [R, N]."""
+        return np.array([self._at(theta, x) for theta in self.replicates])
 
     def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
         x_scale, y_scale = self.scales
         return np.exp(self.form.log_value(theta, _columns(x) / x_scale)[0]) * y_scale
 
 
-def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> Fit:
+def fit(
+    form: Form,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    objective: Objective = LOG_HUBER,
+    starts: int = 0,
+) -> Fit:
     """Fit a form to points.
 
     Args:
@@ -81,6 +110,8 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
       y: [N], positive: an error or a loss, lower is better.
       bootstrap: number of replicates for the bands.
       seed: of the bootstrap.
+      objective: that is minimized, unless the form has an estimator of its own.
+      starts: number of starting points, the first ones; 0 for all.
 
     Raises:
       UserError: for fewer points than parameters, a single value of x, or values that are not
@@ -93,7 +124,11 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: i
     scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
     x, y = x / scales[0], y / scales[1]
     bounds = form.bounds(x, y)
-    theta = form.solve(x, y) if form.solve else _search(form, x, y, form.starts(x, y), bounds)
+    if form.solve:
+        theta = form.solve(x, y)
+    else:
+        begins = form.starts(x, y)[: starts or None]
+        theta = _search(form, x, y, begins, bounds, objective)
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
     # A curve with p parameters fits n points more closely than the truth does.
@@ -150,12 +185,20 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
         raise UserError('all points have the same x')
 
 
-def _loss(theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray) -> tuple[float, np.ndarray]:
-    """The Huber loss of the residuals over DELTA, and its gradient."""
+def _loss(
+    theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray, objective: Objective
+) -> tuple[float, np.ndarray]:
+    """The objective over its delta, if that is finite, and its gradient."""
     fitted, jacobian = form.log_value(theta, x)
-    residuals = (fitted - log_y) / DELTA
-    clipped = np.clip(residuals, -1, 1)
-    return float(np.sum(clipped * (residuals - clipped / 2))), clipped @ jacobian / DELTA
+    errors = fitted - log_y
+    if not objective.log:
+        errors, jacobian = np.exp(fitted) - np.exp(log_y), np.exp(fitted)[:, None] * jacobian
+    if np.isinf(objective.delta):
+        errors = errors / DELTA
+        return float(np.sum(errors**2) / 2), errors @ jacobian / DELTA
+    errors = errors / objective.delta
+    clipped = np.clip(errors, -1, 1)
+    return float(np.sum(clipped * (errors - clipped / 2))), clipped @ jacobian / objective.delta
 
 
 def _search(
@@ -164,6 +207,7 @@ def _search(
     y: np.ndarray,
     starts: list[Theta],
     bounds: Bounds,
+    objective: Objective = LOG_HUBER,
     settle: bool = True,
 ) -> Theta:
     """The best of the local minima from all starts.
@@ -175,7 +219,7 @@ def _search(
     descend = functools.partial(
         optimize.minimize,
         _loss,
-        args=(form, x, np.log(y)),
+        args=(form, x, np.log(y), objective),
         jac=True,
         method='L-BFGS-B',
         bounds=bounds,

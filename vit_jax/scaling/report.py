@@ -1,70 +1,112 @@
-"""scaling.md: the fits, their uncertainty, and their extrapolation errors."""
+"""The report of a study: fits, their uncertainty, extrapolation errors, and a manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.scaling import coverage
+from vit_jax.scaling import coverage, manifest, page
 from vit_jax.scaling.rows import label
 
+BESIDE = (0.5, 0.75, 0.875)  # shares held out whose errors stand side by side: 2x, 4x, 8x
+PICTURE = 'scaling.png'
 
-def markdown(
-    summary: Mapping[str, Any], n_taken: int, n_runs: int, skipped: Sequence[str] = ()
-) -> str:
-    """A Markdown page about the fits of `table.summary`, with the picture in the same folder.
+
+def blocks(
+    summary: Mapping[str, Any],
+    entries: Sequence[manifest.Entry],
+    skipped: Sequence[str] = (),
+    unfinished: Sequence[str] = (),
+) -> list[page.Block]:
+    """The page about the fits of `table.summary`.
 
     Args:
       summary: of the curves.
-      n_taken: number of runs to be fitted.
-      n_runs: number of all runs; the others are not finished.
-      skipped: a line for each of the `n_taken` runs that could not be fitted.
+      entries: of the runs that were fitted.
+      skipped: a line for each finished run that could not be fitted.
+      unfinished: names of the runs that are not finished.
     """
-    left_out = f', {n_runs - n_taken} left out as not finished' if n_taken < n_runs else ''
+    left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
+    found: list[page.Block] = [
+        page.Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
+        page.Text(
+            f'{len(entries)} runs{left_out}; {len(summary["curves"])} curves of the form '
+            f'`{summary["formula"]}`.'
+        ),
+        page.Picture(PICTURE, 'curves'),
+        _table(summary),
+        page.Text(_held_out(summary)),
+    ]
+    if banded := [curve['form'] for curve in summary['curves'] if curve.get('bands')]:
+        found.append(page.Text(_banded(banded)))
+    reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
+    if reasons:
+        found += [page.Heading('Runs left out'), page.Lines(reasons)]
+    if doubts := _doubts(summary):
+        found += [page.Heading('Limits of the data'), page.Lines(doubts)]
+    return [*found, *_manifest(entries)]
+
+
+def _manifest(entries: Sequence[manifest.Entry]) -> list[page.Block]:
+    found: list[page.Block] = [page.Heading('Manifest')]
+    if doubts := manifest.doubts(entries):
+        found.append(page.Lines(doubts))
+    versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
+    return [
+        *found,
+        page.Table(manifest.table(entries)),
+        page.Text(f'Fitted with {versions}. Run folders do not record versions.'),
+    ]
+
+
+def _held_out(summary: Mapping[str, Any]) -> str:
     median = summary['median_holdout_rmse']
-    doubts = [
-        f'- {label(curve["by"])}: {warning}'
+    end = ', of which there are none' if median is None else f'; its median is {median:.4f}'
+    return (
+        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
+        f'were not fitted to{end}. Columns 2x, 4x and 8x have it for fits to x up to a half, a '
+        'quarter and an eighth of the largest.'
+    )
+
+
+def _banded(forms: Sequence[str]) -> str:
+    return (
+        'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
+        'points, not whether the form is the right one: that is what the error held out is '
+        f'for. Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
+    )
+
+
+def _doubts(summary: Mapping[str, Any]) -> list[str]:
+    return [
+        f'{label(curve["by"])}: {warning}'
         for curve in summary['curves']
         for warning in curve['warnings']
     ]
-    parts = [
-        f'# {summary["y"]} over {", ".join(summary["x"])}',
-        f'{n_taken - len(skipped)} runs{left_out}; {len(summary["curves"])} curves of the form '
-        f'`{summary["formula"]}`.',
-        '![curves](scaling.png)',
-        _table(summary),
-        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
-        'were not fitted to'
-        + (
-            f'; its median is {median:.4f}.' if median is not None else ', of which there are none.'
-        ),
-    ]
-    if banded := [curve['form'] for curve in summary['curves'] if curve.get('bands')]:
-        parts.append(
-            'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
-            'points, not whether the form is the right one: that is what the error held out is '
-            f'for. Measured coverage: {coverage.caveat(banded)} (`scaling coverage`).'
-        )
-    if skipped:
-        parts += ['## Runs left out', '\n'.join(f'- {line}' for line in skipped)]
-    if doubts:
-        parts += ['## Limits of the data', '\n'.join(doubts)]
-    return '\n\n'.join(parts) + '\n'
 
 
-def _table(summary: Mapping[str, Any]) -> str:
+def _table(summary: Mapping[str, Any]) -> page.Block:
     fitted = [curve for curve in summary['curves'] if curve['params']]
     if not fitted:
-        return 'No curve has points enough to be fitted.'
-    names = max((list(curve['params']) for curve in fitted), key=len)
-    lines = [['curve', 'points', *names, 'error held out']]
-    lines.append(['---'] * len(lines[0]))
+        return page.Text('No curve has points enough to be fitted.')
+    names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
+    rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
     for curve in fitted:
-        error = curve['holdout_rmse']
         cells = [_cell(curve, name) for name in names]
-        shown = '-' if error is None else f'{error:.4f}'
-        lines.append([label(curve['by']), str(curve['n_fit']), *cells, shown])
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+        errors = [curve['holdout_rmse'], *curve['beside'].values()]
+        shown = ['-' if error is None else f'{error:.4f}' for error in errors]
+        rows.append([label(curve['by']), str(curve['n_fit']), _form(curve), *cells, *shown])
+    return page.Table(rows)
+
+
+def _form(curve: Mapping[str, Any]) -> str:
+    """The form; of a mean, each with its weight and the inner error that gave it."""
+    if 'forms' not in curve:
+        return str(curve['form'])
+    return ', '.join(
+        f'{name} {part["weight"]:.2f} (inner error {part["inner_rmse"]:.4f})'
+        for name, part in curve['forms'].items()
+    )
 
 
 def _cell(curve: Mapping[str, Any], name: str) -> str:

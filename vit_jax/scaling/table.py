@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
+from vit_jax.scaling import choice, forms, variants
 from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling import forms
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered
+from vit_jax.scaling.variants import Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +28,10 @@ class FitOptions:
       holdout_column: 1 for rows that are fitted, 0 for rows that are held out.
       holdout: without such a column, the share of the range of x that is held out:
         with 0.5, all x above half of the largest; 0 for nothing.
-      form: name of a form; curves with no more points than it has parameters get a simpler one.
-      against: names of forms whose extrapolation is compared.
+      beside: shares of the range whose extrapolation errors are measured besides.
+      form: name of a form, or `auto`; curves with no more points than it has parameters get a
+        simpler one.
+      against: names of forms whose extrapolation is compared; `all` as in `variants.find`.
       frontier: keep only the points on the Pareto frontier.
       bootstrap: replicates for the bands.
     """
@@ -37,7 +41,8 @@ class FitOptions:
     by: tuple[str, ...] = ()
     holdout_column: str | None = None
     holdout: float = 0.5
-    form: str = forms.DEFAULT
+    beside: tuple[float, ...] = ()
+    form: str = choice.AUTO
     against: tuple[str, ...] = ()
     frontier: bool = False
     bootstrap: int = 100
@@ -53,7 +58,8 @@ class Curve:
       kept: [N], whether a point was fitted.
       fit: None if there are too few points; `problem` then has the reason.
       holdout_rmse: None if nothing was held out.
-      against: {form: its holdout_rmse}; None for a form that cannot be fitted.
+      against: {variant: its holdout_rmse}; None for one that cannot be fitted.
+      beside: {share held out: holdout_rmse}; None where the rest cannot be fitted.
     """
 
     by: dict[str, str]
@@ -63,6 +69,7 @@ class Curve:
     fit: fit_lib.Fit | None
     holdout_rmse: float | None
     against: dict[str, float | None]
+    beside: dict[float, float | None] = dataclasses.field(default_factory=dict)
     problem: str = ''
 
     @property
@@ -79,11 +86,10 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     Raises:
       UserError: for an unknown column or form, a value that is no positive number, or no row.
     """
-    form = forms.find(options.form)
-    others = [forms.find(name) for name in options.against]
-    for other in (form, *others):
-        if other.columns != len(options.x):
-            raise UserError(f'--form {other.name}: --x takes {other.columns} column(s)')
+    others = variants.find(options.against, options.form, len(options.x))
+    for name in (options.form, *(other.form for other in others)):
+        if name != choice.AUTO and forms.find(name).columns != len(options.x):
+            raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     for line, row in enumerate(rows, start=2):
         key = tuple(cell(row, column, '--by') for column in options.by)
@@ -94,7 +100,7 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     # Arrays of a few points: more threads would only wait for each other.
     with threadpool_limits(1, user_api='blas'):
         return [
-            _curve(dict(zip(options.by, key, strict=True)), groups[key], options, form, others)
+            _curve(dict(zip(options.by, key, strict=True)), groups[key], options, others)
             for key in ordered(groups)
         ]
 
@@ -156,8 +162,7 @@ def _curve(
     by: dict[str, str],
     group: list[Numbered],
     options: FitOptions,
-    form: forms.Form,
-    others: Sequence[forms.Form],
+    others: Sequence[Variant],
 ) -> Curve:
     x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
     y = np.array([number(row, options.y, '--y') for row in group])
@@ -172,17 +177,26 @@ def _curve(
     order = np.lexsort((y, *x.T[::-1]))
     x, y, kept = x[order], y[order], kept[order]
     try:
-        found = _fit(form, x[kept], y[kept], options.bootstrap)
+        found = _fit(options.form, x[kept], y[kept], options.bootstrap)
     except UserError as e:
         problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
-        return Curve(by, x, y, kept, None, None, dict.fromkeys(options.against), problem)
+        against = dict.fromkeys([other.name for other in others])
+        return Curve(by, x, y, kept, None, None, against, problem=problem)
     error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
-    against = {other.name: _extrapolation(other, x, y, kept) for other in others}
-    return Curve(by, x, y, kept, found, error, against)
+    against = {other.name: _extrapolation(other.fit, x, y, kept) for other in others}
+    fit = functools.partial(_fit, options.form)
+    beside = {
+        share: _extrapolation(fit, x, y, x[:, -1] <= (1 - share) * x[:, -1].max())
+        for share in options.beside
+    }
+    return Curve(by, x, y, kept, found, error, against, beside)
 
 
-def _fit(form: forms.Form, x: np.ndarray, y: np.ndarray, bootstrap: int) -> fit_lib.Fit:
+def _fit(name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0) -> fit_lib.Fit:
     """The fit of a form, or of a simpler one if it has as many parameters as there are points."""
+    if name == choice.AUTO:
+        return choice.fit(x, y, bootstrap=bootstrap)
+    form = forms.find(name)
     taken = forms.with_fewer(form, len(y))
     try:
         found = fit_lib.fit(taken, x, y, bootstrap=bootstrap)
@@ -217,25 +231,40 @@ def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def _extrapolation(
-    form: forms.Form, x: np.ndarray, y: np.ndarray, kept: np.ndarray
+    fit: Callable[[np.ndarray, np.ndarray], fit_lib.Fit],
+    x: np.ndarray,
+    y: np.ndarray,
+    kept: np.ndarray,
 ) -> float | None:
+    if kept.all():
+        return None
     try:
-        return fit_lib.rmse(fit_lib.fit(form, x[kept], y[kept]), x[~kept], y[~kept])
+        return fit_lib.rmse(fit(x[kept], y[kept]), x[~kept], y[~kept])
     except UserError:
         return None
 
 
 def summary(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
     """All curves and their median extrapolation error as JSON values."""
+    compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
     return {
         'x': list(options.x),
         'y': options.y,
         'form': options.form,
-        'formula': forms.find(options.form).formula,
+        'formula': formula(options.form),
         'curves': [_curve_summary(curve) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
-        'against': {name: _comparison(curves, name) for name in options.against},
+        'against': {name: _comparison(curves, name) for name in compared},
+        'beside': {
+            f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])
+            for share in options.beside
+        },
     }
+
+
+def formula(name: str) -> str:
+    """The formula of a form, or a sentence on `auto`."""
+    return choice.FORMULA if name == choice.AUTO else forms.find(name).formula
 
 
 def _curve_summary(curve: Curve) -> dict[str, Any]:
@@ -244,7 +273,17 @@ def _curve_summary(curve: Curve) -> dict[str, Any]:
         result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
     else:
         result |= fit_lib.summary(curve.fit)
-    return result | {'holdout_rmse': curve.holdout_rmse, 'against': curve.against}
+    if isinstance(curve.fit, choice.MeanFit):
+        result['forms'] = {
+            part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
+            for part in curve.fit.parts
+        }
+    beside = {f'{1 / (1 - share):g}x': error for share, error in curve.beside.items()}
+    return result | {
+        'holdout_rmse': curve.holdout_rmse,
+        'against': curve.against,
+        'beside': beside,
+    }
 
 
 def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Manifests: digests, epochs and choices that a reviewer would ask about; pages of both kinds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vit_jax.scaling import manifest, page
+
+
+def make_row(folder, parameters=1000, seen=5000, size=1000, lr=1e-3, **optim):
+    folder.mkdir()
+    schedule = {'name': 'cosine', 'warmup': '10%'}
+    config = {'seed': 0, 'optim': {'name': 'adamw', 'lr': lr, 'schedule': schedule} | optim}
+    (folder / 'config.json').write_text(json.dumps(config))
+    row = {'run': str(folder), 'parameters': parameters, 'examples_seen': seen, 'data_size': size}
+    return row | {'steps': 10, 'batch_size': 500, 'hardware': None}
+
+
+def test_an_entry_has_what_repeats_a_run(tmp_path):
+    (one,) = manifest.entries([make_row(tmp_path / 'a')])
+    expected = {'epochs': 5.0, 'lr': 1e-3, 'warmup': '10%', 'schedule': 'cosine', 'seed': 0}
+    assert {name: one[name] for name in expected} == expected
+    assert (one['parametrization'], len(one['digest'])) == ('standard', 12)
+    config = json.loads((tmp_path / 'a' / 'config.json').read_text())
+    assert one['digest'] == manifest.digest(dict(reversed(config.items())))
+    assert one['digest'] != manifest.digest(config | {'seed': 1})
+    header, row = manifest.table([one])
+    assert header[:3] == ['run', 'digest', 'parameters'] and 'hardware' not in header
+    assert row[header.index('epochs')] == '5'
+
+
+def doubts(tmp_path, *options):
+    rows = [make_row(tmp_path / str(i), **one) for i, one in enumerate(options)]
+    return '; '.join(manifest.doubts(manifest.entries(rows)))
+
+
+def test_one_rate_for_all_sizes_is_flagged(tmp_path):
+    said = doubts(tmp_path, {'parameters': 10}, {'parameters': 20})
+    assert 'one learning rate, 0.001, serves all 2 sizes: copied, not tuned for each' in said
+    assert 'one warm-up, 10%, serves all 2 sizes' in said
+    assert 'data are repeated, up to 5 epochs; 2 of 2 runs see them more than 4 times' in said
+    assert '1 run(s) have the same config, seed included, as another' in said
+
+
+def test_rates_that_were_tried(tmp_path):
+    rates = [{'parameters': size, 'lr': lr} for size in (10, 20) for lr in (1e-3, 3e-3)]
+    assert 'learning rate: 2 to 2 values tried at each of 2 sizes' in doubts(tmp_path, *rates)
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        ([{'lr': 1e-3}, {'parameters': 9, 'lr': 2e-3}], '2 of 2 have one value alone'),
+        ([{}, {'parametrization': 'mup'}], 'runs differ in parametrization: mup, standard'),
+        ([{'size': None}, {'seen': 7}], 'repetition of data is not known of 1 of 2 runs'),
+        ([{'lr': None}], 'learning rate is not known of 1 of 1 runs'),
+    ],
+)
+def test_other_doubts(tmp_path, options, words):
+    assert words in doubts(tmp_path, *options)
+
+
+def test_a_page_is_the_same_in_both_formats():
+    blocks = [
+        page.Heading('A < B', 1),
+        page.Text('see `scaling fit`'),
+        page.Lines(['one', 'two']),
+        page.Table([['x', 'y'], ['a|b', '2']]),
+        page.Picture('p.png', 'curves'),
+    ]
+    assert page.markdown(blocks) == (
+        '# A < B\n\nsee `scaling fit`\n\n- one\n- two\n\n| x | y |\n| --- | --- |\n'
+        '| a\\|b | 2 |\n\n![curves](p.png)\n'
+    )
+    found = page.one_file(blocks, {'p.png': b'\x89PNG'})
+    for part in (
+        '<title>A &lt; B</title>',
+        '<h1>A &lt; B</h1>',
+        '<p>see <code>scaling fit</code></p>',
+        '<li>two</li>',
+        '<td>a|b</td>',
+        'src="data:image/png;base64,iVBORw=="',
+    ):
+        assert part in found

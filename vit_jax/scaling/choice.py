@@ -1,0 +1,129 @@
+"""The default law: a mean of forms, weighted by their errors on points held out within the fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling import forms
+
+AUTO = 'auto'
+FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
+CANDIDATES = ('irreducible', 'shifted', 'm4')  # of which `power` is a special case
+_LEAST = 0.05  # weight of a form that is kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One form of the mean.
+
+    Attributes:
+      fit: to all points that may be seen.
+      weight: the weights of all parts sum to 1.
+      inner_rmse: error of log y on the upper half in x of those points, fitted to the others.
+    """
+
+    fit: fit_lib.Fit
+    weight: float
+    inner_rmse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanFit(fit_lib.Fit):
+    """The geometric mean of several fits; form, parameters and warnings are those of the first.
+
+    Attributes:
+      parts: in the order of their weights.
+    """
+
+    parts: tuple[Part, ...] = ()
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The mean curve [N] at x [N] or [N, 1]."""
+        logs = [part.weight * np.log(part.fit.predict(x)) for part in self.parts]
+        return np.exp(np.sum(logs, axis=0))
+
+    def samples(self, x: np.ndarray) -> np.ndarray:
+        """The mean curve at x [N] for each bootstrap replicate, [R, N]."""
+        logs = [part.weight * np.log(part.fit.samples(x)) for part in self.parts]
+        return np.exp(np.sum(logs, axis=0))
+
+    @property
+    def chosen(self) -> str:
+        """The forms with their weights and inner errors as text."""
+        return ', '.join(
+            f'{part.fit.form.name} {part.weight:.2f} (inner error {part.inner_rmse:.4f})'
+            for part in self.parts
+        )
+
+
+def fit(x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> fit_lib.Fit:
+    """Fit the forms that the number of points allows, and weight them by an inner hold-out.
+
+    Weights are proportional to the inverse square of the error on the upper half in x, predicted
+    from the lower half. On published image curves a mean extrapolates better than the form with the
+    smallest inner error (docs/scaling.md). Two columns of x are fitted by `joint`.
+
+    Args:
+      x, y: [N] or [N, K] and [N]: points that may be seen.
+      bootstrap, seed: as in `fit.fit`.
+
+    Raises:
+      UserError: as `fit.fit`.
+    """
+    if x.ndim == 2 and x.shape[1] > 1:
+        return fit_lib.fit(forms.find('joint'), x, y, bootstrap=bootstrap, seed=seed)
+    errors = {name: error for name in CANDIDATES if (error := inner_error(name, x, y)) is not None}
+    found = []
+    for name, weight in _weights(errors).items():
+        try:
+            one = fit_lib.fit(forms.find(name), x, y, bootstrap=bootstrap, seed=seed)
+        except UserError:
+            continue
+        found.append(Part(one, weight, errors[name]))
+    if not found:
+        return _few(x, y, bootstrap, seed)
+    total = sum(part.weight for part in found)
+    parts = tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
+    first = parts[0].fit
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+    mean = MeanFit(**fields, parts=parts)
+    residuals = np.log(mean.predict(x)) - np.log(y)
+    return dataclasses.replace(mean, rmse=fit_lib.rms(residuals))
+
+
+def inner_error(name: str, x: np.ndarray, y: np.ndarray) -> float | None:
+    """Error of log y above half of the largest x, fitted below; None if the points are too few."""
+    form = forms.find(name)
+    if len(y) <= len(form.names):
+        return None
+    x = x[:, 0] if x.ndim == 2 else x
+    below = x <= x.max() / 2
+    if below.sum() <= len(form.names) or below.all():
+        return None
+    try:
+        found = fit_lib.fit(form, x[below], y[below])
+    except UserError:
+        return None
+    return fit_lib.rmse(found, x[~below], y[~below])
+
+
+def _weights(errors: dict[str, float]) -> dict[str, float]:
+    """Weights by the inverse square of the errors, without forms that hardly count."""
+    if not errors:
+        return {}
+    raw = {name: 1 / max(error, 1e-9) ** 2 for name, error in errors.items()}
+    total = sum(raw.values())
+    kept = {name: value / total for name, value in raw.items() if value >= _LEAST * total}
+    return dict(sorted(kept.items(), key=lambda item: -item[1]))
+
+
+def _few(x: np.ndarray, y: np.ndarray, bootstrap: int, seed: int) -> fit_lib.Fit:
+    """The largest form that has fewer parameters than there are points, with a note."""
+    form = forms.with_fewer(forms.find('shifted'), len(y))
+    found = fit_lib.fit(form, x, y, bootstrap=bootstrap, seed=seed)
+    note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'
+    return dataclasses.replace(found, warnings=(note, *found.warnings))

@@ -1,0 +1,151 @@
+"""Manifest of a study: config, data and schedule of each run, and doubts about them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.scaling.rows import short
+from vit_jax.scaling.runs import Cell
+from vit_jax.storage import paths, run_folder
+
+PACKAGES = ('vit_jax', 'numpy', 'scipy', 'jax', 'flax', 'optax')
+_MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs repeated data are as good as new
+
+_COLUMNS = (
+    *('digest', 'parameters', 'steps', 'batch_size', 'epochs', 'optimizer', 'lr'),
+    *('schedule', 'warmup', 'parametrization', 'seed', 'hardware'),
+)
+
+Entry = dict[str, Any]
+
+
+def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
+    """The settings of each run, for rows of `runs.collect`.
+
+    Returns:
+      For each run: run, digest (the first 12 digits of the config's SHA-256), parameters, steps,
+      batch_size, epochs, optimizer, lr, schedule, warmup, parametrization, seed and hardware; None
+      where the folder does not tell.
+    """
+    return [_entry(row) for row in rows]
+
+
+def _entry(row: Mapping[str, Cell]) -> Entry:
+    config = run_folder.read_config(paths.path(str(row['run']))) or {}
+    optim = config.get('optim') or {}
+    schedule = optim.get('schedule') or {}
+    shared = ('run', 'parameters', 'steps', 'batch_size', 'hardware')
+    return {
+        **{name: row.get(name) for name in shared},
+        'digest': digest(config),
+        'epochs': _epochs(row),
+        'optimizer': optim.get('name'),
+        'lr': optim.get('lr'),
+        'schedule': schedule.get('name'),
+        'warmup': schedule.get('warmup'),
+        'parametrization': optim.get('parametrization') or 'standard',
+        'seed': config.get('seed'),
+    }
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
+    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _epochs(row: Mapping[str, Cell]) -> float | None:
+    seen, size = row.get('examples_seen'), row.get('data_size')
+    if not isinstance(seen, (int, float)) or not isinstance(size, (int, float)) or not size:
+        return None
+    return seen / size
+
+
+def doubts(found: Sequence[Entry]) -> list[str]:
+    """A line for each choice that a reviewer would ask about."""
+    return [
+        *_copied(found, 'lr', 'learning rate'),
+        *_copied(found, 'warmup', 'warm-up'),
+        *_repeated(found),
+        *_mixed(found),
+        *_unknown(found),
+    ]
+
+
+def _copied(found: Sequence[Entry], key: str, noun: str) -> list[str]:
+    """A setting that serves all sizes, or how many were tried at a size."""
+    sizes: dict[Any, set[str]] = {}
+    for one in found:
+        if one['parameters'] is not None and one[key] is not None:
+            sizes.setdefault(one['parameters'], set()).add(str(one[key]))
+    if len(sizes) < 2:
+        return []
+    every = set.union(*sizes.values())
+    if len(every) == 1:
+        same = f'one {noun}, {every.pop()}, serves all {len(sizes)} sizes: copied, not tuned'
+        return [f'{same} for each of them']
+    tried = [len(values) for values in sizes.values()]
+    if min(tried) > 1:
+        return [f'{noun}: {min(tried)} to {max(tried)} values tried at each of {len(sizes)} sizes']
+    return [f'{noun}: differs between sizes; {tried.count(1)} of {len(sizes)} have one value alone']
+
+
+def _repeated(found: Sequence[Entry]) -> list[str]:
+    known = [one['epochs'] for one in found if one['epochs'] is not None]
+    many = sum(epochs > _MANY_EPOCHS for epochs in known)
+    if not known or max(known) <= 1:
+        return []
+    return [
+        f'data are repeated, up to {max(known):.3g} epochs; {many} of {len(known)} runs see them '
+        f'more than {_MANY_EPOCHS} times'
+    ]
+
+
+def _mixed(found: Sequence[Entry]) -> list[str]:
+    lines = []
+    for key in ('parametrization', 'optimizer', 'schedule'):
+        values = sorted({str(one[key]) for one in found if one[key] is not None})
+        if len(values) > 1:
+            lines.append(f'runs differ in {key}: {", ".join(values)}')
+    copies = len(found) - len({one['digest'] for one in found})
+    if copies:
+        lines.append(f'{copies} run(s) have the same config, seed included, as another')
+    return lines
+
+
+def _unknown(found: Sequence[Entry]) -> list[str]:
+    lines = []
+    for key, noun in (('epochs', 'repetition of data'), ('lr', 'learning rate')):
+        if missing := sum(one[key] is None for one in found):
+            lines.append(f'{noun} is not known of {missing} of {len(found)} runs')
+    return lines
+
+
+def table(found: Sequence[Entry]) -> list[list[str]]:
+    """The entries as rows of text under a header."""
+    kept = [name for name in _COLUMNS if any(one[name] is not None for one in found)]
+    return [['run', *kept], *([one['run'], *(_text(one[k]) for k in kept)] for one in found)]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return '-'
+    if isinstance(value, float):
+        return f'{value:.4g}'
+    return short(value) if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that fitted the curves; run folders record none."""
+    found = {'python': platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
