@@ -134,6 +134,12 @@ def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form
         np.testing.assert_array_equal(leaf, after[name], err_msg=name)
 
 
+EMBEDDING = 'embeddings.patch_embeddings.projection.weight'
+PATCHES = 'embeddings.patch_embedding.weight'
+BLOCK = 'encoder.layer.0'
+DINOV2 = [EMBEDDING, f'{BLOCK}.norm1.weight', f'{BLOCK}.layer_scale1.lambda1']
+
+
 @pytest.mark.parametrize(
     ('flat', 'family'),
     [
@@ -144,13 +150,13 @@ def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form
         (['norm-pre-head/scale'], 'bit'),
         (['bit.norm.weight', 'bit.embedder.convolution.weight'], 'bit'),
         (['norm.weight', 'embedder.convolution.weight'], 'bit'),
+        ([EMBEDDING, 'layers.0.layernorm_before.weight'], 'transformers_vit'),
+        ([f'vit.{EMBEDDING}', 'vit.encoder.layer.0.layernorm_before.weight'], 'transformers_vit'),
+        ([f'ijepa.{EMBEDDING}', 'ijepa.layers.0.layernorm_before.weight'], 'transformers_vit'),
+        (DINOV2, 'transformers_dinov2'),
         (
-            ['embeddings.patch_embeddings.projection.weight', 'embeddings.cls_token'],
-            'transformers_vit',
-        ),
-        (
-            ['vit.embeddings.patch_embeddings.projection.weight', 'vit.embeddings.cls_token'],
-            'transformers_vit',
+            [f'vision_model.{name}' for name in (PATCHES, 'encoder.layers.0.layer_norm1.weight')],
+            'transformers_vision_tower',
         ),
         (list(TIMM), 'timm_vit'),
     ],

@@ -8,17 +8,19 @@ import re
 
 from vit_jax.errors import UserError, nearest
 
+TOWERS = ('vision', 'text')  # of a checkpoint with two, named behind its path
 POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
 
 def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
     """The family in front of a checkpoint's path (empty if there is none), and the path.
 
-    `gs://...` is a URL, `FILE.npz:PART` a part of a file, and `./a:b` a file of that name.
+    `gs://...` is a URL, `FILE.npz:PART` a part of a file, `FILE:vision` one of two towers, and
+    `./a:b` a file of that name.
     """
     text = os.fspath(path)
     match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
-    if match is None or match[1].endswith('.npz'):
+    if match is None or match[1].endswith('.npz') or match[2] in TOWERS:
         return '', text
     return match[1], match[2]
 

@@ -15,7 +15,7 @@ from flax import traverse_util
 
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, labels, normalization, preprocessing
+from vit_jax.interop import families, files, labels, normalization, preprocessing, towers
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
@@ -30,7 +30,7 @@ def read(
 
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
-        it, see `families`.
+        it, see `families`, and one of two towers behind it, as in `FILE:vision`.
       mean, std: of the images in [0, 1] that it takes, a number or one for each channel; by
         default from the files.
       image_size: height and width of the images to come. If no file has the size that the model
@@ -40,9 +40,12 @@ def read(
       UserError: if it cannot be read, or no family knows it.
     """
     family, place = families.split(path)
-    flat, extra = files.read_arrays(place)
+    file, tower = towers.split(place)
+    flat, extra = files.read_arrays(file)
     extra |= normalization.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
+        if tower:
+            flat, extra = towers.take(flat, extra, tower)
         reader = families.reader(flat, family)
         imported = reader.read(flat, extra)
         _require_finite(imported.params)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from vit_jax.models import _vit_parts
 from vit_jax.nn.pooling import MapHead, segment_mean
 
-POOLS = ('cls', 'gap', 'patches', 'map', 'none')
-WITH_CLASS_TOKEN = ('cls', 'patches')
+POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none')
+WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches')
 MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 
@@ -32,10 +32,13 @@ def pool(
         return tokens[:, 0]
     if model.pool == 'none':
         return tokens
+    cls = tokens[:, 0]
     if first := model.prefix_tokens:
         tokens, segments = tokens[:, first:], None if segments is None else segments[:, first:]
-    if model.pool in MEANS:
+    if model.pool in (*MEANS, 'cls_patches'):
         mean = tokens.mean(axis=1) if segments is None else segment_mean(tokens, segments)[:, 0]
+        if model.pool == 'cls_patches':
+            return jnp.concatenate([cls, mean], axis=-1)
         norm = _vit_parts.norm(model)(model.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
         return norm(mean) if model.fc_norm else mean
     head = MapHead(

@@ -45,8 +45,9 @@ class Model(base.Model):
       mlp_dim: hidden width of the blocks' MLPs.
       num_heads: attention heads; divides width.
       pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
-        tokens. 'patches': the mean of the patches, in a model that also has a class token. 'map':
-        attention pooling. 'none': every token by itself.
+        tokens. 'patches': the mean of the patches, in a model that also has a class token.
+        'cls_patches': the class token beside that mean, [B 2 D], as for DINOv2's classifiers.
+        'map': attention pooling. 'none': every token by itself.
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.

@@ -225,7 +225,8 @@ MISTAKES = {
     'heads': ({}, {'num_attention_heads': 5}, r'cannot have shape \(16,\) \(5 heads\)'),
     'activation': ({}, {'hidden_act': 'relu'}, "hidden_act 'relu' is not supported"),
     'pooler': ({}, {'pooler_act': 'relu'}, "pooler_act 'relu'"),
-    'another model': ({}, {'model_type': 'deit'}, "of a 'deit', not of a vit"),
+    'another model': ({}, {'model_type': 'yolos'}, "of a 'yolos', not of a vit"),
+    'names of another': ({}, {'model_type': 'deit'}, r'no part called vit\.embeddings'),
     'positions': (
         {'vit.embeddings.position_embeddings': None},
         {},

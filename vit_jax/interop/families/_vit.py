@@ -55,6 +55,7 @@ def assemble(
     """
     if 'pos_embed' not in flat and positions == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
+    flat = _unscaled(flat, source, label)
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     model |= {'posemb': 'learn' if 'pos_embed' in flat else positions}
     model |= {} if pool is None else {'pool': pool}
@@ -142,6 +143,31 @@ def with_prefix(flat: Flat, rows: int) -> Flat:
     if rows or not has_class:
         return flat
     return flat | {'pos_embed': np.pad(table, ((0, 0), (1, 0), (0, 0)))}
+
+
+# Layer scales and the layers before them.
+_SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
+
+
+def _unscaled(flat: Flat, source: str, label: Label) -> Flat:
+    """Fold layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
+    folded = dict(flat)
+    blocks = {match[0] for name in flat if (match := re.match(r'encoder/block_\d+/', name))}
+    for scale, layer in _SCALED.items():
+        scaled = [block for block in blocks if block + scale in flat]
+        for block in scaled:
+            gamma, kernel = folded.pop(block + scale), f'{block}{layer}/kernel'
+            if kernel not in flat or gamma.shape != flat[kernel].shape[-1:]:
+                raise UserError(
+                    f'{source}: {label(block + scale)} scales {label(kernel)}, which is absent or '
+                    'does not fit'
+                )
+            for name in (kernel, f'{block}{layer}/bias'):
+                if name in flat:
+                    folded[name] = flat[name] * gamma
+        if scaled and (lost := blocks - set(scaled)):
+            raise UserError(f'{source}: {label(min(lost) + scale)} is not in the file')
+    return folded
 
 
 def with_biases(flat: Flat, expected: Flat) -> Flat:

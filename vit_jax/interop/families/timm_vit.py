@@ -33,6 +33,8 @@ TABLE: names.Table = (
     ('norm_pre', 'norm_pre'),
     *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{b}') for a, b in _ATTENTION),
     *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
+    *((f'{_BLOCK[0]}.ls{i}.gamma', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
+    *((f'{_BLOCK[0]}.gamma_{i}', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
     *((f'{_BLOCK[0]}.mlp.{part}', f'{_BLOCK[1]}/mlp/{part}') for part in _MLP),
     ('norm', 'encoder/norm'),
     ('fc_norm', 'fc_norm'),

@@ -1,4 +1,4 @@
-"""ViTs of transformers: safetensors with the names of its versions 4 and 5, and config.json.
+"""ViTs, DeiTs, MSN and I-JEPA of transformers: safetensors with the names of versions 4 and 5.
 
 Names of version 4 are written: version 5 writes and reads them too. Positions beyond a square, GELU
 and epsilons come from config.json; without it they are the defaults of transformers.ViTConfig.
@@ -6,6 +6,7 @@ and epsilons come from config.json; without it they are the defaults of transfor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,23 +14,14 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import labels, names, normalization, torch_layout
-from vit_jax.interop.families import _vit
+from vit_jax.interop.families import _transformers, _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.nn.positions import sincos2d
 
 POSITIONS = 'bicubic'
-_NORM_EPS = 1e-12
-# ViTConfig.hidden_act
-_GELUS = {'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_pytorch_tanh': 'tanh', 'gelu_fast': 'tanh'}
 _WRITTEN_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
 _PREFIX = 'vit.'
-_TYPES = ('vit', 'vit_mae')
-_UNUSED = ('embeddings.mask_token',)  # of pretraining
-
-
-def _block(theirs: str, *rows: tuple[str, str]) -> names.Table:
-    return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
 
 
 # Without the prefix of all parts but the classifier in a model with a head.
@@ -37,7 +29,7 @@ TABLE: names.Table = (
     ('embeddings.cls_token', 'cls_token'),
     ('embeddings.position_embeddings', 'pos_embed'),
     ('embeddings.patch_embeddings.projection', 'patch_embed'),
-    *_block(
+    *_transformers.blocks(
         'encoder.layer',
         ('layernorm_before', 'norm1'),
         ('attention.attention.query', 'attention/query'),
@@ -48,7 +40,7 @@ TABLE: names.Table = (
         ('intermediate.dense', 'mlp/fc1'),
         ('output.dense', 'mlp/fc2'),
     ),
-    *_block(
+    *_transformers.blocks(
         'layers',
         ('layernorm_before', 'norm1'),
         ('attention.q_proj', 'attention/query'),
@@ -65,48 +57,83 @@ TABLE: names.Table = (
 )
 
 
+_KINDS = (
+    _transformers.Kind(
+        'transformers ViT',
+        ('vit', 'vit_mae'),
+        TABLE,
+        prefixes=(_PREFIX,),
+        unused=('embeddings.mask_token',),  # of pretraining
+        defaults={'layer_norm_eps': 1e-12},
+    ),
+    _transformers.Kind(
+        'transformers MSN',
+        ('vit_msn',),
+        TABLE,
+        prefixes=(_PREFIX,),
+        unused=('embeddings.mask_token',),
+        defaults={'layer_norm_eps': 1e-6, 'num_attention_heads': 12},
+    ),
+    _transformers.Kind(
+        'transformers DeiT',
+        ('deit',),
+        (*TABLE, ('embeddings.distillation_token', 'register_tokens')),
+        prefixes=('deit.',),
+        unused=('embeddings.mask_token',),
+        defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
+    ),
+    _transformers.Kind(
+        'transformers I-JEPA',
+        ('ijepa',),
+        TABLE,
+        prefixes=('ijepa.',),
+        unused=('embeddings.mask_token', 'pooler.'),
+        defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
+    ),
+)
+# Of all of them, to tell their names from others'.
+_PLAIN = _transformers.Kind('', (), (), tuple(p for kind in _KINDS for p in kind.prefixes))
+_EMBEDDING = 'embeddings.patch_embeddings.projection.weight'
+_NORMS = ('encoder.layer.0.layernorm_before.weight', 'layers.0.layernorm_before.weight')
+# Names of other families with the same names beside them.
+_OTHERS = ('decoder.decoder_pred.weight', 'embeddings.detection_tokens', 'pooler.layernorm.weight')
+
+
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model, and not also those of a decoder."""
-    stem = 'embeddings.patch_embeddings.projection.weight'
-    token = 'embeddings.cls_token'
-    known = any(p + stem in flat and p + token in flat for p in ('', _PREFIX))
-    return known and 'decoder.decoder_pred.weight' not in flat
+    """Whether these are the names of such a model, and not also those of another one."""
+    known = {_PLAIN.plain(name) for name in flat}
+    is_vit = _EMBEDDING in known and not known.isdisjoint(_NORMS)
+    lambdas = any(re.search(r'\.0\.(lambda_1|layer_scale1)', name) for name in known)
+    return is_vit and not lambdas and known.isdisjoint(_OTHERS)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel.
+    """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel;
+    or the same of DeiT, MSN or I-JEPA.
+
+    The distillation token of a DeiT, with its position, becomes a register.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    source = 'transformers ViT'
-    if extra.get('model_type', 'vit') not in _TYPES:
-        raise UserError(f'{source}: config.json is of a {extra["model_type"]!r}, not of a vit')
-    used = {name: array for name, array in flat.items() if _is_used(name, flat)}
+    kind = _kind(flat, extra)
+    used = kind.used(flat)
+    if 'classifier.weight' in flat:  # which does not use the pooler
+        used = {n: array for n, array in used.items() if not kind.plain(n).startswith('pooler.')}
+    if 'distillation_classifier.weight' in flat:
+        raise UserError(
+            f'{kind.source}: no model here has two classifiers, one of a distillation token'
+        )
+    distilled = any(name.endswith('embeddings.distillation_token') for name in flat)
+    return _transformers.read(kind, used, extra, rows=2 if distilled else 1)
 
-    def translate(name: str) -> str | None:
-        return torch_layout.ours(name.removeprefix(_PREFIX), TABLE)
 
-    in_file = names.renamed(used, translate, source)
-
-    def label(name: str) -> str:
-        return in_file.get(name) or torch_layout.theirs(name, TABLE)
-
-    heads = extra.get('num_attention_heads') or _vit.published_heads(
-        {name: used[theirs].shape for name, theirs in in_file.items()}, source
-    )
-    stripped = {name.removeprefix(_PREFIX): array for name, array in used.items()}
-    imported = _vit.assemble(
-        torch_layout.read(stripped, TABLE, heads, source),
-        source,
-        label,
-        gelu=_gelu(extra, source),
-        norm_eps=float(extra.get('layer_norm_eps', _NORM_EPS)),
-        image_size=_image_size(extra),
-        hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
-    )
-    _require_config(imported, extra)
-    return normalization.folded(imported, extra, normalization.UNKNOWN)
+def _kind(flat: Flat, extra: Mapping[str, Any]) -> _transformers.Kind:
+    """That of config.json, or else of the prefix."""
+    found = extra.get('model_type')
+    by_type = (kind for kind in _KINDS if found in kind.types)
+    by_name = (k for k in _KINDS if any(name.startswith(k.prefixes) for name in flat))
+    return next(by_type, None) or next(by_name, _KINDS[0])
 
 
 def write(trained: TrainedModel) -> Written:
@@ -119,6 +146,8 @@ def write(trained: TrainedModel) -> Written:
     model = trained.model_config
     _require_class(model)
     flat = names.flattened(trained.params)
+    if unknown := [name for name in flat if names.theirs(name, TABLE) is None]:
+        raise UserError(f"transformers' ViT has no part like {names.listed(unknown)}")
     size = trained.image_size or square(flat, model['patch_size'])
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = _fixed_positions(size, model)
@@ -129,56 +158,11 @@ def write(trained: TrainedModel) -> Written:
     return Written(arrays, config, preprocessor=normalization.preprocessor(channels, size))
 
 
-def _is_used(name: str, flat: Flat) -> bool:
-    """Whether the model uses a parameter: a classifier does not use the pooler."""
-    name = name.removeprefix(_PREFIX)
-    return name not in _UNUSED and not (name.startswith('pooler.') and 'classifier.weight' in flat)
-
-
-def _gelu(config: Mapping[str, Any], source: str) -> str:
-    name = config.get('hidden_act', 'gelu')
-    if name not in _GELUS:
-        raise UserError(
-            f'{source}: hidden_act {name!r} is not supported (only {", ".join(_GELUS)})'
-        )
-    if config.get('pooler_act', 'tanh') != 'tanh':
-        raise UserError(
-            f'{source}: pooler_act {config["pooler_act"]!r} is not supported (only tanh)'
-        )
-    return _GELUS[name]
-
-
-def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    size = config.get('image_size')
-    if size is None:
-        return None
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
-
-
-def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Raise UserError if config.json belongs to another file."""
-    model = imported.model_config
-    for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
-        if config.get(key, model[field]) != model[field]:
-            raise UserError(
-                f'{imported.source}: {key} is {config[key]}, the file has {model[field]}; '
-                'config.json is of another model'
-            )
-    if imported.image_size is not None:
-        height, width = imported.image_size
-        rows = imported.params['pos_embed'].shape[1] - 1
-        if (height // model['patch_size']) * (width // model['patch_size']) != rows:
-            raise UserError(
-                f'{imported.source}: image_size is {height}x{width}, '
-                f'but pos_embed has rows for {rows} patches'
-            )
-
-
 def _require_class(model: Mapping[str, Any]) -> None:
     unsupported = {
         f'a {model["name"]}': model['name'] != 'vit',
         f'pool {model["pool"]!r}': model['pool'] != 'cls',
+        f'gelu {model["gelu"]!r}': model['gelu'] not in _WRITTEN_GELUS,
         'a norm before its head': model.get('head_norm', 'none') != 'none',
         'both a head and a representation_size': model['num_classes']
         and model['representation_size'],

@@ -1,0 +1,145 @@
+"""Small encoders of transformers of every form that is read as a ViT."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers.transformers_models import perturbed
+
+SHAPE = {
+    'hidden_size': 16,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'intermediate_size': 24,
+    'patch_size': 4,
+    'image_size': 12,
+}
+_TEXT = {
+    'hidden_size': 16,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+    'intermediate_size': 24,
+    'vocab_size': 99,
+    'projection_size': 16,
+    'pad_token_id': 0,
+    'bos_token_id': 1,
+    'eos_token_id': 2,
+}
+
+
+class Form(NamedTuple):
+    """A model of transformers.
+
+    Attributes:
+      family: for tables.
+      model, config: names of its classes in transformers.
+      fields: of the configuration, beside those of SHAPE.
+      theirs, ours: an output of the two sides to compare.
+      tower: of the file that is read.
+    """
+
+    family: str
+    model: str
+    config: str
+    fields: Mapping[str, Any] = types.MappingProxyType({})
+    theirs: str = 'logits'
+    ours: str = 'logits'
+    tower: str = ''
+
+    @property
+    def label(self) -> str:
+        """The model and what is special about it."""
+        return '-'.join([self.model, *map(str, self.fields.values()), self.tower]).strip('-')
+
+
+def _two(vision: dict[str, Any] = SHAPE) -> dict[str, Any]:
+    return {'vision_config': dict(vision), 'text_config': dict(_TEXT), 'projection_dim': 8}
+
+
+_POOLED = {'theirs': 'pooler_output', 'ours': 'pre_logits'}
+_CLASSIFIER = 'ForImageClassification'
+FORMS = (
+    Form('DeiT', f'DeiT{_CLASSIFIER}', 'DeiTConfig'),
+    Form('DeiT', 'DeiTModel', 'DeiTConfig', **_POOLED),
+    Form('MSN', f'ViTMSN{_CLASSIFIER}', 'ViTMSNConfig'),
+    Form('I-JEPA', f'IJepa{_CLASSIFIER}', 'IJepaConfig'),
+    Form('I-JEPA', 'IJepaModel', 'IJepaConfig', theirs='last_hidden_state', ours='tokens'),
+    Form('DINOv2', f'Dinov2{_CLASSIFIER}', 'Dinov2Config'),
+    Form('DINOv2', 'Dinov2Model', 'Dinov2Config', {'use_swiglu_ffn': True}, **_POOLED),
+    Form(
+        'DINOv2 with registers',
+        f'Dinov2WithRegisters{_CLASSIFIER}',
+        'Dinov2WithRegistersConfig',
+        {'num_register_tokens': 3},
+    ),
+    Form('CLIP', 'CLIPVisionModel', 'CLIPVisionConfig', **_POOLED),
+    Form(
+        'CLIP',
+        'CLIPVisionModelWithProjection',
+        'CLIPVisionConfig',
+        {'projection_dim': 8, 'hidden_act': 'gelu'},
+        theirs='image_embeds',
+    ),
+    Form('CLIP', 'CLIPModel', 'CLIPConfig', _two(), theirs='image_embeds', tower='vision'),
+    Form('SigLIP', 'SiglipVisionModel', 'SiglipVisionConfig', **_POOLED),
+    Form('SigLIP', f'Siglip{_CLASSIFIER}', 'SiglipConfig', _two()),
+    Form('SigLIP', 'SiglipModel', 'SiglipConfig', _two(), **_POOLED, tower='vision'),
+    Form(
+        'SigLIP 2',
+        'Siglip2VisionModel',
+        'Siglip2VisionConfig',
+        {'num_patches': 9, 'image_size': None},
+        **_POOLED,
+    ),
+)
+
+
+def model(form: Form) -> Any:
+    """The model, with parameters none of which is zero, one or like another."""
+    import transformers
+
+    fields = form.fields if 'vision_config' in form.fields else {**SHAPE, **form.fields}
+    fields = {key: value for key, value in fields.items() if value is not None}
+    if not form.tower and 'Vision' not in form.model:
+        fields['num_labels'] = 3
+    made = getattr(transformers, form.model)(getattr(transformers, form.config)(**fields))
+    return perturbed(made)
+
+
+def outputs(form: Form, made: Any, images: np.ndarray) -> np.ndarray:
+    """What transformers computes for images [B H W 3]."""
+    import torch
+
+    pixels = torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2))
+    with torch.no_grad():
+        if form.family == 'SigLIP 2':
+            return _of_patches(made, images)[form.theirs].numpy()
+        if form.tower and form.theirs == 'image_embeds':
+            return _features(made.get_image_features(pixels)).numpy()
+        made = getattr(made, 'vision_model', made) if form.tower else made
+        return made(pixels)[form.theirs].numpy()
+
+
+def _features(found: Any) -> Any:
+    """The embedding, which newer versions return with other outputs."""
+    return getattr(found, 'pooler_output', found)
+
+
+def _of_patches(made: Any, images: np.ndarray) -> Any:
+    """The outputs of a model that takes patches instead of images."""
+    import torch
+
+    from vit_jax.nn.patches import patchify
+
+    patches = torch.from_numpy(np.array(patchify(images, SHAPE['patch_size'])))
+    batch, count, _ = patches.shape
+    side = round(count**0.5)
+    return made(
+        pixel_values=patches,
+        pixel_attention_mask=torch.ones(batch, count, dtype=torch.int32),
+        spatial_shapes=torch.tensor([[side, side]] * batch),
+    )

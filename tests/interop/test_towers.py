@@ -1,0 +1,53 @@
+"""One tower of a file with two."""
+
+import numpy as np
+import pytest
+
+from vit_jax import interop
+from vit_jax.config.origin import split_family
+from vit_jax.errors import UserError
+from vit_jax.interop import files, towers
+
+TWO = {
+    'vision_model.embeddings.patch_embedding.weight': np.ones((8, 3, 4, 4), np.float32),
+    'vision_model.encoder.layers.0.layer_norm1.weight': np.ones(8, np.float32),
+    'visual_projection.weight': np.ones((4, 8), np.float32),
+    'text_model.final_layer_norm.weight': np.ones(8, np.float32),
+    'logit_scale': np.ones((), np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ('path', 'expected'),
+    [
+        ('model.safetensors:vision', ('model.safetensors', 'vision')),
+        ('hf://org/clip:text', ('hf://org/clip', 'text')),
+        ('clip/', ('clip/', '')),
+        ('b.npz:params', ('b.npz:params', '')),
+        ('./vision', ('./vision', '')),
+    ],
+)
+def test_the_end_of_a_path(path, expected):
+    assert towers.split(path) == expected
+
+
+@pytest.mark.parametrize(
+    ('path', 'family'), [('clip:vision', ''), ('lab.mine:clip:vision', 'lab.mine'), ('a:b', 'a')]
+)
+def test_a_tower_is_no_family(path, family):
+    assert split_family(path)[0] == family
+
+
+def test_the_arrays_and_the_config_of_a_tower():
+    config = {'model_type': 'clip', 'vision_config': {'hidden_size': 8}, 'text_config': {}}
+    flat, extra = towers.take(TWO, config, 'vision')
+    assert sorted(flat) == sorted(TWO)[2:]
+    assert extra == {'model_type': 'clip_vision_model', 'hidden_size': 8}
+    with pytest.raises(UserError, match="no tower 'text'"):
+        towers.take(flat, extra, 'text')
+
+
+def test_two_towers_are_not_read_as_one(tmp_path):
+    files.write_safetensors(tmp_path / 'clip.safetensors', TWO)
+    with pytest.raises(UserError, match='two towers: name one, as in FILE:vision'):
+        interop.read(tmp_path / 'clip.safetensors')

@@ -1,0 +1,81 @@
+"""DINOv2 of transformers, with registers or without: safetensors, and config.json.
+
+Layer scale is folded into the layers that it scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.interop import names
+from vit_jax.interop.families import _transformers
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+POSITIONS = 'bicubic'
+_LAYER = 'encoder.layer'
+TABLE: names.Table = (
+    ('embeddings.cls_token', 'cls_token'),
+    ('embeddings.register_tokens', 'register_tokens'),
+    ('embeddings.position_embeddings', 'pos_embed'),
+    ('embeddings.patch_embeddings.projection', 'patch_embed'),
+    *_transformers.blocks(
+        _LAYER,
+        ('norm1', 'norm1'),
+        ('attention.attention.query', 'attention/query'),
+        ('attention.attention.key', 'attention/key'),
+        ('attention.attention.value', 'attention/value'),
+        ('attention.output.dense', 'attention/out'),
+        ('layer_scale1.lambda1', 'layer_scale1'),
+        ('norm2', 'norm2'),
+        ('mlp.gate', 'mlp/gate'),
+        ('mlp.fc1', 'mlp/fc1'),
+        ('mlp.fc2', 'mlp/fc2'),
+        ('mlp.weights_out', 'mlp/fc2'),
+        ('layer_scale2.lambda1', 'layer_scale2'),
+    ),
+    ('layernorm', 'encoder/norm'),
+    ('classifier', 'head'),
+)
+_KIND = _transformers.Kind(
+    'transformers DINOv2',
+    ('dinov2', 'dinov2_with_registers'),
+    TABLE,
+    prefixes=('dinov2.', 'dinov2_with_registers.'),
+    unused=('embeddings.mask_token',),  # of pretraining
+    defaults={'layer_norm_eps': 1e-6, 'num_attention_heads': 12},
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    known = {_KIND.plain(name) for name in flat}
+    embedding = 'embeddings.patch_embeddings.projection.weight'
+    return {embedding, f'{_LAYER}.0.norm1.weight', f'{_LAYER}.0.layer_scale1.lambda1'} <= known
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A Dinov2Model, whose `pooler_output` is our `pre_logits`, or a Dinov2ForImageClassification,
+    which classifies the class token beside the mean of the patches.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    pool = 'cls_patches' if 'classifier.weight' in flat else None
+    return _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, pool=pool)
+
+
+def _ungated(flat: Flat) -> Flat:
+    """Split the layer of gates and values, which has the gates first."""
+    parts: Flat = {}
+    for name, array in flat.items():
+        if '.mlp.weights_in.' in name:
+            gate, value = np.split(array, 2)
+            parts[name.replace('weights_in', 'gate')] = gate
+            parts[name.replace('weights_in', 'fc1')] = value
+        else:
+            parts[name] = array
+    return parts

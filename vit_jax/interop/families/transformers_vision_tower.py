@@ -1,0 +1,124 @@
+"""Vision towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
+
+Of a file with both towers `FILE:vision` is read. CLIP's projection into the space of the texts is
+the head, whose outputs are the embedding of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, torch_layout
+from vit_jax.interop.families import _transformers, _vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+POSITIONS = 'bicubic'
+_PREFIX = 'vision_model.'
+_BLOCKS = _transformers.blocks(
+    'encoder.layers',
+    ('layer_norm1', 'norm1'),
+    ('self_attn.q_proj', 'attention/query'),
+    ('self_attn.k_proj', 'attention/key'),
+    ('self_attn.v_proj', 'attention/value'),
+    ('self_attn.out_proj', 'attention/out'),
+    ('layer_norm2', 'norm2'),
+    ('mlp.fc1', 'mlp/fc1'),
+    ('mlp.fc2', 'mlp/fc2'),
+)
+TABLE: names.Table = (
+    ('embeddings.class_embedding', 'cls_token'),
+    ('embeddings.patch_embedding', 'patch_embed'),
+    ('embeddings.position_embedding.weight', 'pos_embed'),
+    ('pre_layrnorm', 'norm_pre'),
+    *_BLOCKS,
+    ('post_layernorm', 'encoder/norm'),
+    ('head.probe', 'map_head/probe'),
+    ('head.attention.q', 'map_head/attention/query'),
+    ('head.attention.k', 'map_head/attention/key'),
+    ('head.attention.v', 'map_head/attention/value'),
+    ('head.attention.out_proj', 'map_head/attention/out'),
+    ('head.layernorm', 'map_head/norm'),
+    ('head.mlp.fc1', 'map_head/mlp/fc1'),
+    ('head.mlp.fc2', 'map_head/mlp/fc2'),
+    ('visual_projection', 'head'),
+    ('classifier', 'head'),
+)
+_CLIP = _transformers.Kind(
+    'transformers CLIP vision tower',
+    ('clip_vision_model', 'clip', 'chinese_clip_vision_model', 'metaclip_2_vision_model'),
+    TABLE,
+    prefixes=(_PREFIX,),
+    unused=('embeddings.position_ids',),
+    defaults={
+        'hidden_act': 'quick_gelu',
+        'layer_norm_eps': 1e-5,
+        'num_attention_heads': 12,
+    },
+)
+_SIGLIP = _transformers.Kind(
+    'transformers SigLIP vision tower',
+    ('siglip_vision_model', 'siglip', 'siglip2_vision_model', 'siglip2'),
+    TABLE,
+    prefixes=(_PREFIX,),
+    unused=('embeddings.position_ids',),
+    defaults={
+        'hidden_act': 'gelu_pytorch_tanh',
+        'layer_norm_eps': 1e-6,
+        'num_attention_heads': 12,
+    },
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a tower, alone or beside one of CLIP's for text."""
+    known = {name.removeprefix(_PREFIX) for name in flat}
+    is_tower = 'encoder.layers.0.layer_norm1.weight' in known
+    both = any(name.startswith('text_model.') for name in flat) and 'logit_bias' in flat
+    return is_tower and 'embeddings.patch_embedding.weight' in known and not both
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A CLIPVisionModel (its `pooler_output` is our `pre_logits`), also with its projection; a
+    SiglipVisionModel or Siglip2VisionModel; or a SiglipForImageClassification.
+
+    Raises:
+      UserError: if there is a tower for text, too; if parameters are unknown, absent or of the
+        wrong shape, or do not fit the config.
+    """
+    if any(name.startswith('text_model.') for name in flat):
+        raise UserError('the file has two towers: name one, as in FILE:vision')
+    is_clip = any(name.endswith('embeddings.class_embedding') for name in flat)
+    kind = _CLIP if is_clip else _SIGLIP
+    config = {**extra, **(extra.get('vision_config') or {})}
+    config.setdefault('model_type', kind.types[0])
+    used = {name.replace('.in_proj_', '.in_proj.'): a for name, a in kind.used(flat).items()}
+    if is_clip and 'classifier.weight' in used:
+        raise UserError(
+            f'{kind.source}: no model here classifies the mean of patches that are not normalized'
+        )
+    if 'classifier.weight' in used:  # the pooling is not used
+        used = {n: a for n, a in used.items() if not kind.plain(n).startswith('head.')}
+    used = torch_layout.parted(used, kind.source)
+    parts = {name: _shaped(kind.plain(name), array) for name, array in used.items()}
+    if (projection := parts.get('visual_projection.weight')) is not None:
+        parts['visual_projection.bias'] = np.zeros(len(projection), np.float32)
+    return _transformers.read(kind, parts, config, rows=int(is_clip))
+
+
+def _shaped(name: str, array: np.ndarray) -> np.ndarray:
+    """Tokens and tables with an axis for the batch; SigLIP 2's patches as a convolution."""
+    if name in ('embeddings.class_embedding', 'embeddings.position_embedding.weight'):
+        return _transformers.batched(array)
+    if name == 'embeddings.patch_embedding.weight' and array.ndim == 2:
+        side = _vit.square_side(array.shape[1] // 3)
+        if side is None or 3 * side**2 != array.shape[1]:
+            raise UserError(
+                f'{name} cannot have shape {array.shape}: patches are no squares of RGB'
+            )
+        return array.reshape(len(array), side, side, 3).transpose(0, 3, 1, 2)
+    return array
