@@ -28,7 +28,7 @@ from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS
 from vit_jax.data import batches, vocabulary
 from vit_jax.errors import UserError, check_choice
-from vit_jax.inference.sizes import any_size, example_spec, input_size
+from vit_jax.inference.sizes import any_size, example_spec, input_size, own_normalization
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths, run_folder, step_folder
@@ -53,8 +53,9 @@ def load(
 
     The model takes the inputs of its task, which `read(path).task.inputs` makes from bytes. A
     classifier of another code base takes RGB images in [-1, 1]: its own mean and deviation become
-    part of the weights. A DETR takes images less its task's `mean`, divided by its `std`, and a
-    mask of the pixels that are not padding. `read(path).value_range()` gives the numbers.
+    part of the weights. A DETR takes images in [0, 1] less its task's `mean`, divided by its `std`,
+    which are logged, and a mask of the pixels that are not padding. `read(path).value_range()`
+    gives the numbers.
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
@@ -64,7 +65,8 @@ def load(
         the checkpoint was made for.
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.
       mean, std: normalization of another code base's checkpoint: of images in [0, 1], a number or
-        one for each channel. Defaults to the `preprocessor_config.json` next to the file.
+        one for each channel. Defaults to the `preprocessor_config.json` next to the file. Not of a
+        DETR: `read` takes them, for its task.
       positions: interpolation of position embeddings for images of another size: 'bilinear',
         'bicubic' or 'antialiased' bicubic. By default that of the code base that the checkpoint
         comes from: of vision_transformer and runs, of transformers, of timm.
@@ -84,6 +86,13 @@ def load(
         check_choice('positions', positions, POSEMBS)
     stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
     stored = dataclasses.replace(stored, positions=positions or stored.positions)
+    if own := own_normalization(stored):
+        if mean is not None:
+            raise UserError(
+                f'{path}: mean and std cannot be folded into a {stored.config.model.name}, whose '
+                'inputs read(path, mean=..., std=...).task.inputs makes'
+            )
+        _log.warning('%s: %s', stored.source, own)
     trained = fitted(stored, size, num_classes)
     return trained.model, trained.variables
 

@@ -1,4 +1,4 @@
-"""The sizes of the images that a checkpoint takes, and the arrays of one example of them."""
+"""The size and range of the images that a checkpoint takes, and the arrays of one example."""
 
 from __future__ import annotations
 
@@ -54,3 +54,13 @@ def example_spec(trained: TrainedModel, size: Size) -> Spec:
         name: ArraySpec((*size, *s.shape[2:]), s.dtype) if s.shape[:2] == before else s
         for name, s in trained.spec.items()
     }
+
+
+def own_normalization(trained: TrainedModel) -> str:
+    """The range of a model's images, for people; empty if its task has no mean and deviation."""
+    if not hasattr(trained.task, 'mean'):
+        return ''
+    return (
+        f'it takes images in [0, 1] less its mean {trained.task.mean}, divided by its deviation '
+        f'{trained.task.std}, not images in [-1, 1]'
+    )

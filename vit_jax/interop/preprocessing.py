@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.errors import UserError
 from vit_jax.interop.normalization import PREPROCESSOR
 from vit_jax.interop.trained import Size
 
@@ -41,6 +42,18 @@ def crop(size: Size, method: str = 'bilinear', side: int = 0) -> str:
     height, width = size
     named = '' if method == 'bilinear' else f', {method!r}'
     return f'resize_small({max(side, *size)}{named})|central_crop(({height}, {width}))'
+
+
+def method(config: Mapping[str, Any]) -> str:
+    """The resampling of a preprocessor_config.json, bilinear by default.
+
+    Raises:
+      UserError: if it has none of METHODS.
+    """
+    number = config.get('resample', METHODS.index('bilinear'))
+    if not (type(number) is int and 0 <= number < len(METHODS)):
+        raise UserError(f'{PREPROCESSOR}: resample {number!r} is not supported')
+    return METHODS[number]
 
 
 def _timm(config: Mapping[str, Any], size: Size | None) -> str:

@@ -17,7 +17,7 @@ from vit_jax.models.vit import DTYPES
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import dense
-from vit_jax.nn.encoder_decoder import NORMS, DecoderBlock, EncoderBlock, Memory, Stack
+from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
 from vit_jax.nn.mask_head import resize_nearest
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import block_order
@@ -78,6 +78,8 @@ class Model(base.Model):
       depth, decoder_depth: blocks of the encoder and of the decoder.
       num_heads: of every attention; divides `width`.
       mlp_dim: hidden width of the blocks.
+      decoder_heads, decoder_mlp_dim: the same in the decoder alone; None for those of the encoder.
+      activation: in the MLPs of the blocks: 'relu' as in the paper, 'gelu' (exact) or 'swish'.
       dropout: on attention weights, on activations, and on the residual branches.
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
@@ -102,6 +104,9 @@ class Model(base.Model):
     decoder_depth: int = 6
     num_heads: int = 8
     mlp_dim: int = 2048
+    decoder_heads: int | None = None
+    decoder_mlp_dim: int | None = None
+    activation: str = 'relu'
     dropout: float = 0.1
     norm: str = 'post'
     norm_eps: float = 1e-5
@@ -110,12 +115,21 @@ class Model(base.Model):
 
     head_layers = ('class_embed',)
 
-    weightless = ('dilate', 'frozen_stages', 'dropout', 'norm_eps', 'attention', 'dtype')
+    weightless = (
+        'dilate',
+        'frozen_stages',
+        'activation',
+        'dropout',
+        'norm_eps',
+        'attention',
+        'dtype',
+    )
 
     def __post_init__(self) -> None:
         check_choice('dtype', self.dtype, DTYPES)
         check_choice('attention', self.attention, ATTENTIONS)
         check_choice('norm', self.norm, NORMS)
+        check_choice('activation', self.activation, ACTIVATIONS)
         check_choice('backbone_norm', self.backbone_norm, tuple(BACKBONE_NORMS))
         for name in ('num_queries', 'depth', 'decoder_depth'):
             if getattr(self, name) < 1:
@@ -142,6 +156,7 @@ class Model(base.Model):
             'num_heads': self.num_heads,
             'mlp_dim': self.mlp_dim,
             'norm': self.norm,
+            'activation': self.activation,
             'dropout': self.dropout,
             'attention_dropout': self.dropout,
             'activation_dropout': self.dropout,
@@ -150,6 +165,8 @@ class Model(base.Model):
             'attention_by': self.attention,
         }
         self.encoder = Stack(functools.partial(EncoderBlock, **block), self.depth)
+        block['num_heads'] = self.decoder_heads or self.num_heads
+        block['mlp_dim'] = self.decoder_mlp_dim or self.mlp_dim
         self.decoder = Decoder(functools.partial(DecoderBlock, **block), self.decoder_depth)
         shape = (self.num_queries, self.width)
         self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), shape)

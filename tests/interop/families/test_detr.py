@@ -233,7 +233,7 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
         ours = (ours / 255 - (0.1, 0.2, 0.3)) / (0.5, 0.6, 0.7)
         np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=1e-5)
     again = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
-    assert again.transforms == resize.replace("'bicubic', ", 'max=')
+    assert again.transforms == resize.replace("'bicubic', ", "'bicubic', max=")
 
 
 def test_images_that_a_run_does_not_resize_are_kept(flat):
@@ -247,10 +247,14 @@ def test_sizes_of_images_in_older_files(flat):
     for told, expected in (
         ({'size': 600}, (600, 1333)),
         ({'size': 600, 'max_size': 900}, (600, 900)),
+        ({'size': {'shortest_edge': 60, 'longest_edge': 90}, 'resample': 2}, (60, 90)),
     ):
         read = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
         assert read.image_size == expected
         assert read.transforms == 'resize_small({}, max={})'.format(*expected)
+    squashed = {'size': {'height': 60, 'width': 90}, 'resample': 3}
+    read = detr.read(flat, {**EXTRA, 'preprocessor_config.json': squashed})
+    assert (read.image_size, read.transforms) == ((60, 90), "resize((60, 90), 'bicubic')")
 
 
 @pytest.mark.parametrize(

@@ -104,15 +104,23 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
         'num_channels': channels,
         'num_queries': model['num_queries'],
         'd_model': model['width'],
-        'activation_function': 'relu',
+        'activation_function': 'silu' if model['activation'] == 'swish' else model['activation'],
         'dilation': False,
         **{
             f'{stack}_{key}': value
-            for stack, depth in (('encoder', 'depth'), ('decoder', 'decoder_depth'))
+            for stack, depth, heads, mlp_dim in (
+                ('encoder', model['depth'], None, None),
+                (
+                    'decoder',
+                    model['decoder_depth'],
+                    model['decoder_heads'],
+                    model['decoder_mlp_dim'],
+                ),
+            )
             for key, value in (
-                ('layers', model[depth]),
-                ('attention_heads', model['num_heads']),
-                ('ffn_dim', model['mlp_dim']),
+                ('layers', depth),
+                ('attention_heads', heads or model['num_heads']),
+                ('ffn_dim', mlp_dim or model['mlp_dim']),
             )
         },
         **{f'{place}dropout': model['dropout'] for place in ('', 'attention_', 'activation_')},

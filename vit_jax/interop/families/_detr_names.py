@@ -110,6 +110,7 @@ TABLE: names.Table = (
             f'model.{stack}.layers.{{0}}', f'{stack}/block_{{0}}', _TRANSFORMERS_BLOCK
         )
     ),
+    ('model.encoder.layernorm', 'encoder/norm'),  # of a Table Transformer
     ('model.decoder.layernorm', 'decoder/norm'),
     ('model.input_projection', 'input_proj'),
     ('model.query_position_embeddings.weight', 'query_embed'),

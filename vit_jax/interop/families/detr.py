@@ -2,7 +2,7 @@
 
 Transformers has two namings: of version 4 and the files on the hub, and of version 5. A ResNet
 alone is read as well, with the names of torchvision and timm, for `config.init.select='backbone'`.
-Batch norms become `FrozenNorm`s.
+Batch norms become `FrozenNorm`s. A Table Transformer is a DETR with pre-norm blocks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _detr
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
+from vit_jax.interop.families import _detr, _detr_config
 from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 # Keys that `extra` may have without a config.json.
 _NO_CONFIG = (normalization.GIVEN, GIVEN_SIZE, normalization.PREPROCESSOR)
-_HEADS = 8  # of all released models; shapes do not determine it
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
 _COCO_PANOPTIC, _STUFF = 250, tuple(range(91, 250))
@@ -40,9 +39,11 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A detector, a panoptic model, or the backbone of one.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape.
+      UserError: if parameters are unknown, absent or of the wrong shape, or config.json is of
+        another model.
     """
     source = 'DETR'
+    _detr_config.require_detr(extra, flat)
     notes = []
     # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
     used = {
@@ -50,18 +51,16 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         for name, array in flat.items()
         if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }
-    heads = int(extra.get('encoder_attention_heads', _HEADS))
+    heads = _detr_config.heads(extra)
     parts = torch_layout.parted(used, source)
-    params = names.join(_folded(torch_layout.read(parts, TABLE, heads, source)))
+    params = names.join(_folded(_read(parts, heads, source)))
     panoptic = 'mask_head/out/kernel' in params
     model: dict[str, Any] = {'name': 'detr_panoptic' if panoptic else 'detr', **_backbone(params)}
     if 'query_embed' in params:
         model |= _transformer(params, heads)
     else:
         notes.append("a ResNet alone: take it by config.init.select='backbone'")
-    model['dilate'] = bool(extra.get('dilation', False))
-    if 'dropout' in extra:
-        model['dropout'] = float(extra['dropout'])
+    model |= _detr_config.keywords(extra, any('.embedder.embedder.' in name for name in used))
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
     size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
@@ -76,15 +75,29 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
 
 
+def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
+    """Arrays in our layouts; the decoder has a number of heads of its own."""
+    decoder = {n: a for n, a in parts.items() if n.startswith(('model.decoder', 'transformer.dec'))}
+    others = {name: array for name, array in parts.items() if name not in decoder}
+    return {
+        **torch_layout.read(others, TABLE, heads[0], source),
+        **torch_layout.read(decoder, TABLE, heads[1], source),
+    }
+
+
 def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
     """The size of images and their transforms, by default the authors'."""
-    size = preprocessor.get('size', {})
+    size, method = preprocessor.get('size', {}), preprocessing.method(preprocessor)
+    named = '' if method == 'bilinear' else f', {method!r}'
     if not isinstance(size, Mapping):  # of older files: the shorter side alone
         size = {'shortest_edge': size, 'longest_edge': preprocessor.get('max_size', _LONG)}
+    if {'height', 'width'} <= size.keys():
+        squashed = int(size['height']), int(size['width'])
+        return squashed, f'resize({squashed}{named})'
     short, long = int(size.get('shortest_edge', _SHORT)), int(size.get('longest_edge', _LONG))
     if long >= _detr.ANY_LENGTH:
-        return (short, short), f'resize_small({short})'
-    return (short, long), f'resize_small({short}, max={long})'
+        return (short, short), f'resize_small({short}{named})'
+    return (short, long), f'resize_small({short}{named}, max={long})'
 
 
 def _task(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,17 +128,23 @@ def _backbone(params: Flat) -> dict[str, Any]:
     return {'layers': layers, 'backbone_width': width, 'backbone_norm': 'frozen'}
 
 
-def _transformer(params: Flat, heads: int) -> dict[str, Any]:
-    """Sizes of the transformer and its heads."""
+def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
+    """Sizes of the transformer and its heads; those of the decoder only if they are others."""
     queries, width = params['query_embed'].shape
+    hidden = [
+        names.require(params, f'{stack}/block_0/mlp/fc1/bias').size
+        for stack in ('encoder', 'decoder')
+    ]
     return {
         'num_classes': names.require(params, 'class_embed/bias').size - 1,
         'num_queries': queries,
         'width': width,
         'depth': _count(params, r'encoder/block_(\d+)/'),
         'decoder_depth': _count(params, r'decoder/block_(\d+)/'),
-        'num_heads': heads,
-        'mlp_dim': names.require(params, 'encoder/block_0/mlp/fc1/bias').size,
+        'num_heads': heads[0],
+        'mlp_dim': hidden[0],
+        **({'decoder_heads': heads[1]} if heads[1] != heads[0] else {}),
+        **({'decoder_mlp_dim': hidden[1]} if hidden[1] != hidden[0] else {}),
         'norm': 'pre' if 'encoder/norm/scale' in params else 'post',
     }
 
