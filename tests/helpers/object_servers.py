@@ -35,7 +35,19 @@ def serve_bucket(scheme: str) -> Iterator[str]:
         for name, value in _environment(url)[scheme].items():
             patch.setenv(name, value)
         _make_bucket(scheme, url)
+        forget_connections()
         yield f'{scheme}://bucket'
+    forget_connections()
+
+
+def forget_connections() -> None:
+    """Drop the file systems that libraries keep, so that the environment is read anew."""
+    from etils.epath import backend
+
+    backend.fsspec_backend._get_filesystem.cache_clear()
+    for module, name in (('s3fs', 'S3FileSystem'), ('gcsfs', 'GCSFileSystem')):
+        if module in sys.modules:
+            getattr(sys.modules[module], name).clear_instance_cache()
 
 
 def _s3_server(port: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo
@@ -68,6 +69,10 @@ class Examples:
         if isinstance(kept, BrokenRecord):
             raise kept
         return self._transformed(index, kept, seed, draw) if self.transforms.random else kept
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Start reading examples that are asked for soon, where storage is slow."""
+        self.source.expect(index for index in indices if index not in self._kept)
 
     def first_readable(self, index: int, seed: int = 0, draw: int = 0) -> tuple[int, Record]:
         """The first example from `index` on that is not broken, and its index; see `read`."""

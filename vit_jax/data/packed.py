@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.storage import paths
 
 MANIFEST = 'manifest.json'
 FORMAT = 1
@@ -64,15 +65,20 @@ class Manifest:
         return json.dumps({'format': FORMAT, **dataclasses.asdict(self)}, indent=1)
 
 
-def read_manifest(folder: pathlib.Path, title: str) -> Manifest:
+def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) -> Manifest:
     """Read the manifest of a folder.
+
+    Args:
+      folder: for messages.
+      read: returns the content of a file of the folder.
+      title: of the source, for messages.
 
     Raises:
       UserError: if there is none, or it is not one of this format.
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read(MANIFEST))
         if content['format'] != FORMAT:
             raise ValueError(f'format {content["format"]}, not {FORMAT}')
         facts: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in content['info'].items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from vit_jax.data.batches import Batch, Process, Spec, marks, marks_of, zeros
 from vit_jax.data.plans import Plan, base
 from vit_jax.data.records import BrokenRecord, Record, check_ids
 from vit_jax.errors import UserError
+
+AHEAD = 64  # rows whose examples are on their way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,11 @@ class Loader:
         mine = self.process.rows(len(examples))
         batch = zeros(spec | marks(self.plan.slots), len(mine))
         index, mask = marks_of(batch)
+        coming = iter(examples[mine].ravel().tolist())
+        slots = examples[0].size
+        self._expect(coming, AHEAD * slots)
         for row, at in enumerate(mine):
+            self._expect(coming, slots)
             wanted = zip(np.atleast_1d(examples[at]).tolist(), draws[at].tolist(), strict=True)
             read = [self._read(i, seed, draw, replace) for i, draw in wanted if i != base.NONE]
             if found := [one for one in read if one is not None]:
@@ -61,6 +69,10 @@ class Loader:
                 index[row, : len(found)], mask[row, : len(found)] = numbers, 1
                 self._put({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
         return batch
+
+    def _expect(self, coming: Iterator[int], count: int) -> None:
+        some = itertools.islice(coming, count)
+        self.plan.examples.expect(i for i in some if i != base.NONE)
 
     def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
         """An example and its index; None for a broken one that is not replaced."""

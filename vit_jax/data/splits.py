@@ -13,17 +13,17 @@ Examples are counted in the order in which the source stores them.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import logging
 import multiprocessing
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from vit_jax.data import class_ids, images
+from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, with_class
 from vit_jax.errors import UserError
 
@@ -54,14 +54,14 @@ class Subset:
         self.broken: dict[int, str] = {}
         self._news: dict[int, str] = {}
         self._parts = parts
-        self._ends = list(itertools.accumulate(len(indices) for _, indices in parts))
+        self._places = Parts(len(indices) for _, indices in parts)
 
     @property
     def info(self) -> SourceInfo:
         return self._parts[0][0].info
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._places)
 
     def __getitem__(self, index: int, /) -> Record:
         source, original = self._locate(index)
@@ -112,6 +112,16 @@ class Subset:
         """Whether `annotations` reads no images."""
         return all(hasattr(source, 'annotations') for source, _ in self._parts)
 
+    def expect(self, indices: Iterable[int]) -> None:
+        """Let sources of slow storage start reading examples that are asked for soon.
+
+        They have a method of this name.
+        """
+        for index in indices:
+            source, original = self._locate(index)
+            if hasattr(source, 'expect'):
+                source.expect([original])
+
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
 
@@ -156,9 +166,9 @@ class Subset:
         return max(len(self) // 100, min(10, len(self) // 4))
 
     def _locate(self, index: int) -> tuple[Source, int]:
-        part = bisect.bisect_right(self._ends, index)
+        part, number = self._places.locate(index)
         source, indices = self._parts[part]
-        return source, int(indices[index - self._ends[part]])
+        return source, int(indices[number])
 
     def note_broken(self, index: int, reason: BrokenRecord) -> None:
         """Count a record that turned out to be broken; see `note`."""

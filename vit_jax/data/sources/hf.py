@@ -10,9 +10,7 @@ in the user's cache folder.
 
 from __future__ import annotations
 
-import bisect
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images
+from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import Console, Progress
@@ -62,23 +61,22 @@ class Source:
         return found
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
-        return list(itertools.accumulate(batch.num_rows for batch in self._batches))
+    def _parts(self) -> Parts:
+        return Parts(batch.num_rows for batch in self._batches)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process maps the files itself; a copy of the batches would hold all their rows.
-        return {k: v for k, v in self.__dict__.items() if k not in ('_batches', '_ends')}
+        return {k: v for k, v in self.__dict__.items() if k not in ('_batches', '_parts')}
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
-        name, number = self.record_name(index), bisect.bisect_right(self._ends, index)
+        name, (number, row) = self.record_name(index), self._parts.locate(index)
         batch = self._batches[number]
-        row = index - (self._ends[number] - batch.num_rows)
         value = batch.column(self._image)[row].as_py()
         data = value.get('bytes') if isinstance(value, dict) else value
         if not data:

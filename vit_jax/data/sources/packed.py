@@ -1,18 +1,23 @@
-"""`packed:PATH`: examples of any source in ArrayRecord shards, as `vit_jax pack` writes them."""
+"""`packed:PATH`: examples of any source in ArrayRecord shards, as `vit_jax pack` writes them.
+
+PATH may be in object storage, gs://BUCKET/FOLDER: see `vit_jax.data.remote`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
+import io
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images, packed
+from vit_jax.data import images, packed, remote
+from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Record, UnknownSplit
 from vit_jax.errors import UserError
-from vit_jax.storage import paths
+from vit_jax.storage import paths, ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +38,40 @@ class Source:
 
     def __init__(self, path: str, split: str):
         self._title, self._split = f'source packed:{path}', split
-        self._folder = pathlib.Path(path).expanduser()
-        manifest = packed.read_manifest(self._folder, self._title)
+        self._folder = paths.path(path)
+        self._bucket = ranges.Folder(self._folder) if paths.is_remote(self._folder) else None
+        manifest = packed.read_manifest(self._folder, self._read, self._title)
         if split not in manifest.splits:
             raise UnknownSplit.of(self._title, split, manifest.splits)
         self.info, self._shards = manifest.info, manifest.splits[split]
         for shard in self._shards:
             self._require_whole(shard)
-        self._ends = np.cumsum([shard.examples for shard in self._shards])
+        self._parts = Parts(shard.examples for shard in self._shards)
+        if self._bucket:
+            # Of all splits, so that each keeps the same share of its shards.
+            self._bucket.keep([s.name for shards in manifest.splits.values() for s in shards])
+            counts = {shard.name: shard.examples for shard in self._shards}
+            self._records = remote.Records(self._bucket, counts, self._title)
+
+    def _read(self, name: str) -> bytes:
+        if self._bucket is None:
+            return (self._folder / name).read_bytes()
+        if name not in self._bucket.files:
+            raise FileNotFoundError(name)
+        return self._bucket.read(name, 0, self._bucket.files[name].size)
 
     def _require_whole(self, shard: packed.Shard) -> None:
         if not paths.stays_inside(shard.name):
             raise UserError(f'{self._title}: lists {shard.name!r}, outside of {self._folder}')
         file = self._folder / shard.name
-        size = file.stat().st_size if file.is_file() else None
+        if self._bucket:
+            found = self._bucket.files.get(shard.name)
+            size = found.size if found else None
+        else:
+            size = file.stat().st_size if file.is_file() else None
         if size != shard.size:
-            found = 'is missing' if size is None else f'has {size:,} of {shard.size:,} bytes'
-            raise UserError(f'{self._title}: {file} {found}: copy it again, or pack it anew')
+            why = 'is missing' if size is None else f'has {size:,} of {shard.size:,} bytes'
+            raise UserError(f'{self._title}: {file} {why}: copy it again, or pack it anew')
 
     @functools.cached_property
     def _records(self) -> Any:
@@ -60,10 +82,16 @@ class Source:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != '_records'}
+        left_out = () if self._bucket else ('_records',)
+        return {k: v for k, v in self.__dict__.items() if k not in left_out}
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Start reading examples of a bucket."""
+        if self._bucket:
+            self._records.expect(indices)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._parts)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
@@ -71,15 +99,17 @@ class Source:
     def encoded(self, index: int, /) -> Record:
         try:
             return packed.decode(self._records[index])
+        except UserError:
+            raise
         except Exception as error:  # the reader raises many kinds, none of them documented
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
 
     def labels(self) -> np.ndarray:
         file = self._folder / f'{self._split}.labels.npy'
-        if not file.is_file():
-            raise UserError(f'{self._title}: its examples have no class each')
         try:
-            labels = np.load(file)
+            labels = np.load(io.BytesIO(self._read(file.name)))
+        except FileNotFoundError as error:
+            raise UserError(f'{self._title}: its examples have no class each') from error
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f'{self._title}: {file} cannot be read: {error}') from error
         if labels.shape != (len(self),):
@@ -87,6 +117,5 @@ class Source:
         return labels
 
     def record_name(self, index: int, /) -> str:
-        shard = int(np.searchsorted(self._ends, index, side='right'))
-        row = index - int(self._ends[shard - 1] if shard else 0)
+        shard, row = self._parts.locate(index)
         return f'{self._folder / self._shards[shard].name} record {row}'

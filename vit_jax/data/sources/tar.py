@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from vit_jax.data import images
+from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.storage import cache
@@ -45,7 +46,7 @@ class Source:
         self._title = f'source tar:{path}'
         self._shards = find_shards(path, split)
         indices = [indexed(shard, self._title) for shard in self._shards]
-        self._ends = np.cumsum([len(index['names']) for index in indices])
+        self._parts = Parts(len(index['names']) for index in indices)
         self._names = [index['names'] for index in indices]
         self._members = [index['members'] for index in indices]
         self._labels = np.concatenate([index['labels'] for index in indices])
@@ -70,14 +71,14 @@ class Source:
         return SourceInfo(len(names), names)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._parts)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         name = self.record_name(index)
-        shard, row = self._locate(index)
+        shard, row = self._parts.locate(index)
         try:
             with self._shards[shard].open('rb') as file:
                 found = dict(_contents(file, self._members[shard][row]))
@@ -97,12 +98,8 @@ class Source:
         return self._labels
 
     def record_name(self, index: int, /) -> str:
-        shard, row = self._locate(index)
+        shard, row = self._parts.locate(index)
         return f'{self._shards[shard]} {self._names[shard][row].decode(errors="replace")}'
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        shard = int(np.searchsorted(self._ends, index, side='right'))
-        return shard, index - int(self._ends[shard - 1] if shard else 0)
 
 
 def find_shards(path: str, split: str) -> list[pathlib.Path]:

@@ -1,8 +1,9 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: data prepared by TensorFlow Datasets, read without TensorFlow.
 
-Random access needs the ArrayRecord format. Data are searched in $TFDS_DATA_DIR, or in
-~/tensorflow_datasets if that is not set. They are untrusted, and TFDS imports the classes that they
-name: so only its own are accepted, and those that your code has imported before.
+Random access needs the ArrayRecord format. Data are searched in $TFDS_DATA_DIR, which may be in
+object storage (gs://BUCKET/tfds), or in ~/tensorflow_datasets if that is not set. They are
+untrusted, and TFDS imports the classes that they name: so only its own are accepted, and those that
+your code has imported before.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images
+from vit_jax.data import images, remote
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import paths
+from vit_jax.storage import paths, ranges
 
 NAME = re.compile(r'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?')
 CHUNK = 1024  # records are read several times faster together
@@ -47,15 +49,23 @@ class Source:
     def __init__(self, path: str, split: str):
         import tensorflow_datasets as tfds
 
-        self._title = f'tfds:{path}'
-        folder = find(path)
-        require_known_features(folder, self._title)
-        builder = _open(tfds, folder, self._title)
+        self._title, self._opened_as = f'tfds:{path}', (path, split)
+        with paths.reaching(data_dir()):
+            folder = find(path)
+        self._bucket = ranges.Folder(folder) if paths.is_remote(folder) else None
+        with opened(self._bucket, folder) as local:
+            require_known_features(local, self._title)
+            builder = _open(tfds, local, self._title)
+            self._read_split(tfds, builder, split, folder, local)
+
+    def _read_split(
+        self, tfds: Any, builder: Any, split: str, folder: paths.Path, local: pathlib.Path
+    ) -> None:
         splits = builder.info.splits
         if split not in splits:
             raise UnknownSplit.of(f'source {self._title}', split, splits)
         for file in map(str, splits[split].filepaths):
-            if not paths.stays_inside(file.removeprefix(f'{folder}/')):
+            if not paths.stays_inside(file.removeprefix(f'{local}/')):
                 raise UserError(f'source {self._title}: lists {file!r}, outside of {folder}')
         self._split, self._label = split, 'label'
         self._pair = _languages(tfds, builder.info)
@@ -73,6 +83,24 @@ class Source:
                 "random access; convert it (with TensorFlow) by 'tfds convert_format "
                 f"--dataset_version_dir={folder} --out_file_format=array_record'"
             ) from error
+        if self._bucket:
+            names = [file.name for info in splits.values() for file in info.filepaths]
+            self._bucket.keep([name for name in names if name in self._bucket.files])
+            names = [file.name for file in splits[split].filepaths]
+            counts = dict(zip(names, splits[split].shard_lengths, strict=True))
+            records = remote.Records(self._bucket, counts, f'source {self._title}')
+            self._records.data_source = records
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # TFDS opens the folder again for each copy, and that of a bucket is gone.
+        if self._bucket:
+            return type(self), self._opened_as
+        return super().__reduce_ex__(protocol)
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Start reading examples of a bucket."""
+        if self._bucket:
+            self._records.data_source.expect(indices)
 
     def _read_features(self, tfds: Any, features: Any) -> SourceInfo:
         if 'label' not in features and 'original_label' in features:
@@ -123,8 +151,23 @@ class Source:
     def _read(self, index: int) -> dict[str, Any]:
         try:
             return self._records[index]
+        except UserError:
+            raise
         except Exception as error:  # the readers raise many kinds, none of them documented
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
+
+
+@contextlib.contextmanager
+def opened(bucket: ranges.Folder | None, folder: paths.Path) -> Iterator[pathlib.Path]:
+    """The folder on a disk, or a temporary one with what a bucket has beside the shards."""
+    if bucket is None:
+        yield pathlib.Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        for file, found in bucket.files.items():
+            if file.endswith(('.json', '.txt')):
+                pathlib.Path(name, file).write_bytes(bucket.read(file, 0, found.size))
+        yield pathlib.Path(name)
 
 
 def require_known_features(folder: pathlib.Path, title: str) -> None:
@@ -190,12 +233,12 @@ def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Reco
     return {'source': source, 'target': target}
 
 
-def data_dir() -> pathlib.Path:
+def data_dir() -> paths.Path:
     """The folder that holds prepared data sets."""
-    return pathlib.Path(os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets').expanduser()
+    return paths.path(os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
 
 
-def find(name: str) -> pathlib.Path:
+def find(name: str) -> paths.Path:
     """The folder of a prepared data set, in its newest version unless `name` has one.
 
     Raises:
@@ -227,11 +270,11 @@ def find(name: str) -> pathlib.Path:
     return dataset / (match['config'] or '') / (match['version'] or newest)
 
 
-def _versions(folder: pathlib.Path) -> list[str]:
+def _versions(folder: paths.Path) -> list[str]:
     return [child.parent.name for child in folder.glob('*.*.*/features.json')]
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+def _folders(folder: paths.Path) -> list[paths.Path]:
     return [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
 
 

@@ -1,0 +1,291 @@
+"""`packed:` and `tfds:` in object storage give what they give on a disk."""
+
+import io
+import logging
+import os
+import pathlib
+import pickle
+import time
+
+import numpy as np
+import pytest
+from helpers import flaky_server, mounts
+from helpers.object_servers import SCHEMES, forget_connections, serve_bucket
+from PIL import Image
+
+from vit_jax.__main__ import main
+from vit_jax.data.sources import open_source
+from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.storage import cache, paths, ranges
+
+SHARD = 'train-00001-of-00002.array_record'
+
+
+@pytest.fixture(scope='module', params=SCHEMES)
+def bucket(request):
+    with serve_bucket(request.param) as url:
+        yield url
+
+
+@pytest.fixture(scope='module')
+def local(tmp_path_factory):
+    """Twelve images packed in two shards."""
+    root = tmp_path_factory.mktemp('flowers')
+    drawn = np.random.default_rng(0)
+    for name in ('daisy', 'rose'):
+        (root / 'train' / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = drawn.integers(0, 255, (20 + i, 30, 3), np.uint8)
+            Image.fromarray(pixels).save(root / 'train' / name / f'{i}.jpg', quality=80)
+    words = ['pack', f'folder:{root}', str(root / 'packed'), '--per-shard', '6', '--workers', '0']
+    assert main(words) == 0
+    return root / 'packed'
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setattr(ranges, 'PAUSE', 0.01)
+
+
+@pytest.fixture
+def copied(local, bucket):
+    """The same folder in the bucket; tests that change it give it another name."""
+    return copy(local, f'{bucket}/packed')
+
+
+def copy(local, url):
+    target = paths.path(url)
+    for file in local.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return url
+
+
+def kept():
+    return sorted(cache.folder('ranges').rglob('train-*.parts/*'))
+
+
+def assert_same(one, other):
+    assert len(one) == len(other) and one.info == other.info
+    np.testing.assert_array_equal(one.labels(), other.labels())
+    for i in range(len(one)):
+        np.testing.assert_array_equal(one[i]['image'], other[i]['image'])
+
+
+@pytest.mark.slow
+def test_packed_data_of_a_bucket_are_those_of_the_disk(local, copied):
+    there = open_source(f'packed:{copied}', 'train')
+    assert_same(there, open_source(f'packed:{local}', 'train'))
+    assert len(kept()) == 12
+    assert_same(pickle.loads(pickle.dumps(there)), there)  # as in worker processes
+
+
+def write_tfds(folder):
+    tfds = pytest.importorskip('tensorflow_datasets')
+    features = tfds.features.FeaturesDict(
+        {
+            'image': tfds.features.Image(shape=(4, 6, 3)),
+            'label': tfds.features.ClassLabel(names=['cat', 'dog']),
+        }
+    )
+    identity = tfds.core.DatasetIdentity(
+        name='pets', version=tfds.core.Version('1.0.0'), data_dir=str(folder), module_name=''
+    )
+    folder.mkdir(parents=True)
+    writer = tfds.core.SequentialWriter(
+        tfds.core.DatasetInfo(builder=identity, features=features),
+        max_examples_per_shard=5,
+        file_format='array_record',
+    )
+    writer.initialize_splits(['train'])
+    for i in range(12):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 6, 3), i, np.uint8)).save(file, 'PNG')
+        writer.add_examples({'train': [{'image': file.getvalue(), 'label': i % 2}]})
+    writer.close_all()
+
+
+@pytest.mark.slow
+def test_prepared_data_of_a_bucket_are_those_of_the_disk(bucket, tmp_path, monkeypatch):
+    write_tfds(tmp_path / 'tfds' / 'pets' / '1.0.0')
+    monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'tfds'))
+    here = open_source('tfds:pets', 'train')
+    copy(tmp_path / 'tfds' / 'pets' / '1.0.0', f'{bucket}/tfds/pets/1.0.0')
+    monkeypatch.setenv('TFDS_DATA_DIR', f'{bucket}/tfds')
+    there = open_source('tfds:pets', 'train')
+    assert_same(there, here)
+    assert_same(pickle.loads(pickle.dumps(there)), here)
+    with pytest.raises(UserError, match=r"unknown data set 'pats'; did you mean 'pets'"):
+        open_source('tfds:pats', 'train')
+
+
+def test_the_cache_keeps_its_bounds(copied, monkeypatch):
+    source = open_source(f'packed:{copied}', 'train')
+    sizes = [len(source.encoded(i)['image']) for i in range(12)]
+    shards = sum(n.size for k, n in ranges.Folder(paths.path(copied)).files.items() if 'of' in k)
+    monkeypatch.setenv(ranges.LIMIT, '0')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(pathlib.Path(cache.folder('x')).parents[1] / 'none'))
+    again = open_source(f'packed:{copied}', 'train')
+    assert [len(again.encoded(i)['image']) for i in range(12)] == sizes
+    assert not kept()
+    # A hundredth of the padded shards is less than a third of the records in them.
+    monkeypatch.setenv(ranges.LIMIT, str(shards * 0.01 / 1e9))
+    again = open_source(f'packed:{copied}', 'train')
+    assert [len(again.encoded(i)['image']) for i in range(12)] == sizes
+    assert 0 < len(kept()) < 12
+    assert sum(file.stat().st_size for file in kept()) < 0.01 * shards
+    monkeypatch.setenv(ranges.LIMIT, 'much')
+    with pytest.raises(UserError, match='VIT_JAX_CACHE_GB=much: write a number'):
+        open_source(f'packed:{copied}', 'train')
+
+
+def test_what_is_old_makes_room(tmp_path, monkeypatch):
+    monkeypatch.setenv(ranges.LIMIT, '1')
+    folder = cache.folder('ranges')
+    assert ranges._room(folder / 'a', 'a', 7 * 10**8) == 7 * 10**8
+    assert ranges._room(folder / 'b', 'b', 7 * 10**8) == 3 * 10**8, 'a may be in use'
+    old = 1e9
+    os.utime(folder / 'a' / ranges.ABOUT, (old, old))
+    assert ranges._room(folder / 'b', 'b', 7 * 10**8) == 7 * 10**8
+    assert not (folder / 'a').exists()
+
+
+@pytest.mark.fault(98)
+def test_a_full_cache_folder_is_a_warning(copied, tmp_path, caplog, monkeypatch):
+    with mounts.small_disk(tmp_path / 'small', 16 << 10) as small:
+        monkeypatch.setenv('XDG_CACHE_HOME', str(small))
+        source = open_source(f'packed:{copied}', 'train')
+        with caplog.at_level(logging.WARNING):
+            assert all(source[i]['image'].size for i in range(12))
+        (line,) = [text for text in caplog.messages if 'is kept of' in text]
+        assert 'nothing more is kept' in line and 'VIT_JAX_CACHE_GB' in line and '\n' not in line
+
+
+@pytest.mark.fault(98)
+def test_without_a_cache_folder_everything_is_read(copied, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+    source = open_source(f'packed:{copied}', 'train')
+    assert all(source[i]['image'].size for i in range(12))
+
+
+@pytest.mark.fault(87)
+def test_damaged_ranges_are_read_again(local, copied):
+    there = open_source(f'packed:{copied}', 'train')
+    assert all(there[i]['image'].size for i in range(12))
+    for number, file in enumerate(kept()):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content if number % 2 else b'')
+    for file in cache.folder('ranges').rglob('*.index'):
+        file.write_bytes(b'damaged')
+    assert_same(open_source(f'packed:{copied}', 'train'), open_source(f'packed:{local}', 'train'))
+
+
+@pytest.mark.fault(97)
+@pytest.mark.parametrize(
+    ('damage', 'message'),
+    [
+        (lambda data: data[: len(data) // 2], f'{SHARD} has .* bytes: copy it again'),
+        (lambda data: data[:-65536] + bytes(65536), f'{SHARD} cannot be read .*: copy it again'),
+        (None, f'{SHARD} is missing'),
+    ],
+    ids=['cut off', 'index', 'missing'],
+)
+def test_shards_that_are_damaged_are_refused_in_one_line(local, bucket, damage, message, request):
+    url = copy(local, f'{bucket}/{request.node.callspec.id.replace(" ", "_")}')
+    shard = paths.path(url) / SHARD
+    if damage is None:
+        shard.unlink()
+    else:
+        shard.write_bytes(damage(shard.read_bytes()))
+    with pytest.raises(UserError, match=message) as error:
+        open_source(f'packed:{url}', 'train')
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.fault(97)
+def test_an_index_of_other_records_is_refused(local, bucket):
+    url = copy(local, f'{bucket}/other')
+    manifest = paths.path(url) / 'manifest.json'
+    text = manifest.read_text()
+    assert '"examples": 6' in text
+    manifest.write_text(text.replace('"examples": 6', '"examples": 7'))
+    with pytest.raises(UserError, match='holds 6 records instead of 7: copy it again'):
+        open_source(f'packed:{url}', 'train')
+
+
+@pytest.mark.fault(97)
+def test_damaged_bytes_in_a_bucket_are_a_broken_record(local, bucket):
+    url = copy(local, f'{bucket}/bytes')
+    shard = paths.path(url) / SHARD
+    content = bytearray(shard.read_bytes())
+    content[70:74] = bytes(4)  # in the header of the first chunk
+    shard.write_bytes(bytes(content))
+    source = open_source(f'packed:{url}', 'train')
+    with pytest.raises(Exception, match=f'{SHARD} record 0'):
+        source[6]
+    assert list(source.broken) == [6]
+
+
+@pytest.mark.fault(99)
+def test_places_that_are_not_there(bucket):
+    with pytest.raises(UserError, match='/nowhere'):
+        open_source(f'packed:{bucket}/nowhere', 'train')
+
+
+@pytest.fixture(scope='module')
+def server():
+    """A bucket on s3:// with a server before it that has faults; and these."""
+    import s3fs
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serve_bucket('s3') as url,
+        flaky_server.before(os.environ['AWS_ENDPOINT_URL']) as (place, faults),
+    ):
+        patch.setenv('AWS_ENDPOINT_URL', place)
+        patch.setenv('AWS_MAX_ATTEMPTS', '1')
+        patch.setattr(s3fs.S3FileSystem, 'retries', 1)
+        forget_connections()
+        yield url, faults
+
+
+@pytest.fixture
+def flaky(local, server):
+    """A packed folder behind that server, without faults at first."""
+    url, faults = server
+    faults.of, faults.refused, faults.late, faults.asked = '', 0, 0.0, []
+    return copy(local, f'{url}/packed'), faults
+
+
+@pytest.mark.slow
+@pytest.mark.fault(99)
+def test_a_bucket_that_refuses_or_is_slow(flaky, local, monkeypatch):
+    url, faults = flaky
+    here, there = open_source(f'packed:{local}', 'train'), open_source(f'packed:{url}', 'train')
+    faults.of, faults.refused = SHARD, 2
+    np.testing.assert_array_equal(there[6]['image'], here[6]['image'])
+    assert faults.refused == 0 and len(faults.asked) == 3, 'refused twice, then answered'
+    assert all(found.startswith('bytes=') for _, found in faults.asked), 'a range, no whole shard'
+    faults.refused = 1000
+    with pytest.raises(ranges.Unreachable, match=f'{SHARD} cannot be read, 4 tries in') as error:
+        there[7]
+    assert error.value.exit_code == EXIT_FAILED and '\n' not in str(error.value)
+    assert not there.broken, 'an outage breaks no record'
+    faults.refused, faults.late = 0, 0.6
+    monkeypatch.setattr(ranges, 'SECONDS', 0.2)
+    with pytest.raises(ranges.Unreachable, match=r'no answer in 0\.2 s'):
+        there[8]
+    monkeypatch.setattr(ranges, 'SECONDS', 20.0)
+    np.testing.assert_array_equal(there[8]['image'], here[8]['image'])
+
+
+def test_records_that_are_expected_are_on_their_way_at_once(flaky):
+    url, faults = flaky
+    there = open_source(f'packed:{url}', 'train')
+    faults.of, faults.late = 'array_record', 0.3
+    began = time.monotonic()
+    there.expect(range(12))
+    assert all(there.encoded(i)['image'] for i in range(12))
+    assert time.monotonic() - began < 12 * 0.3 / 2
