@@ -72,8 +72,9 @@ def test_steps_take_batches_of_the_data(path):
     after, metrics = jax.eval_shape(program.train_step, state, batch)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert metrics['loss'].shape == ()
+    views = {name for name in batch if name.endswith('_image')}  # of images that are seen whole
     for one in training.evaluations.values():
-        assert batch.keys() <= next(one.data.eval_batches()).keys()
+        assert batch.keys() - views <= next(one.data.eval_batches()).keys()
 
 
 @pytest.mark.slow

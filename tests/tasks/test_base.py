@@ -1,5 +1,6 @@
 """Defaults of tasks, and which losses are sums over rows."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -86,9 +87,11 @@ def examples_of(name):
         for name in sorted(first_of_each_task())
     ],
 )
-def test_losses_of_the_package_are_sums_over_rows(name):
+def test_losses_of_the_package_are_sums_over_rows_or_say_that_they_are_not(name):
     task, outputs, batch = examples_of(name)
-    separable.check(task, outputs, batch)
+    coupled = pytest.raises(AssertionError, match='couples the rows')
+    with coupled if task.couples_rows else contextlib.nullcontext():
+        separable.check(task, outputs, batch)
 
 
 def test_a_loss_that_couples_rows_is_found_out():

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
     def tx(params: Any) -> Any:
         constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
-        options = config.optim.to_dict() | constant
+        options = config.optim.to_dict() | constant | {'lr_delays': ()}
         return optim.make(params, 1, int, model.layer_order(), **options)[0]
 
     options = {'batch_size': rows, 'per_row': per_row, 'steps': args.steps}

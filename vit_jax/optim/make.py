@@ -24,13 +24,15 @@ from vit_jax.optim.param_groups import (
     check_number,
     check_patterns,
     check_rules,
+    delayed,
     first_match,
     frozen,
+    in_steps_of,
     layer_scale,
     scale_by_path,
 )
 from vit_jax.optim.schedules import CONSTANT
-from vit_jax.signatures import Parameters, keyword_only, parameters
+from vit_jax.signatures import Duration, Parameters, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
@@ -56,6 +58,7 @@ def make(
     decay_mask: str = 'kernel$',
     decay_mults: Rules = (),
     lr_mults: Rules = (),
+    lr_delays: Sequence[tuple[str, Duration]] = (),
     freeze: Sequence[str] = (),
     layer_decay: float | None = None,
     clip_norm: float | None = None,
@@ -88,6 +91,8 @@ def make(
         biases, normalization and position embeddings.
       decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
       lr_mults: pairs of a pattern and a multiplier of the learning rate.
+      lr_delays: pairs of a pattern and a duration until which the parameters stay as they are, such
+        as `(('/prototypes/', '1 epochs'),)`. The optimizer follows their gradients all the same.
       freeze: patterns of the parameters that stay as they are. They have no
         optimizer state, and their gradients do not count for `clip_norm`.
       layer_decay: see `param_groups.layer_scale`.
@@ -105,6 +110,8 @@ def make(
     paths = param_paths(params)
     check_rules('decay_mults', decay_mults, paths)
     check_rules('lr_mults', lr_mults, paths)
+    delays = in_steps_of(lr_delays, to_steps)
+    check_rules('lr_delays', delays, paths)
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
@@ -120,7 +127,7 @@ def make(
         if layer_decay is None
         else scale_by_path(layer_scale(params, layer_decay, layers)),
     )
-    return frozen(tx, freeze), rate
+    return frozen(delayed(tx, delays), freeze), rate
 
 
 def _optimizer(

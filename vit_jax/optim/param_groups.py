@@ -88,6 +88,33 @@ def frozen(
     )
 
 
+def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTransformation:
+    """`tx`, with no update of a parameter before the step that a rule gives it.
+
+    The optimizer's own state follows the gradients from the first step, as with a learning rate of
+    zero: DINOv2 (arXiv:2304.07193) keeps its last layer fixed so in the first epoch.
+    """
+    if not delays:
+        return tx
+
+    def update(updates: PyTree, count: jax.Array, _: PyTree = None) -> tuple[PyTree, jax.Array]:
+        def started(path: Any, update: jax.Array) -> jax.Array:
+            return jnp.where(count < first_match(delays, path_name(path), 0), 0, update)
+
+        updates = jax.tree_util.tree_map_with_path(started, updates)
+        return updates, optax.safe_increment(count)
+
+    wait = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    return optax.chain(tx, wait)
+
+
+def in_steps_of(
+    delays: Sequence[tuple[str, str]], to_steps: Callable[[str], int]
+) -> Sequence[tuple[str, float]]:
+    """Rules with each duration in steps; what is no pair stays, to be refused by `check_rules`."""
+    return [(pair[0], to_steps(str(pair[1]))) if len(pair) == 2 else pair for pair in delays]
+
+
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:
     """Raise UserError unless `value` is a finite number that `holds`."""
     if not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):

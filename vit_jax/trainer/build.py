@@ -20,6 +20,7 @@ from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
+from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import make as optim
@@ -191,6 +192,11 @@ def make_program(
     model, task = objects.model_and_task(config)
     step = defaults.arguments(config, 'step')
     for shape in shapes:
+        if shape.rows < task.least_rows:
+            raise UserError(
+                f'config.batch_size={config.batch_size}: must be at least {task.least_rows}, as '
+                f'{task.least_reason}'
+            )
         sharding.check_batch(
             layout,
             config.batch_size,

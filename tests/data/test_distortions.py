@@ -1,0 +1,106 @@
+"""Color jitter, gray, solarize and blur, against the equations of torchvision's transforms."""
+
+import colorsys
+
+import numpy as np
+import pytest
+
+from vit_jax.data.transforms.parse import parse_transforms
+from vit_jax.errors import UserError
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+
+
+def apply(spec, image=IMAGE, seed=0):
+    made = parse_transforms(spec)({'image': image, 'label': 3}, np.random.default_rng(seed))
+    assert made['label'] == 3 and made['image'].dtype == np.uint8
+    return made['image']
+
+
+def luminance(image):
+    return image @ np.array([0.299, 0.587, 0.114])
+
+
+@pytest.mark.parametrize('name', ['color_jitter', 'random_gray', 'solarize', 'gaussian_blur'])
+def test_each_has_a_probability(name):
+    np.testing.assert_array_equal(apply(f'{name}(p=0)'), IMAGE)
+    changed = [(apply(f'{name}(p=0.3)', seed=seed) != IMAGE).any() for seed in range(100)]
+    assert 0.15 < np.mean(changed) < 0.45
+    np.testing.assert_array_equal(apply(f'{name}(p=1)', seed=5), apply(f'{name}(p=1)', seed=5))
+    assert apply(f'{name}(p=1)', IMAGE[..., :1]).shape == (12, 16, 1)
+
+
+def factor_of(image, changed, base):
+    """The factor x of changed = base + x (image - base), by least squares where nothing is cut."""
+    inside = (changed > 0) & (changed < 255)
+    rest = (image - base)[inside]
+    return (rest * (changed - base)[inside]).sum() / (rest**2).sum()
+
+
+@pytest.mark.parametrize(
+    ('option', 'base'),
+    [
+        ('brightness', np.zeros(3)),
+        ('contrast', np.full(3, luminance(IMAGE).mean())),
+        ('saturation', luminance(IMAGE)[..., None] * np.ones(3)),
+    ],
+)
+def test_factors_are_uniform_around_one(option, base):
+    off = {'brightness': 0, 'contrast': 0, 'saturation': 0, 'hue': 0, option: 0.4}
+    spec = f'color_jitter(p=1, {", ".join(f"{k}={v}" for k, v in off.items())})'
+    base = np.broadcast_to(base, IMAGE.shape)
+    found = [factor_of(IMAGE.astype(float), apply(spec, seed=s), base) for s in range(60)]
+    assert 0.59 < min(found) < 0.68 and 1.32 < max(found) < 1.41
+    assert abs(np.mean(found) - 1) < 0.08
+
+
+def test_the_hue_turns():
+    spec = 'color_jitter(0, 0, 0, 0.1, p=1)'
+    before = [colorsys.rgb_to_hsv(*pixel) for pixel in IMAGE.reshape(-1, 3) / 255]
+    turns = []
+    for seed in range(30):
+        after = [colorsys.rgb_to_hsv(*p) for p in apply(spec, seed=seed).reshape(-1, 3) / 255]
+        moved = [(b[0] - a[0] + 0.5) % 1 - 0.5 for a, b in zip(before, after, strict=True)]
+        turns.append(np.median(moved))
+        assert np.abs(np.array(moved) - turns[-1]).max() < 0.05  # all pixels alike
+        np.testing.assert_allclose([a[2] for a in before], [b[2] for b in after], atol=0.02)
+    assert -0.105 < min(turns) < -0.06 and 0.06 < max(turns) < 0.105
+
+
+def test_gray_and_solarized():
+    gray = apply('random_gray(p=1)')
+    np.testing.assert_allclose(gray, luminance(IMAGE)[..., None] * np.ones(3), atol=1)
+    expected = np.where(IMAGE < 128, IMAGE, 255 - IMAGE)
+    np.testing.assert_array_equal(apply('solarize(128, p=1)'), expected)
+
+
+@pytest.mark.parity
+def test_blur_is_a_convolution():
+    torch = pytest.importorskip('torch')
+    weights = torch.exp(-0.5 * (torch.arange(-4, 5) / 1.5).double() ** 2)
+    kernel = torch.outer(weights, weights)
+    x = torch.from_numpy(IMAGE).double().permute(2, 0, 1)[:, None]
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode='reflect')
+    expected = torch.nn.functional.conv2d(padded, (kernel / kernel.sum())[None, None])
+    found = apply('gaussian_blur(1.5, 1.5, p=1)')
+    np.testing.assert_allclose(found, expected[:, 0].permute(1, 2, 0), atol=0.51)
+
+
+def test_frames_of_a_clip_change_alike():
+    clip = np.stack([IMAGE, IMAGE])
+    made = apply('color_jitter(p=1)|gaussian_blur(p=1)', clip)
+    np.testing.assert_array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        ('color_jitter(hue=0.6)', r'hue=0.6 must be in \[0, 0.5\]'),
+        ('color_jitter(-1)', 'brightness=-1 must be at least 0'),
+        ('random_gray(1.5)', r'p=1.5 must be in \[0, 1\]'),
+        ('gaussian_blur(2, 1)', 'sigma_min=2 must be positive and at most sigma_max=1'),
+    ],
+)
+def test_mistakes(spec, message):
+    with pytest.raises(UserError, match=message):
+        parse_transforms(spec)

@@ -1,0 +1,282 @@
+"""DINOv2's losses: numbers of the authors' code, invariances, and the state of a run."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.applies import Given
+from helpers.pictures import images_like
+
+from vit_jax import apply as apply_lib
+from vit_jax import step as step_lib
+from vit_jax.errors import UserError
+from vit_jax.models import dinov2
+from vit_jax.ops import terms
+from vit_jax.optim import make as optim
+from vit_jax.runtime import sharding
+from vit_jax.tasks import separable
+from vit_jax.tasks.dinov2 import Task
+
+B, G, L, K, N, D = 6, 2, 3, 16, 9, 8
+MODEL = dinov2.Model(
+    **{'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2},
+    **{'prototypes': 6, 'patch_prototypes': 5, 'hidden': 8, 'bottleneck': 4, 'patch_bottleneck': 4},
+)
+BATCH = {'image': images_like(B, G, 8, 8, 3), 'local_image': images_like(B, L, 4, 4, 3, seed=1)}
+MASK = {'mask': jnp.ones(B)}
+
+
+@functools.cache
+def drawn():
+    """Outputs drawn at random, of which the authors' code has computed the losses."""
+    rng = np.random.default_rng(0)
+    shapes = [(B, G, K), (B, G + L, K), (B, G, N, K), (B, G, N, K)]
+    teacher, student, patches, guessed = (
+        rng.normal(size=shape).astype(np.float32) for shape in shapes
+    )
+    hidden = rng.random((B, G, N)) < 0.4
+    hidden[:, 1] = False
+    weights = np.where(hidden, 1 / hidden.sum(-1, keepdims=True).clip(1), 0).reshape(B, G * N)
+    return {
+        'teacher': teacher,
+        'student': student,
+        'teacher_patches': patches.reshape(B, G * N, K),
+        'student_patches': guessed.reshape(B, G * N, K),
+        'patch_weights': weights.astype(np.float32),
+        'features': rng.normal(size=(B, G, D)).astype(np.float32),
+        'teacher_temp': np.float32(0.07),
+    }
+
+
+def jnp_drawn():
+    return jax.tree.map(jnp.asarray, drawn())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _means(task, outputs, batch):
+    return terms.means(task.loss(outputs, batch))
+
+
+def means(outputs, batch=MASK, **keywords):
+    return jax.tree.map(float, _means(Task(**keywords), outputs, batch))
+
+
+def test_the_losses_are_those_of_the_authors_code():
+    """Three losses of facebookresearch/dinov2 (b8931f7), as its trainer adds them."""
+    found = means(drawn())
+    assert found['dino'] == pytest.approx(18.781046, rel=1e-5)
+    assert found['ibot'] == pytest.approx(9.657700, rel=1e-5)
+    assert found['koleo'] == pytest.approx(-0.0971925, rel=1e-4)
+    weights = {name: term.weight for name, term in Task().loss(jnp_drawn(), MASK).items()}
+    metrics = {'target_entropy': 0.0, 'usage_entropy': 0.0}
+    assert weights == {'dino': 1.0, 'ibot': 1.0, 'koleo': 0.1, **metrics}
+
+
+def changed(**arrays):
+    return {**drawn(), **arrays}
+
+
+def test_only_hidden_patches_count():
+    hidden = drawn()['patch_weights'][..., None] > 0
+    for name in ('teacher_patches', 'student_patches'):
+        same = changed(**{name: np.where(hidden, drawn()[name], 5.0).astype(np.float32)})
+        assert means(same) == pytest.approx(means(drawn()), rel=1e-5)
+        other = changed(**{name: np.where(hidden, drawn()[name][::-1], drawn()[name])})
+        assert abs(means(other)['ibot'] - means(drawn())['ibot']) > 1e-2
+
+
+def test_the_order_of_examples_does_not_matter_and_their_pairing_does():
+    order = np.random.default_rng(2).permutation(B)
+    shuffled = jax.tree.map(lambda x: x[order] if x.ndim else x, drawn())
+    assert means(shuffled) == pytest.approx(means(drawn()), rel=1e-5)
+    mixed = means(changed(student=drawn()['student'][order]))
+    assert abs(mixed['dino'] - means(drawn())['dino']) > 1e-2
+
+
+def test_the_order_of_local_crops_does_not_matter_and_that_of_global_ones_pairs_them():
+    student = drawn()['student']
+    local = changed(student=student[:, [0, 1, 4, 2, 3]])
+    assert means(local) == pytest.approx(means(drawn()), rel=1e-5)
+    swapped = means(changed(student=student[:, [1, 0, 2, 3, 4]]))
+    assert abs(swapped['dino'] - means(drawn())['dino']) > 1e-2
+
+
+def test_padding_has_no_part():
+    mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
+    noise = jax.tree.map(
+        lambda x: (
+            np.where(np.arange(B).reshape(-1, *[1] * (x.ndim - 1)) < 4, x, 7 * x + 1)
+            if x.ndim
+            else x
+        ),
+        drawn(),
+    )
+    noise['patch_weights'] = drawn()['patch_weights']
+    assert means(noise, {'mask': mask}) == pytest.approx(means(drawn(), {'mask': mask}), rel=1e-5)
+    assert means(noise)['dino'] != pytest.approx(means(drawn())['dino'], rel=1e-2)
+
+
+def test_what_all_rows_have_in_common_is_no_target():
+    shift = np.linspace(-1, 1, K, dtype=np.float32)
+    shifted = means(changed(teacher=drawn()['teacher'] + shift))
+    assert shifted['dino'] == pytest.approx(means(drawn())['dino'], rel=1e-4)
+    used = means(drawn(), sinkhorn=20)
+    assert used['usage_entropy'] == pytest.approx(np.log(K), abs=0.02)
+    assert used['target_entropy'] < used['usage_entropy'] - 1
+
+
+def test_rows_are_coupled():
+    with pytest.raises(AssertionError, match='couples the rows'):
+        separable.check(Task(), drawn(), MASK)
+
+
+@functools.cache
+def params():
+    rng = np.random.default_rng(4)  # not initial values, which make all class tokens alike
+    shapes = jax.eval_shape(lambda: step_lib.init_variables(MODEL, Task(), BATCH, 0))['params']
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) / 3, s.dtype), shapes)
+
+
+def outputs(step=0, seed=0, ema=None, batch=BATCH):
+    """Those of training, for a student without dropped paths."""
+    keys = {name: jax.random.key(seed) for name in Task.rngs}
+    return _outputs(keys, params() if ema is None else ema, batch, jnp.int32(step))
+
+
+@jax.jit
+def _outputs(keys, ema, batch, step):
+    apply = apply_lib.Training(MODEL, params(), {}, keys, ema, step)
+    return Task(warmup=4).outputs(apply, batch)
+
+
+def test_a_teacher_that_is_the_student_agrees_with_it_but_for_hidden_patches():
+    found = outputs()
+    assert found['teacher'].shape == (B, G, 6) and found['student'].shape == (B, G + L, 6)
+    assert found['teacher_patches'].shape == found['student_patches'].shape == (B, 8, 5)
+    alike = np.isclose(found['teacher'], found['student'][:, :G], atol=1e-5).all(-1)
+    np.testing.assert_array_equal(alike.sum(1), 1)  # one crop of each image has hidden patches
+    far = np.abs(found['teacher_patches'] - found['student_patches']).max(-1)
+    assert (far[found['patch_weights'] > 0] > 1e-4).all()
+    other = outputs(ema=jax.tree.map(lambda x: x + 0.1, params()))
+    assert not np.isclose(other['teacher'], found['teacher'], atol=1e-3).any(-1).all()
+
+
+def test_masks_belong_to_the_step_and_the_example():
+    weights = [outputs(seed=seed)['patch_weights'] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0] != weights[2]).any() and (weights[0][0] != weights[0][1]).any()
+
+
+def test_the_temperature_of_the_teacher_rises_with_the_step():
+    found = [float(outputs(step)['teacher_temp']) for step in (0, 1, 4, 9)]
+    assert found == pytest.approx([0.04, 0.0475, 0.07, 0.07])
+    sharp, soft = (means(changed(teacher_temp=np.float32(t))) for t in (0.04, 0.07))
+    assert sharp['target_entropy'] < soft['target_entropy']
+
+
+def test_a_second_image_is_a_further_global_crop():
+    split = {'image': BATCH['image'][:, :1], 'second_image': BATCH['image'][:, 1:]}
+    found = outputs(batch={**split, 'local_image': BATCH['local_image']})
+    for name, expected in outputs().items():
+        np.testing.assert_allclose(found[name], expected, atol=1e-6)
+
+
+@functools.cache
+def program():
+    """The layout, the initial state, and the compiled step."""
+    layout, task = sharding.make_layout(jax.devices()[:1]), Task(warmup=2)
+    options = {'weight_decay': 0.1, 'lr_delays': (('/prototypes/', '2'),)}
+    tx, _ = optim.make(params(), 4, int, name='adamw', lr=1e-2, **options)
+
+    def init():
+        return step_lib.init_state({'params': params()}, tx, seed=0, ema=True)
+
+    average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
+    step = step_lib.make_train_step(MODEL, task, tx, total_steps=4, **average)
+    return layout, init, layout.compile_train(step, jax.eval_shape(init))
+
+
+@functools.cache
+def trained(stop=None):
+    """States and metrics after each of four steps, stopped and resumed before the step `stop`."""
+    layout, init, step = program()
+    state, states = layout.create(init), []
+    for k in range(4):
+        if k == stop:
+            state = layout.from_global(jax.device_put(jax.device_get(layout.to_global(state))))
+        batch = {name: x + k / 4 for name, x in BATCH.items()}
+        state, metrics = step(state, layout.put_batch(batch))
+        states.append(jax.device_get((layout.to_global(state), metrics)))
+    return states
+
+
+GOLDEN = [5.080125, 4.887241, 4.596519, 4.120779]
+
+
+@pytest.mark.slow
+def test_golden_steps():
+    found = [float(metrics['loss']) for _, metrics in trained()]
+    assert found == pytest.approx(GOLDEN, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_student_and_teacher_are_one_state_that_resumes_exactly():
+    for one, other in zip(trained(), trained(stop=2), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.slow
+def test_the_last_layer_waits_and_the_teacher_follows():
+    states = [params(), *(state.params for state, _ in trained())]
+    heads = [state['dino_head'] for state in states]
+    moved = [
+        float(optax.tree.norm(optax.tree.sub(new[part], old[part])))
+        for part in ('prototypes', 'fc1')
+        for old, new in itertools.pairwise(heads)
+    ]
+    assert moved[:2] == [0, 0] and min(moved[2:]) > 1e-4
+    for state, _ in trained():
+        gap = optax.tree.norm(optax.tree.sub(state.params, state.ema))
+        assert 0 < gap < optax.tree.norm(state.params)
+
+
+def test_evaluation_is_of_whole_images():
+    scores = np.random.default_rng(3).normal(size=(2, K)).astype(np.float32)
+    tokens = images_like(2, 1 + N, D)
+    made = {'scores': jnp.asarray(scores), 'patches': tokens[:, 1:], 'pre_logits': tokens[:, 0]}
+    batch = {'image': images_like(2, 6, 6, 3), 'mask': jnp.asarray([1.0, 0.0])}
+    probs = np.asarray(jax.nn.softmax(scores / 0.07))
+    sums = Task().evaluate(Given(lambda image: made), batch)
+    entropy = -(probs[0] * np.log(probs[0].clip(1e-30))).sum()
+    loss = -(probs[0] * np.asarray(jax.nn.log_softmax(scores / 0.1))[0]).sum()
+    np.testing.assert_allclose(sums['entropy'], (entropy, 1), rtol=1e-4)
+    np.testing.assert_allclose(sums['loss'], (loss, 1), rtol=1e-4)
+    found = Task().predict(Given(lambda image: made), batch)
+    np.testing.assert_array_equal(found['prototype'], scores.argsort()[:, :-4:-1])
+    np.testing.assert_allclose(found['probability'], -np.sort(-probs)[:, :3], rtol=1e-5)
+    np.testing.assert_array_equal(found['patches'], tokens[:, 1:])
+    np.testing.assert_array_equal(found['features'], tokens[:, 0])
+
+
+@pytest.mark.parametrize(
+    ('keywords', 'message'),
+    [
+        ({'teacher_temp': 0.0}, 'config.task.teacher_temp=0.0: must be positive'),
+        ({'sinkhorn': 0}, 'config.task.sinkhorn=0: must be at least 1'),
+        ({'mask_ratios': (0.5, 0.1)}, r'config.task.mask_ratios=\(0.5, 0.1\): must rise within'),
+        ({'masked': 3}, 'config.task.masked=3: there are 2 global crops'),
+    ],
+)
+def test_mistakes(keywords, message):
+    with pytest.raises(UserError, match=message):
+        Task(**keywords).loss(jnp_drawn(), MASK)
+
+
+def test_one_crop_is_a_mistake():
+    one = jax.tree.map(lambda x: x[:, :1] if x.ndim == 3 and x.shape[1] == G else x, jnp_drawn())
+    with pytest.raises(UserError, match='DINOv2 learns from two global crops or more; write views'):
+        Task().loss(one, MASK)

@@ -1,0 +1,133 @@
+"""Random changes of colors and sharpness, by which views of an image differ.
+
+Chen et al., 2020, arXiv:2002.05709, appendix A, with the ranges of the transforms of torchvision.
+Nothing moves, so boxes, masks and points stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageEnhance, ImageOps
+
+from vit_jax.data.transforms.pillow import from_pillow, to_pillow
+from vit_jax.data.transforms.registry import transform
+
+Pixels = UInt8[np.ndarray, 'H W C']
+Apply = Callable[[Pixels, np.random.Generator], Pixels]
+
+RADIUS = 4  # of the kernel of `gaussian_blur`, in pixels
+
+
+@transform
+def color_jitter(
+    brightness: float = 0.4,
+    contrast: float = 0.4,
+    saturation: float = 0.2,
+    hue: float = 0.1,
+    p: float = 0.8,
+) -> Apply:
+    """Change brightness, contrast, saturation and hue in random order, with probability `p`.
+
+    The factors of the first three are uniform in 1 - x to 1 + x, at least 0; the hue is shifted by
+    -x to x turns. Gray images have no saturation and no hue to change.
+    """
+    amounts = {'brightness': brightness, 'contrast': contrast, 'saturation': saturation}
+    for name, value in amounts.items():
+        if value < 0:
+            raise ValueError(f'{name}={value!r} must be at least 0')
+    if not 0 <= hue <= 0.5:
+        raise ValueError(f'{hue=} must be in [0, 0.5]')
+    _check_probability(p)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        if rng.random() >= p:
+            return image
+        factors = [rng.uniform(max(0.0, 1 - x), 1 + x) for x in amounts.values()]
+        shift = rng.uniform(-hue, hue)
+        made = to_pillow(image)
+        for step in rng.permutation(len(ENHANCERS) + 1):
+            if step < len(ENHANCERS):
+                made = ENHANCERS[step](made).enhance(factors[step])
+            else:
+                made = _turned(made, shift)
+        return from_pillow(made)
+
+    return apply
+
+
+@transform
+def random_gray(p: float = 0.2) -> Apply:
+    """Replace all colors by their luminance (ITU-R 601-2), with probability `p`."""
+    _check_probability(p)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        if rng.random() >= p or image.shape[2] == 1:
+            return image
+        return from_pillow(to_pillow(image).convert('L').convert('RGB'))
+
+    return apply
+
+
+@transform
+def solarize(threshold: int = 128, p: float = 0.2) -> Apply:
+    """Invert values from `threshold` up, with probability `p`."""
+    _check_probability(p)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        return (
+            from_pillow(ImageOps.solarize(to_pillow(image), threshold))
+            if rng.random() < p
+            else image
+        )
+
+    return apply
+
+
+@transform
+def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5) -> Apply:
+    """Blur by a Gaussian of 9 x 9 pixels, with probability `p`.
+
+    Its standard deviation is uniform in `sigma_min` to `sigma_max` pixels; borders are mirrored.
+    """
+    if not 0 < sigma_min <= sigma_max:
+        raise ValueError(f'{sigma_min=} must be positive and at most {sigma_max=}')
+    _check_probability(p)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        if rng.random() >= p:
+            return image
+        sigma = rng.uniform(sigma_min, sigma_max)
+        blurred = _blurred_rows(image.astype(np.float32), sigma)
+        blurred = _blurred_rows(blurred.swapaxes(0, 1), sigma).swapaxes(0, 1)
+        return np.round(blurred).clip(0, 255).astype(np.uint8)
+
+    return apply
+
+
+ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+
+
+def _turned(image: Image.Image, turns: float) -> Image.Image:
+    """Shift the hue; a gray image stays."""
+    if image.mode == 'L':
+        return image
+    hue, *others = image.convert('HSV').split()
+    shifted = (np.asarray(hue).astype(int) + int(255 * turns)) % 256
+    return Image.merge('HSV', [Image.fromarray(shifted.astype(np.uint8)), *others]).convert('RGB')
+
+
+def _blurred_rows(image: np.ndarray, sigma: float) -> np.ndarray:
+    """Convolve along axis 0."""
+    radius = min(RADIUS, len(image) - 1)
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    padded = np.pad(image, [(radius, radius), (0, 0), (0, 0)], 'reflect')
+    parts = (w * padded[i : i + len(image)] for i, w in enumerate(weights / weights.sum()))
+    return sum(parts, start=np.zeros_like(image))
+
+
+def _check_probability(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ValueError(f'{p=} must be in [0, 1]')

@@ -1,0 +1,280 @@
+"""A ViT whose class token and patches are compared with prototypes, for learning without labels.
+
+DINOv2 (Oquab et al., 2023, arXiv:2304.07193); its losses are those of DINO (arXiv:2104.14294) and
+iBOT (arXiv:2111.07832). The encoder's parameters have the names of a ViT's.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import UserError
+from vit_jax.models import base, vit
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.parameter_pictures import ParameterPictures
+from vit_jax.nn.patches import patch_grid
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops import resize
+from vit_jax.ops.block_masks import CropMasks, crop_masks
+
+# The ViT encoder's part of the parameters.
+ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
+# Fields of a ViT with the same features, and of its training and computation.
+SAME = (
+    *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps'),
+    *('mlp', 'layer_scale', 'registers'),
+)
+RUNNING = ('drop_path', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype')
+
+_normal = nn.initializers.normal(0.02)
+# Uniform within 1 / sqrt(fan in), as torch.nn.Linear.
+_uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+
+class Model(base.Model):
+    """A ViT with projection heads (DINO, appendix C). Images of any size that whole patches tile.
+
+    Positions are learned for the first size the model is initialized with, that of global crops,
+    and interpolated for others.
+
+    Attributes:
+      prototypes: K, outputs of the head of the class token.
+      patch_prototypes: outputs of a head for patches of its own; None if they share that of the
+        class token.
+      hidden: width of the heads' two hidden layers.
+      bottleneck: width of the heads' last layer, in which prototypes are unit vectors.
+      patch_bottleneck: that of the head of patches, if they have one.
+      patch_size, width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
+      drop_path: stochastic depth of the student's last block, rising linearly from 0 at the first.
+      mlp: 'mlp' or 'swiglu', as in `vit.Model`.
+      layer_scale: initial value of a learned factor for each channel of every branch; None for
+        none.
+      registers: tokens between the class token and the patches (arXiv:2309.16588).
+      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick', also of the heads.
+      norm_eps: added to the variance in layer norms.
+      scan: one scanned block instead of unrolled ones; see `Encoder`.
+      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
+        order of what blocks keep; see `vit_jax.nn.recompute`.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+        or 'auto', the kernel if the devices support it. See docs/tpu.md.
+      dtype: computation dtype. Parameters, layer norm statistics, softmax and the lengths of
+        vectors in the heads stay float32.
+      residual_dtype: of the residual stream; that of the computation if None.
+
+    Raises:
+      UserError: if a field has no such value, images do not fit the patches, or learned positions
+        that form no square are asked for another size.
+    """
+
+    prototypes: int = 65536
+    patch_prototypes: int | None = None
+    hidden: int = 2048
+    bottleneck: int = 256
+    patch_bottleneck: int = 256
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    drop_path: float = 0.0
+    mlp: str = 'mlp'
+    layer_scale: float | None = None
+    registers: int = 0
+    gelu: str = 'erf'
+    norm_eps: float = 1e-6
+    scan: bool = False
+    remat: bool | str = False
+    attention: str = 'auto'
+    dtype: str = 'float32'
+    residual_dtype: str | None = None
+
+    weightless = (
+        *('drop_path', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype'),
+        'residual_dtype',
+    )
+
+    def __post_init__(self) -> None:
+        for name in ('prototypes', 'hidden', 'bottleneck', 'patch_bottleneck'):
+            if getattr(self, name) < 1:
+                raise UserError(f'{name} must be at least 1, not {getattr(self, name)}')
+        self._vit()  # checks its fields
+        super().__post_init__()
+
+    @property
+    def stride(self) -> int:
+        """Side in pixels of the square of one token."""
+        return self.patch_size
+
+    def setup(self) -> None:
+        self.vit = Backbone(**self._fields())
+        nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
+        head = functools.partial(Head, hidden=self.hidden, gelu=self.gelu, dtype=self.dtype)
+        self.dino_head = head(self.prototypes, bottleneck=self.bottleneck)
+        if self.patch_prototypes:
+            self.ibot_head = head(self.patch_prototypes, bottleneck=self.patch_bottleneck)
+
+    def __call__(
+        self,
+        images: Float[Array, 'R H W C'],
+        train: bool = False,
+        *,
+        hidden: Bool[Array, 'R N'] | None = None,
+        places: Int[Array, 'B M'] | None = None,
+    ) -> dict[str, Float[Array, '_ *rest']]:
+        """Compare images with prototypes.
+
+        Args:
+          images: normalized.
+          train: whether to drop paths.
+          hidden: true for patches whose embedding is replaced by the mask token.
+          places: indices of patches to compare, counted through the R / B images of a row.
+
+        Returns:
+          tokens: [R _ D] after the final norm: the class token, registers, and patches.
+          pre_logits: [R D], the class token.
+          patches: [R N D], the tokens of patches.
+          scores: [R K], cosines of the projected class token and the prototypes, times the scales
+            of these, in float32.
+          patch_scores: [B M K], likewise of the patches at `places`; absent without these.
+        """
+        outputs = self.vit(images, train, masked=hidden)
+        outputs['patches'] = outputs['tokens'][:, 1 + self.registers :]
+        outputs['scores'] = self.dino_head(outputs['pre_logits'])
+        if places is not None:
+            patches = outputs['patches'].reshape(len(places), -1, self.width)
+            picked = jnp.take_along_axis(patches, places[..., None], axis=1)
+            head = self.ibot_head if self.patch_prototypes else self.dino_head
+            outputs['patch_scores'] = head(picked)
+        return outputs
+
+    def block_masks(
+        self, images: Float[Array, 'B G H W C'], *, masked: int, ratios: tuple[float, float]
+    ) -> CropMasks:
+        """Masks for `masked` of the G crops of each image, from the random stream 'mask'.
+
+        The arguments are those of `ops.block_masks.crop_masks`.
+        """
+        rows, crops, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.patch_size)
+        keys = example_keys(self.make_rng('mask'), rows)
+        return jax.vmap(lambda key: crop_masks(key, grid, crops, masked, ratios))(keys)
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
+    ) -> list[AttentionMap]:
+        """Attention maps from the `intermediates` of a call with these images."""
+        return self._vit().attention_maps(intermediates, images)
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+    ) -> list[ParameterPictures]:
+        """Similarities of the positions of patches, and the filters that embed them."""
+        return self._vit().parameter_pictures(params, image_size)
+
+    def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
+        names = (*ENCODER, *(['register_tokens'] if self.registers else []))
+        return {'name': 'vit', **{key: getattr(self, key) for key in SAME}}, names
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on; the heads come last."""
+        return self._vit().layer_order()
+
+    def resize_params(
+        self,
+        params: dict[str, Any],
+        old_size: tuple[int, int] | None,
+        new_size: tuple[int, int],
+        method: str = 'bilinear',
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The parameters for images, and patches, of another size; see `vit.Model`."""
+        return self._vit().resize_params(params, old_size, new_size, method)
+
+    def _vit(self) -> vit.Model:
+        """The encoder as a ViT by itself."""
+        return vit.Model(parent=None, **self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*SAME, *RUNNING)}
+
+
+class Backbone(vit.Model):
+    """A ViT that interpolates its positions for images of another size than it learned them for."""
+
+    def _positions(self, tokens: int, height: int, width: int) -> Array:
+        if not self.has_variable('params', 'pos_embed'):
+            return super()._positions(tokens, height, width)
+        table: Array = self.get_variable('params', 'pos_embed')
+        if table.shape[1] == tokens:
+            return table
+        side = math.isqrt(table.shape[1] - 1)
+        if side**2 != table.shape[1] - 1:
+            raise UserError(
+                f'pos_embed has rows for {table.shape[1] - 1} patches, which form no square: take '
+                'square global crops, or crops of one size'
+            )
+        grid = patch_grid(height, width, self.patch_size)
+        rows, columns = (bicubic_matrix(side, new) for new in grid)
+        patches = table[0, 1:].reshape(side, side, -1)
+        patches = jnp.einsum('ai,bj,ijd->abd', rows, columns, patches, precision='highest')
+        return jnp.concatenate([table[:, :1], patches.reshape(1, tokens - 1, -1)], axis=1)
+
+
+class Head(nn.Module):
+    """Projection to unit vectors, and their products with prototypes (DINO, appendix C).
+
+    Three dense layers with GELUs between them. `prototypes` has a `kernel` whose columns are
+    normalized, and a learned `scale` for each, 1 at first.
+    """
+
+    prototypes: int
+    bottleneck: int
+    hidden: int
+    gelu: str = 'erf'
+    dtype: Any = 'float32'
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B K']:
+        layer = functools.partial(nn.Dense, kernel_init=_normal, dtype=jnp.dtype(self.dtype))
+        for name in ('fc1', 'fc2'):
+            x = GELUS[self.gelu](layer(self.hidden, name=name)(x))
+        x = unit(layer(self.bottleneck, name='fc3')(x), axis=-1)
+        return Prototypes(self.prototypes, self.dtype, name='prototypes')(x)
+
+
+class Prototypes(nn.Module):
+    """Products with unit vectors, times a scale for each: weight normalization.
+
+    Salimans and Kingma, 2016, arXiv:1602.07868.
+    """
+
+    count: int
+    dtype: Any = 'float32'
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B K']:
+        kernel = self.param('kernel', _uniform, (x.shape[-1], self.count))
+        scale = self.param('scale', nn.initializers.ones, (self.count,))
+        dtype = jnp.dtype(self.dtype)
+        weights = (unit(kernel, axis=0) * scale).astype(dtype)
+        return jnp.matmul(x.astype(dtype), weights, preferred_element_type=jnp.float32)
+
+
+def unit(x: Float[Array, '*B'], axis: int) -> Float[Array, '*B']:
+    """Divide vectors by their length, in float32."""
+    x = x.astype(jnp.float32)
+    return x / jnp.linalg.norm(x, axis=axis, keepdims=True).clip(1e-12)
+
+
+@functools.cache
+def bicubic_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """The matrix by which `ops.resize.bicubic_half_pixel` resizes one axis."""
+    return resize.bicubic_half_pixel(np.eye(old, dtype=np.float32)[:, None], (new, 1))[:, 0]

@@ -1,0 +1,223 @@
+"""Self-distillation with an average teacher, several crops, and hidden patches: DINOv2.
+
+Oquab et al., 2023, arXiv:2304.07193, section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.special import entr
+from jaxtyping import Array, Float
+
+from vit_jax.errors import UserError
+from vit_jax.ops import pixels, self_distillation
+from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
+
+GLOBAL = ('image', 'second_image')
+LOCAL = 'local_image'
+SHOWN = 3  # prototypes of an image in `predict`
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(base.Task):
+    """From each crop, the student predicts the teacher's prototypes of the other global crops.
+
+    In training, `image` holds global crops [B G H W C], which the transform `views` makes;
+    `second_image`, if the data have it, further ones with other transforms; `local_image` local
+    crops of another size. In evaluation, `image` holds whole images.
+
+    Attributes:
+      student_temp: temperature of the student's softmax.
+      teacher_temp: of the teacher's.
+      first_teacher_temp: initial temperature of the teacher, which rises linearly.
+      warmup: updates over which it rises.
+      sinkhorn: iterations by which the teacher's prototypes get equal shares.
+      ibot: weight of the cross entropy of hidden patches.
+      koleo: weight of the term that spreads features.
+      masked: global crops of an image that have hidden patches.
+      mask_ratios: range of the share of hidden patches in these.
+      value_range: range to which bytes 0..255 are scaled for the model.
+    """
+
+    student_temp: float = 0.1
+    teacher_temp: float = 0.07
+    first_teacher_temp: float = 0.04
+    warmup: int = 1
+    sinkhorn: int = 3
+    ibot: float = 1.0
+    koleo: float = 0.1
+    masked: int = 1
+    mask_ratios: tuple[float, float] = (0.1, 0.5)
+    value_range: tuple[float, float] = (-1.0, 1.0)
+
+    rngs = ('dropout', 'mask')
+    couples_rows = True
+    least_rows = 2
+    least_reason = 'images are compared with one another'
+
+    def __post_init__(self) -> None:
+        for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):
+            if getattr(self, key) <= 0:
+                raise UserError(f'config.task.{key}={getattr(self, key)}: must be positive')
+        for key, least in (
+            ('warmup', 1),
+            ('sinkhorn', 1),
+            ('masked', 1),
+            ('ibot', 0),
+            ('koleo', 0),
+        ):
+            if getattr(self, key) < least:
+                raise UserError(f'config.task.{key}={getattr(self, key)}: must be at least {least}')
+        low, high = self.mask_ratios
+        if not 0 <= low <= high < 1:
+            raise UserError(f'config.task.mask_ratios={self.mask_ratios}: must rise within [0, 1)')
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
+        """Whole images, or the first global crops."""
+        return (self._global(batch)[:, 0],)
+
+    def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
+        """Scores of teacher and student, and the student's features.
+
+        Returns:
+          teacher, student: scores [B G K] of global crops, [B G+L K] of global and local ones.
+          teacher_patches, student_patches: scores [B M P] of patches hidden from the student.
+          patch_weights: [B M], 1 / the number of hidden patches of the crop, 0 for padding.
+          features: [B G D], the student's class tokens of global crops.
+          teacher_temp: the teacher's temperature at this step.
+        """
+        crops = self._global(batch)
+        rows, masked = len(crops), min(self.masked, crops.shape[1])
+        masks = apply(crops, method='block_masks', masked=masked, ratios=self.mask_ratios)
+        folded, hidden = fold(crops), fold(masks.hidden)
+        teacher = apply.average(folded, places=masks.places)
+        student = apply(folded, hidden=hidden, places=masks.places)
+        scores = [unfold(student['scores'], rows)]
+        if LOCAL in batch:
+            local = pixels.to_range(fold(batch[LOCAL]), self.value_range)
+            scores.append(unfold(apply(local)['scores'], rows))
+        temp = optax.linear_schedule(self.first_teacher_temp, self.teacher_temp, self.warmup)
+        return {
+            'teacher': unfold(teacher['scores'], rows),
+            'student': jnp.concatenate(scores, axis=1),
+            'teacher_patches': teacher['patch_scores'],
+            'student_patches': student['patch_scores'],
+            'patch_weights': masks.weights,
+            'features': unfold(student['pre_logits'], rows),
+            'teacher_temp': jnp.asarray(temp(apply.step), jnp.float32),
+        }
+
+    def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
+        """Cross entropies of crops and of hidden patches, and the spread of features.
+
+        The metrics, in nats, are entropies of single targets and of the mean target, which is
+        log K where all prototypes are used alike.
+
+        Raises:
+          UserError: if there is but one global crop, or there are fewer than have hidden patches.
+        """
+        self._check_crops(outputs['teacher'].shape[1])
+        mask = self.mask(batch)
+        targets = self._targets(outputs, mask)
+        count = mask.sum()
+        single = entr(targets).sum(-1).mean(1)
+        usage = jnp.einsum('bgk,b->k', targets, mask) / (count * targets.shape[1])
+        return {
+            'dino': Term((self._of_crops(targets, outputs) * mask).sum(), count),
+            'ibot': Term((self._of_patches(outputs, mask) * mask).sum(), count, self.ibot),
+            'koleo': Term((self._spread(outputs, mask) * mask).sum(), count, self.koleo),
+            'target_entropy': Term((single * mask).sum(), count, 0.0),
+            'usage_entropy': Term(entr(usage).sum() * count, count, 0.0),
+        }
+
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
+        """Measures of whole images in nats, each independent of other images.
+
+        `loss` is the cross entropy of a student that is the teacher, from what the teacher says of
+        the same image, neither balanced nor masked; `entropy` is that of the teacher alone.
+        """
+        mask, scores = self.mask(batch), apply(*self.inputs(batch))['scores']
+        probs = jax.nn.softmax(scores / self.teacher_temp)
+        losses = self_distillation.cross_entropy(probs, scores, self.student_temp)
+        each = {'loss': losses, 'entropy': entr(probs).sum(-1)}
+        return {name: ((values * mask).sum(), mask.sum()) for name, values in each.items()}
+
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
+        """Features and nearest prototypes of whole images.
+
+        Returns:
+          features: [B D], the class token.
+          patches: [B N D], the tokens of patches.
+          prototype, probability: [B 3], the likeliest prototypes, the best one first.
+        """
+        made = apply(*self.inputs(batch))
+        probs = jax.nn.softmax(made['scores'] / self.teacher_temp)
+        probability, prototype = jax.lax.top_k(probs, min(SHOWN, probs.shape[-1]))
+        return {
+            'features': made['pre_logits'].astype(jnp.float32),
+            'patches': made['patches'].astype(jnp.float32),
+            'prototype': prototype,
+            'probability': probability,
+        }
+
+    def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:
+        """The global crops, scaled; a whole image is one."""
+        found = [batch[name] for name in GLOBAL if name in batch]
+        crops = [x if x.ndim == 5 else x[:, None] for x in found]
+        return pixels.to_range(jnp.concatenate(crops, axis=1), self.value_range)
+
+    def _check_crops(self, crops: int) -> None:
+        if crops < 2:
+            raise UserError(
+                'config.data.transforms: DINOv2 learns from two global crops or more; write '
+                "views('image', 2, 'inception_crop(224, 32)|flip')"
+            )
+        if crops < self.masked:
+            raise UserError(f'config.task.masked={self.masked}: there are {crops} global crops')
+
+    def _targets(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Array:
+        """The teacher's probabilities [B G K], balanced over all global crops of the batch."""
+        scores = outputs['teacher'] / outputs['teacher_temp']
+        real = jnp.repeat(mask, scores.shape[1])
+        targets = self_distillation.sinkhorn(fold(scores), real, self.sinkhorn)
+        return targets.reshape(scores.shape)
+
+    def _of_crops(self, targets: Array, outputs: dict[str, Any]) -> Float[Array, ' B']:
+        """The mean over pairs of different crops, of which one is global (DINO, equation 3)."""
+        logs = jax.nn.log_softmax(outputs['student'] / self.student_temp)
+        losses = -jnp.einsum('bgk,bvk->bgv', targets, logs, precision='highest')
+        others = 1 - jnp.eye(losses.shape[1], losses.shape[2])
+        return (losses * others).sum((1, 2)) / others.sum()
+
+    def _of_patches(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Float[Array, ' B']:
+        """The mean over global crops of that over their hidden patches (iBOT, equation 2)."""
+        scores, weights = outputs['teacher_patches'], outputs['patch_weights']
+        real = (weights > 0) & (mask[:, None] > 0)
+        scores = scores / outputs['teacher_temp']
+        targets = self_distillation.sinkhorn(fold(scores), fold(real), self.sinkhorn)
+        losses = self_distillation.cross_entropy(
+            targets.reshape(scores.shape), outputs['student_patches'], self.student_temp
+        )
+        return (losses * weights).sum(1) / outputs['teacher'].shape[1]
+
+    def _spread(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Float[Array, ' B']:
+        """The sum over global crops of the KoLeo term among crops of different images."""
+        crops = outputs['features'].swapaxes(0, 1)
+        return jax.vmap(self_distillation.koleo, (0, None))(crops, mask).sum(0)
+
+
+def fold(x: Array) -> Array:
+    """[B V ...] -> [B V, ...], the views of an example one after the other."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def unfold(x: Array, rows: int) -> Array:
+    """The inverse of `fold` for `rows` examples."""
+    return x.reshape(rows, -1, *x.shape[1:])

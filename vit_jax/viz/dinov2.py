@@ -1,0 +1,58 @@
+"""Visualization of features without labels: images and patches, colored by principal components."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from vit_jax.viz import base, batch, figures
+from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE = 2.4  # inches of an image
+TITLES = ('image', 'patches')
+
+
+class Viz(base.Viz):
+    """Prototypes as rows; colors of patches are comparable across the images of a call."""
+
+    bar = 'probability'
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The likeliest prototypes."""
+        pairs = zip(prediction['prototype'], prediction['probability'], strict=True)
+        return [{'prototype': int(k), 'probability': float(p)} for k, p in pairs]
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """Draw each image beside its patches, whose colors are the first principal components.
+
+        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background.
+        """
+        colors = principal_colors([each['patches'] for each in predictions])
+        rows = []
+        for photo, mine in zip(photos, colors, strict=True):
+            image = figures.as_picture(photo.image, 1)
+            side = math.isqrt(image.shape[0] * image.shape[1] // len(mine))
+            grid = mine.reshape(image.shape[0] // side, -1, 3)
+            panels = image, grid.repeat(side, 0).repeat(side, 1)
+            rows.append(list(zip(TITLES, panels, strict=True)))
+        return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
+
+
+def principal_colors(patches: Sequence[Float[np.ndarray, '_ D']]) -> list[UInt8[np.ndarray, '_ 3']]:
+    """Colors of vectors by the first three principal components of all of them."""
+    lengths = [len(each) for each in patches]
+    rows = np.concatenate(patches)
+    rows = rows - rows.mean(0)
+    values = rows @ np.linalg.svd(rows, full_matrices=False)[2][:3].T
+    values = (values - values.min(0)) / np.maximum(np.ptp(values, 0), 1e-12)
+    colors = np.round(255 * values).astype(np.uint8)
+    return np.split(colors, np.cumsum(lengths)[:-1])
