@@ -39,7 +39,7 @@ def check_small(config, steps, parameters):
     assert parameters < 2_000_000
     sections = (config['data'], *config['evals'].values())
     sources = {section['source'].partition(':')[0] for section in sections}
-    assert sources <= {'digits', 'scenes', 'scenes_panoptic', 'synthetic'}
+    assert sources <= {'digits', 'scenes', 'scenes_captions', 'scenes_panoptic', 'synthetic'}
 
 
 def check_run_folder(folder):

@@ -15,7 +15,7 @@ from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
 from vit_jax.interop.trained import fields
-from vit_jax.models import bit_resnet, hybrid, mae, swin, vit
+from vit_jax.models import bit_resnet, hybrid, mae, siglip, swin, vit
 from vit_jax.tree_paths import param_paths
 
 VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
@@ -29,7 +29,14 @@ MODELS = {
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
+    'siglip': siglip.Model(
+        **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
+        **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
+        **{'text_num_heads': 4, 'embed_dim': 32},
+    ),
 }
+# Of models that take more than images.
+INPUTS = {'siglip': (jax.ShapeDtypeStruct((1, 4), np.int32),)}
 # Of models whose files do not tell the size of images, what they are read for.
 SIZES = {'bit_resnet': None, 'detr': (800, 1333), 'detr_panoptic': (800, 1333)}
 # The parameters by which timm's names are told.
@@ -79,7 +86,8 @@ def imported(name):
     """A random model, as if it had been read."""
     model = MODELS[name]
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    inputs = images, *INPUTS.get(name, ())
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     size = SIZES.get(name, (32, 32))

@@ -170,7 +170,7 @@ class Section:
       classes: take only these, numbered from 0 on in this order.
       transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
         `{method}` and `{transforms}` are those of the checkpoint `config.init.from`.
-      vocab: the file of a subword vocabulary, which encodes texts.
+      vocab: the file of a subword vocabulary, which encodes texts; 'bytes' for their bytes.
       buckets: lengths in tokens that sequences are padded to.
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
         'target', those of the target without padding.

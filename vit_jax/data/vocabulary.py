@@ -1,4 +1,4 @@
-"""Subword vocabularies: SentencePiece models, which all begin with the same four ids.
+"""Vocabularies, which all begin with the same four ids: SentencePiece models, or bytes.
 
 Kudo and Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer".
 A run keeps its model in its folder as `vocab.model`, so that later commands need no other file.
@@ -22,6 +22,7 @@ from vit_jax.storage import run_folder
 
 PAD, BOS, EOS, UNK = range(4)
 KINDS = ('unigram', 'bpe')
+BYTES = 'bytes'  # in place of the file of a vocabulary
 
 
 class Tokenizer(Protocol):
@@ -78,6 +79,28 @@ class Vocabulary:
         return Vocabulary, (self.model,)
 
 
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """The bytes of UTF-8 as ids, after the four special ones, as in ByT5, arXiv:2105.13626."""
+
+    def __len__(self) -> int:
+        return UNK + 1 + 256
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32 [n], without an end."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + UNK + 1
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids before the first end; bytes that are no text become U+FFFD."""
+        values = [i - UNK - 1 for i in known(content(ids), len(self)) if i > UNK]
+        return bytes(values).decode(errors='replace')
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The character of each id; those of other bytes than ASCII are Latin-1's."""
+        special = ('<pad>', '<s>', '</s>', '<unk>')
+        return [special[i] if i <= UNK else chr(i - UNK - 1) for i in known(ids, len(self))]
+
+
 def content(ids: Sequence[int] | np.ndarray) -> list[int]:
     """The ids before the first end, without padding and beginnings."""
     words = [int(i) for i in ids]
@@ -90,13 +113,15 @@ def known(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
     return [int(i) if i < size else UNK for i in ids]
 
 
-def load(path: str | pathlib.Path) -> Vocabulary:
-    """Load the vocabulary in a file.
+def load(path: str | pathlib.Path) -> Vocabulary | Bytes:
+    """Load the vocabulary in a file, or that of 'bytes', which needs none.
 
     Raises:
       UserError: if it is missing, it is not a SentencePiece model, or its first ids are not
         padding, beginning, end and unknown.
     """
+    if path == BYTES:
+        return Bytes()
     try:
         vocab = Vocabulary(storage.path(path).read_bytes())
     except OSError as error:

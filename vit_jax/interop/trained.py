@@ -124,7 +124,7 @@ class TrainedModel:
         return self.data_config.get('transforms', '')
 
     @functools.cached_property
-    def vocab(self) -> vocabulary.Vocabulary | None:
+    def vocab(self) -> vocabulary.Tokenizer | None:
         """The vocabulary that makes ids of text; None where there is none.
 
         Raises:

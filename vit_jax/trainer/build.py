@@ -205,6 +205,11 @@ def make_program(
             multiple=task.multiple,
             reason=task.multiple_reason,
         )
+        if task.couples_rows and shape.rows < 2:
+            raise UserError(
+                f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
+                'compares the examples of a batch; give at least 2'
+            )
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
     # Compiled by itself, so that it is traced once, for the shapes here and in `init`.

@@ -1,0 +1,128 @@
+"""`scenes_captions`: one or two colored digits on a textured ground, with a caption of them.
+
+Images with texts without any download: "a red three", "a red three left of a green seven". The
+digits are those of scikit-learn, enlarged; there are 14,460 captions. `scenes_captions` has 20,000
+images for training, `scenes_captions:N` has N; the 500 of the test split show digits that are not
+in training. `scenes_captions:digit` and `scenes_captions:color` have one digit an image, whose
+class is its name or its color.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data.sources import digits
+from vit_jax.data.transforms.pillow import resample
+from vit_jax.errors import UserError, nearest
+
+SIZES = {'train': 20_000, 'test': 500}
+SIDE = 48  # pixels of an image
+HEIGHTS = (16, 22)  # of digits, in pixels
+NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+COLORS = {
+    'red': (235, 50, 50),
+    'green': (50, 200, 70),
+    'blue': (80, 110, 255),
+    'yellow': (245, 220, 60),
+    'purple': (190, 70, 220),
+    'white': (245, 245, 245),
+}
+CLASSES = {'digit': NAMES, 'color': tuple(COLORS)}
+ALONE = 0.3  # share of images with a single digit
+_SHIFTS = {'left of': (0, -1), 'right of': (0, 1), 'above': (-1, 0), 'below': (1, 0)}
+
+
+class Source:
+    """Records {image, caption}, and {label} if each image has one digit.
+
+    Record i is a function of the split and i.
+    """
+
+    def __init__(self, path: str, split: str):
+        if split not in SIZES:
+            raise UserError('source scenes_captions: ' + nearest('split', split, SIZES))
+        if path and path not in CLASSES and not (path.isdecimal() and int(path)):
+            raise UserError(
+                f"source 'scenes_captions:{path}': write 'scenes_captions', "
+                "'scenes_captions:digit', 'scenes_captions:color', or the number of training "
+                f"images, as 'scenes_captions:{SIZES['train']}'"
+            )
+        self._split, self._kind = split, path if path in CLASSES else ''
+        self._length = int(path) if path.isdecimal() and split == 'train' else SIZES[split]
+        names = CLASSES.get(self._kind, ())
+        self.info = SourceInfo(len(names), names)
+        self._digits = digits.Source('', split)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int, /) -> Record:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        rng = np.random.default_rng((list(SIZES).index(self._split), index, bool(self._kind)))
+        image = _ground(rng)
+        if self._kind or rng.random() < ALONE:
+            color, digit = self._draw(rng, image, rng.integers(0, SIDE - HEIGHTS[1] + 1, 2))
+            record = {'image': image, 'caption': _named(color, digit)}
+            if self._kind:
+                label = {'digit': digit, 'color': color}[self._kind]
+                record['label'] = label
+            return record
+        word = str(rng.choice(list(_SHIFTS)))
+        (y0, x0), (y1, x1) = _corners(rng, _SHIFTS[word])
+        first = self._draw(rng, image, np.array([y0, x0]))
+        second = self._draw(rng, image, np.array([y1, x1]))
+        return {'image': image, 'caption': f'{_named(*first)} {word} {_named(*second)}'}
+
+    def labels(self) -> np.ndarray:
+        if not self._kind:
+            raise UserError('source scenes_captions: an image has a caption, and no class itself')
+        return np.array([self[i]['label'] for i in range(len(self))])
+
+    def record_name(self, index: int, /) -> str:
+        return f'scenes_captions {self._split} record {index}'
+
+    def _draw(
+        self, rng: np.random.Generator, image: np.ndarray, corner: np.ndarray
+    ) -> tuple[int, int]:
+        """Draw a digit on the image, in place; returns the numbers of its color and its class."""
+        record = self._digits[int(rng.integers(len(self._digits)))]
+        height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
+        width = min(HEIGHTS[1], round(height * rng.uniform(0.8, 1.1)))
+        ink = resample(record['image'], height, width, 'bicubic') / 255
+        color = int(rng.integers(len(COLORS)))
+        tint = np.array(list(COLORS.values())[color]) * rng.uniform(0.85, 1.0)
+        y, x = corner
+        window = image[y : y + height, x : x + width]
+        window[:] = (window + (tint - window) * np.clip(1.4 * ink, 0, 1)).astype(np.uint8)
+        return color, int(record['label'])
+
+
+def _named(color: int, digit: int) -> str:
+    return f'a {list(COLORS)[color]} {NAMES[digit]}'
+
+
+def _ground(rng: np.random.Generator) -> np.ndarray:
+    """A dark, cloudy ground, uint8 [48 48 3]."""
+    clouds = resample(rng.integers(0, 256, (5, 5, 1), np.uint8), SIDE, SIDE, 'bicubic') / 255
+    first, second = rng.uniform(0, 75, (2, 3))
+    noise = rng.normal(0, 5, (SIDE, SIDE, 1))
+    return np.clip(first + clouds * (second - first) + noise, 0, 255).astype(np.uint8)
+
+
+def _corners(
+    rng: np.random.Generator, shift: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Corners (y, x) of two digits, the first of which lies on the side `shift` of the second."""
+    side, room = HEIGHTS[1], SIDE - HEIGHTS[1]
+    places = []
+    for sign in (1, -1):
+        # Along the direction each has its half of the image, across it they are nearly level.
+        low = [0 if sign * s < 0 else SIDE - side - (room - side) if s else 0 for s in shift]
+        high = [low[i] + (room - side) if s else room for i, s in enumerate(shift)]
+        places.append([int(rng.integers(a, b + 1)) for a, b in zip(low, high, strict=True)])
+    across = 0 if shift[1] else 1
+    near = int(np.clip(places[0][across] + rng.integers(-5, 6), 0, room))
+    places[1][across] = near
+    return (places[0][0], places[0][1]), (places[1][0], places[1][1])
