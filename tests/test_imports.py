@@ -156,6 +156,7 @@ def module_of(name: str) -> str:
 NAMED_BELOW = {
     'vit_jax.config.catalogue': set(ours('data.transforms.registry')),
     'vit_jax.config.schema': set(ours('checkpoints.checkpointer', 'data.dataset')),
+    'vit_jax.extras': set(ours('interop.released')),
     'vit_jax.profiling.compile_for': set(ours('trainer.ahead_of_time')),
 }
 

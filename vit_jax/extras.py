@@ -7,6 +7,7 @@ A module that a config can name, such as an evaluator, declares the extra that i
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,7 +75,8 @@ def of_config(config: Mapping[str, Any]) -> set[str]:
         for room, listed in names.items()
         for name in filter(None, listed)
     }
-    paths = [config.get(key, {}).get('from') or '' for key in ('init', 'branch')]
+    released = importlib.import_module('vit_jax.interop.released')
+    paths = [released.url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
     return found - {''} | of_words([*paths, *(str(s.get('source') or '') for s in sections)])
 
 

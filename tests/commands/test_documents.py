@@ -65,6 +65,7 @@ TRAINED_WITH = {
         for section in ('data', 'evals.test')
     ],
 }
+AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 EXPERIMENT_OF = {run: experiment for experiment, runs in RUNS.items() for run in runs}
 SIZES = {
     'tfds:cifar10': 'scenes:20',
@@ -123,6 +124,8 @@ def place(tmp_path_factory, translating_run):
     of_hub = {path.name: path.read_bytes() for path in (folder / 'vit_hf').iterdir()}
     with hub_server.serve(hub_server.Hub(), folder / 'hub') as hub:
         hub.add('google/vit-base-patch16-224', of_hub)
+        # A file of this name comes before the bucket.
+        shutil.copytree(folder / 'vit_hf', folder / AUGREG)
         yield folder
 
 

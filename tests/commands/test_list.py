@@ -44,3 +44,14 @@ def test_variants_are_a_table(capsys, monkeypatch):
     out = run(capsys, 'variants', 'vit', '--image-size', '64')
     assert 'mu/16' in out and 'B/16' in out and 'one image of 64 x 64' in out
     assert cli.main(['list', 'variants', '--image-size', '0']) == 2
+
+
+def test_released_checkpoints_have_two_lines_each(capsys):
+    out = run(capsys, 'checkpoints').splitlines()
+    found = json.loads(run(capsys, 'checkpoints', '--json'))
+    names = [line.strip() for line in out if line.startswith('  ') and line[2] != ' ']
+    assert names == [one['name'] for one in found]
+    assert {line for line in out if line[0] != ' '} == {one['source'] for one in found}
+    assert max(len(line) for line in out if line.startswith('   ')) <= 100
+    facts = ' '.join(out[out.index('  hf://facebook/dinov2-base') + 1].split())
+    assert facts == '86.0 M 518 px LVD-142M, no labels 84.5 ImageNet, linear'

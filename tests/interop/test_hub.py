@@ -228,8 +228,8 @@ def test_without_the_package(monkeypatch):
 
 def test_a_name_without_its_scheme_gets_a_hint(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(['inspect', '--checkpoint', 'google/vit-base-patch16-224']) == 2
+    assert main(['inspect', '--checkpoint', 'my-lab/segmenter']) == 2
     assert capsys.readouterr().err == (
-        'error: google/vit-base-patch16-224: there is no such file or folder; on the Hugging Face '
-        'Hub it would be hf://google/vit-base-patch16-224\n'
+        'error: my-lab/segmenter: there is no such file or folder; on the Hugging Face Hub it '
+        'would be hf://my-lab/segmenter\n'
     )

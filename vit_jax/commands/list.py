@@ -27,13 +27,14 @@ KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
     'writers': partial(catalogue.modules_of, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
+CHECKPOINTS = 'checkpoints'
 WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints names and descriptions as they are found; with `--json` a list of objects."""
     parser = Parser('list', __doc__)
-    kinds = [*KINDS, EXPERIMENTS, KEYS, VARIANTS]
+    kinds = [*KINDS, CHECKPOINTS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument('kind', nargs='?', choices=kinds, help='by default, the names of all')
     parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain one')
     parser.add_argument(
@@ -52,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
         return print_kinds(args.json)
     if args.kind == VARIANTS:
         return print_variants(args.words, args.image_size, args.json)
+    if args.kind == CHECKPOINTS:
+        return print_checkpoints(args.words, args.json)
     if args.kind == KEYS:
         return print_keys(args.words, args.json)
     are_files = args.kind == EXPERIMENTS
@@ -89,7 +92,7 @@ def print_kinds(as_json: bool) -> int:
         print(json.dumps(names))
         return 0
     print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
-    print(f'{EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
+    print(f'{CHECKPOINTS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
     return 0
 
 
@@ -102,6 +105,16 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
     else:
         print(reference.markdown(found), end='')
+    return 0
+
+
+def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
+    """Print the released checkpoints whose names contain a word."""
+    from vit_jax.commands import _checkpoints
+    from vit_jax.interop import released
+
+    found = [one for one in released.table() if chosen(one.name, words)]
+    print(to_json(found) if as_json else '\n'.join(_checkpoints.lines(found)))
     return 0
 
 

@@ -31,8 +31,8 @@ class Init:
 
     Attributes:
       from_: a checkpoint of another code base (a file, a folder, a URL such as
-        hf://google/vit-base-patch16-224) or a run folder; empty for none; None if the user has to
-        name one.
+        hf://google/vit-base-patch16-224, a name of `list checkpoints`) or a run folder; empty for
+        none; None if the user has to name one.
       posemb: interpolation for resizing its position embedding: 'bilinear' (vision_transformer),
         'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as by the code base that
         the checkpoint comes from.

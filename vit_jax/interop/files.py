@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import places
+from vit_jax.interop import places, released
 from vit_jax.interop.hub import INDEX, PICKLES, WEIGHTS
 from vit_jax.storage import paths
 
@@ -57,7 +57,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         a package for reading it is missing.
     """
     path = os.fspath(path)
-    file, subtree = _split_subtree(path)
+    file, subtree = _split_subtree(released.url(path))
     file = places.local(file)
     if file.endswith('.npz'):
         return _select(_parameters(_read_npz(file)), subtree, path), {}

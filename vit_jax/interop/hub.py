@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from vit_jax import extras
 from vit_jax.errors import UserError
+from vit_jax.interop import released
 from vit_jax.storage import paths, servers
 
 SCHEME = 'hf://'
@@ -270,13 +271,15 @@ def _revisions(place: Place) -> list[str]:
 
 
 def _repositories(place: Place) -> list[str]:
-    """The repositories of an organization."""
+    """The repositories of an organization, and those of the table of released checkpoints."""
     import huggingface_hub as hub
+
+    known = [one.name.removeprefix(SCHEME) for one in released.table() if matches(one.name)]
 
     with contextlib.suppress(Exception):
         found = hub.HfApi().list_models(author=place.repo.split('/')[0], limit=_MOST_NAMES)
-        return [model.id for model in found]
-    return []
+        return [*known, *(model.id for model in found)]
+    return known
 
 
 def _nearest(name: str, names: Sequence[str], scheme: str = '') -> str:

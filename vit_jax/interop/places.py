@@ -7,7 +7,7 @@ import pathlib
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.interop import hub
+from vit_jax.interop import hub, released
 from vit_jax.storage import fetched, paths
 
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
@@ -21,13 +21,19 @@ def local(path: str) -> str:
     """
     if hub.matches(path):
         return hub.fetch(path)
-    if '://' in path and not path.endswith(hub.PICKLES):
+    if '://' not in path or path.endswith(hub.PICKLES):
+        return path
+    try:
         return _fetch(path)
-    return path
+    except fetched.MissingFile as error:
+        near = released.nearest(path)
+        raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None
 
 
 def hint(path: str) -> str:
     """The end of the message that there is no such path: the nearest one that there may be."""
+    if near := released.nearest(path):
+        return f'; did you mean {near}?'
     if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():
         return f'; on the Hugging Face Hub it would be {hub.SCHEME}{path}'
     return ''

@@ -32,6 +32,7 @@ from vit_jax.storage import cache, paths, servers
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 50 * 2**30
+PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/')
 BLOCK = 16 * 2**20
 TRIES, PAUSE = 3, 1.0  # of a block; seconds between two
 _TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')
@@ -94,7 +95,9 @@ def _system(url: str) -> tuple[Any, str]:
     servers.require_answer(scheme)
     if scheme in ('http', 'https') and not urllib.request.getproxies():
         servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{place}')
-    system, root = fsspec.core.url_to_fs(url)
+    # Credentials that have expired, or are of another project, would only be in the way.
+    options = {'token': 'anon'} if url.startswith(PUBLIC) else {}
+    system, root = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, root
 
