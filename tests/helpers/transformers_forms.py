@@ -76,6 +76,14 @@ FORMS = (
         'Dinov2WithRegistersConfig',
         {'num_register_tokens': 3},
     ),
+    Form('DINOv3', 'DINOv3ViTModel', 'DINOv3ViTConfig', {'num_register_tokens': 3}, **_POOLED),
+    Form(
+        'DINOv3',
+        'DINOv3ViTModel',
+        'DINOv3ViTConfig',
+        {'use_gated_mlp': True, 'hidden_act': 'silu', 'rope_theta': 50.0},
+        **_POOLED,
+    ),
     Form('CLIP', 'CLIPVisionModel', 'CLIPVisionConfig', **_POOLED),
     Form(
         'CLIP',

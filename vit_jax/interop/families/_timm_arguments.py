@@ -20,6 +20,7 @@ TABLE = Path(__file__).with_name('timm_architectures.json')
 # Defaults of the constructors that are read.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'VisionTransformer': {'global_pool': 'token'},
+    'Eva': {'global_pool': 'avg'},
 }
 _REFUSED = {
     'NaFlexVit': 'it takes patches of images of any size (NaFlexViT)',
@@ -27,7 +28,6 @@ _REFUSED = {
     'VisionTransformerRelPos': 'it has relative positions (RelPos)',
     'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
     'Beit': 'it is a BEiT',
-    'Eva': 'it is an EVA',
 }
 # Arguments of parts that no model here has, and the values that mean that the part is not there.
 _PLAIN = {
@@ -36,11 +36,16 @@ _PLAIN = {
     'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
     'pos_embed': ('learn',),
     'pool_include_prefix': (False,),
+    'use_post_norm': (False,),
+    'num_kv_heads': (None,),
+    'gated_attn': (False,),
+    'rope_type': (None, '', 'cat', 'dinov3'),
 }
 _GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _SILUS = ('silu', 'SiLU', 'swish')
-_NORM = re.compile(r'(LayerNorm|layernorm)(?:\(eps=([-\de.]+)\))?')
+_NORM = re.compile(r'(layer|rms)_?norm(?:\(eps=([-\de.]+)\))?', re.IGNORECASE)
 _NORM_EPS = 1e-6
+_THETA = 10_000.0
 
 
 def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
@@ -100,16 +105,38 @@ def gelu(found: Arguments, source: str, gated: bool = False) -> str:
     return _GELUS[name]
 
 
-def norm_eps(found: Arguments, source: str) -> float:
-    """The number that norms add to the variance.
+def norm(found: Arguments, source: str) -> tuple[str, float]:
+    """Our name of the norm, and the number that it adds to the variance.
 
     Raises:
-      UserError: if the norm is not a layer norm.
+      UserError: if it is none of ours.
     """
     name = found.get('norm_layer') or 'LayerNorm'
     if not (match := _NORM.fullmatch(str(name))):
         raise UserError(f'{source}: norm_layer {name!r} is not supported')
-    return float(match[2] or _NORM_EPS)
+    return match[1].lower(), float(match[2] or _NORM_EPS)
+
+
+def positions(found: Arguments, source: str) -> str:
+    """Our `positions`: rotary ones of EVA-02, PE and DINOv3, or 'none'.
+
+    Raises:
+      UserError: if they are of a form that is not ours.
+    """
+    if not found.get('use_rot_pos_emb'):
+        return 'none'
+    is_dinov3, half = found.get('rope_type') == 'dinov3', bool(found.get('rope_rotate_half'))
+    offset, order = found.get('rope_grid_offset', 0.0), found.get('rope_grid_indexing', 'ij')
+    shape = found.get('ref_feat_shape') or 0
+    sides = set(shape) if isinstance(shape, list | tuple) else {shape}
+    if half != is_dinov3 or len(sides) != 1 or (is_dinov3 and (offset or order == 'xy')):
+        raise UserError(f'{source}: rotary positions of this form are not supported')
+    theta = float(found.get('rope_temperature', _THETA))
+    if is_dinov3:
+        rescale = float(found.get('rope_rescale_coords') or 1.0)
+        return f'rope_dinov3({theta=}, {rescale=})'
+    reference, order = sides.pop(), 'xy' if order == 'xy' else 'yx'
+    return f'rope({theta=}, {reference=}, offset={float(offset)}, {order=})'
 
 
 @functools.cache

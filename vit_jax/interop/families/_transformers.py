@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,8 @@ def read(
     extra: Mapping[str, Any],
     *,
     rows: int = 1,
-    pool: str | None = None,
-    positions: str = 'learn',
+    posemb: str = 'learn',
+    fields: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> TrainedModel:
     """The model of such arrays.
 
@@ -70,7 +71,7 @@ def read(
       flat: arrays by the names in the file; those that are not used are left out already.
       extra: of config.json.
       rows: of the positions before those of the patches; see `_vit.with_prefix`.
-      pool, positions: see `_vit.assemble`.
+      posemb, fields: see `_vit.assemble`.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
@@ -96,8 +97,8 @@ def read(
         norm_eps=float(config.get('layer_norm_eps', 1e-6)),
         image_size=_image_size(config),
         hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
-        positions=positions,
-        pool=pool,
+        posemb=posemb,
+        fields=fields,
     )
     _require_config(imported, config)
     return normalization.folded(imported, extra, normalization.UNKNOWN)

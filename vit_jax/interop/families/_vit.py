@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,8 +34,8 @@ def assemble(
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
     hints: Iterable[Size] = (),
-    positions: str = 'learn',
-    pool: str | None = None,
+    posemb: str = 'learn',
+    fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainedModel:
     """The checkpoint, after checking that its parameters make a whole model.
 
@@ -43,27 +44,29 @@ def assemble(
         token if there is one.
       source: the name of the file for messages.
       label: our name -> the parameter's name in the file.
-      gelu, norm_eps: model fields that shapes do not determine.
+      gelu, norm_eps: fields of the model that shapes do not determine.
       image_size: if the file has it; else the first of `hints` with as many patches as
         `pos_embed`, or a square.
       hints: possible heights and widths.
-      positions: the model's `posemb` if the file has no `pos_embed`; 'learn' if it needs one.
-      pool: the model's, where several have the same arrays.
+      posemb: the model's if the file has no `pos_embed`; 'learn' if it needs one.
+      fields: others of the model that shapes do not determine.
 
     Raises:
       UserError: names the parameters that are absent, superfluous or of another shape.
     """
-    if 'pos_embed' not in flat and positions == 'learn':
+    if 'pos_embed' not in flat and posemb == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
-    flat = _unscaled(flat, source, label)
+    flat = _unscaled({k: a for k, a in flat.items() if a.size}, source, label)
+    hints = tuple(hints)
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
-    model |= {'posemb': 'learn' if 'pos_embed' in flat else positions}
-    model |= {} if pool is None else {'pool': pool}
+    model |= {'posemb': 'learn' if 'pos_embed' in flat else posemb, **fields}
     module = _module(model)
     context = f'{source}: not a whole model (shapes in our layout)'
     expected = _expected(flat, module)
     flat = with_biases(flat, expected)
     require_fit(flat, expected, context, label=label)
+    if image_size is None and model['posemb'] == 'none':  # these fit images of any size
+        image_size = next(iter(hints), None)
     if image_size is None and 'pos_embed' in flat:
         patches = flat['pos_embed'].shape[1] - ('cls_token' in flat)
         fitting = [size for size in hints if _patches(size, module.stride) == patches]
@@ -219,6 +222,8 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         model['registers'] = shape('register_tokens', 3)[1]
     if 'norm_pre/scale' in flat:
         model['norm_pre'] = True
+    if 'encoder/block_0/attention/q_norm/scale' in flat:
+        model['qk_norm'] = 'layer'
     if 'encoder/block_0/mlp/gate/kernel' in flat:
         normed = 'encoder/block_0/mlp/norm/scale' in flat
         model['mlp'] = 'swiglu(norm=True)' if normed else 'swiglu'

@@ -32,6 +32,7 @@ TABLE: names.Table = (
     ('patch_embed.proj', 'patch_embed'),
     ('norm_pre', 'norm_pre'),
     *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{b}') for a, b in _ATTENTION),
+    *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{a}') for a in ('q_norm', 'k_norm')),
     *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
     *((f'{_BLOCK[0]}.ls{i}.gamma', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
     *((f'{_BLOCK[0]}.gamma_{i}', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
@@ -68,18 +69,30 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     sizes = _sizes(extra, arguments)
+    norm, norm_eps = _timm_arguments.norm(arguments, source)
+    positions = _timm_arguments.positions(arguments, source)
     imported = _vit.assemble(
         _vit.with_prefix(params, _prefix_rows(params, arguments, sizes)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
         gelu=_timm_arguments.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
-        norm_eps=_timm_arguments.norm_eps(arguments, source),
+        norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
+        posemb='learn' if positions == 'none' else 'none',
+        fields=_fields(params, norm, positions),
     )
     imported = _pooled(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
+
+
+def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
+    """Fields of the model that are not those of every ViT."""
+    fields = {'norm': norm, 'positions': positions}
+    fields |= {'qk_norm': norm} if 'encoder/block_0/attention/q_norm/scale' in params else {}
+    plain = {'norm': 'layer', 'positions': 'none'}
+    return {key: value for key, value in fields.items() if value != plain.get(key)}
 
 
 def _heads(

@@ -64,8 +64,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    pool = 'cls_patches' if 'classifier.weight' in flat else None
-    return _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, pool=pool)
+    fields = {'pool': 'cls_patches'} if 'classifier.weight' in flat else {}
+    return _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, fields=fields)
 
 
 def _ungated(flat: Flat) -> Flat:

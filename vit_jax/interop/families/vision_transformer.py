@@ -98,7 +98,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         gelu='tanh',
         norm_eps=1e-6,
         hints=hints,
-        positions='sincos2d',
+        posemb='sincos2d',
     )
     return normalization.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
 

@@ -1,0 +1,71 @@
+"""ViTs of DINOv3 of transformers: safetensors, and config.json.
+
+Their positions are rotary and fit images of any size. Layer scale is folded into the layers that it
+scales, and keys get biases of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names
+from vit_jax.interop.families import _transformers
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+_GATE = 'mlp.gate_proj'
+TABLE: names.Table = (
+    ('embeddings.cls_token', 'cls_token'),
+    ('embeddings.register_tokens', 'register_tokens'),
+    ('embeddings.patch_embeddings', 'patch_embed'),
+    *_transformers.blocks(
+        'layer',
+        ('norm1', 'norm1'),
+        ('attention.q_proj', 'attention/query'),
+        ('attention.k_proj', 'attention/key'),
+        ('attention.v_proj', 'attention/value'),
+        ('attention.o_proj', 'attention/out'),
+        ('layer_scale1.lambda1', 'layer_scale1'),
+        ('norm2', 'norm2'),
+        (_GATE, 'mlp/gate'),
+        ('mlp.up_proj', 'mlp/fc1'),
+        ('mlp.down_proj', 'mlp/fc2'),
+        ('layer_scale2.lambda1', 'layer_scale2'),
+    ),
+    ('norm', 'encoder/norm'),
+)
+_KIND = _transformers.Kind(
+    'transformers DINOv3',
+    ('dinov3_vit',),
+    TABLE,
+    prefixes=('model.',),
+    unused=('embeddings.mask_token',),  # of pretraining
+    defaults={'layer_norm_eps': 1e-5, 'num_attention_heads': 6, 'rope_theta': 100.0},
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    known = {_KIND.plain(name) for name in flat}
+    return {'embeddings.patch_embeddings.weight', 'layer.0.layer_scale1.lambda1'} <= known
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A DINOv3ViTModel, whose `pooler_output` is our `pre_logits`.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    config = {**_KIND.defaults, **extra}
+    if any(_GATE in name for name in flat):
+        if (act := config.get('hidden_act', 'silu')) != 'silu':
+            raise UserError(f'{_KIND.source}: gates of {act!r} are not supported (only silu)')
+        extra = {**extra, 'hidden_act': 'gelu'}  # which gates do not use
+    rescale = float(config.get('pos_embed_rescale') or 1.0)
+    positions = f'rope_dinov3(theta={float(config["rope_theta"])}, {rescale=})'
+    fields = {'positions': positions}
+    return _transformers.read(_KIND, _KIND.used(flat), extra, posemb='none', fields=fields)
