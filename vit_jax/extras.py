@@ -17,6 +17,7 @@ from vit_jax.errors import UserError, resolve_module
 
 # A package of each extra that a command can need.
 PACKAGES = {
+    'beam': 'apache_beam',
     'detection': 'pycocotools',
     'gcs': 'gcsfs',
     'hub': 'huggingface_hub',

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -101,6 +102,36 @@ def test_processes_write_the_same_bytes(flowers, tmp_path):
     assert pack(f'folder:{flowers}', one) == 0
     assert pack(f'folder:{flowers}', several, '--workers', '2') == 0
     assert contents(one) == contents(several)
+
+
+@pytest.mark.slow
+def test_machines_of_beam_write_the_same_bytes(flowers, tmp_path, capsys):
+    pytest.importorskip(
+        'apache_beam', reason="pip install 'vit_jax[beam]', into its own environment"
+    )
+    splits = ('--split', 'train', '--split', 'test')
+    assert pack(f'folder:{flowers}', tmp_path / 'one', *splits) == 0
+    words = ['pack', f'folder:{flowers}', str(tmp_path / 'beam'), '--per-shard', '5', *splits]
+    assert main([*words, '--beam=--runner=DirectRunner']) == 0
+    assert contents(tmp_path / 'one') == contents(tmp_path / 'beam')
+    for file in (flowers / 'train' / 'rose').iterdir():
+        file.write_bytes(b'no image')
+    words[2] = str(tmp_path / 'broken')
+    capsys.readouterr()
+    assert main([*words, '--beam=--runner=DirectRunner']) == 2
+    printed = capsys.readouterr().err
+    assert 'error: --beam: ' in printed and 'more than the 3 that are tolerated' in printed
+    assert not (tmp_path / 'broken' / 'manifest.json').exists()
+
+
+def test_beam_where_it_is_not_installed(flowers, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'apache_beam', None)
+    words = ['pack', f'folder:{flowers}', str(tmp_path / 'out'), '--beam=']
+    assert main(words) == 2
+    assert "pack --beam needs apache_beam: pip install 'vit_jax[beam]'" in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+    assert main([*words, '--workers', '2']) == 2
+    assert '--workers applies without --beam' in capsys.readouterr().err
 
 
 @pytest.mark.fault(88)

@@ -80,6 +80,25 @@ def test_packed_data_of_a_bucket_are_those_of_the_disk(local, copied):
     assert_same(pickle.loads(pickle.dumps(there)), there)  # as in worker processes
 
 
+@pytest.mark.slow
+def test_packing_into_a_bucket_writes_the_same_bytes(local, bucket, capsys):
+    out = f'{bucket}/direct'
+    words = ['pack', f'folder:{local.parent}', out, '--per-shard', '6', '--workers', '0']
+    assert main([*words[:-3], '7', *words[-2:]]) == 0
+    assert main(words) == 2
+    assert f'{out} is packed already' in capsys.readouterr().err
+    paths.remove(paths.path(out))
+    paths.path(f'{out}/{SHARD}').write_bytes((local / SHARD).read_bytes())
+    assert main(words) == 2
+    assert 'holds other files' in capsys.readouterr().err
+    paths.remove(paths.path(out))
+    assert main(words) == 0
+    written = {
+        name: paths.path(f'{out}/{name}').read_bytes() for name in paths.files(paths.path(out))
+    }
+    assert written == {file.name: file.read_bytes() for file in local.iterdir()}
+
+
 def write_tfds(folder):
     tfds = pytest.importorskip('tensorflow_datasets')
     features = tfds.features.FeaturesDict(

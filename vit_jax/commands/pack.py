@@ -29,10 +29,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--workers', type=int, metavar='N', help='processes, by default one a core; 0 for none'
     )
+    parser.add_argument(
+        '--beam',
+        metavar='OPTIONS',
+        help="on several machines, by Apache Beam: --beam='--runner=DataflowRunner ...'",
+    )
     args = parser.parse_args(argv)
     if args.workers is not None and args.workers < 0:
         raise UserError(f'--workers {args.workers}: must be 0 or more')
-    from vit_jax.data import packing
+    if args.beam is not None and args.workers is not None:
+        raise UserError('--workers applies without --beam: Beam has options of its own')
+    from vit_jax.data import packing, packing_beam
     from vit_jax.runtime import cores
 
     splits = dict(_split(text) for text in args.split or ['train'])
@@ -40,8 +47,11 @@ def main(argv: Sequence[str]) -> int:
     job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
     shards = job.shards()
     workers = cores.available() if args.workers is None else args.workers
-    with writing(out, 'OUT'), progress(len(shards)) as seen:
-        manifest = packing.pack(job, shards, min(workers, len(shards)), seen)
+    with writing(out, 'OUT'), progress(len(shards), args.beam is not None) as seen:
+        if args.beam is not None:
+            manifest = packing_beam.pack(job, shards, args.beam)
+        else:
+            manifest = packing.pack(job, shards, min(workers, len(shards)), seen)
     for split, files in manifest.splits.items():
         examples, size = (sum(f.examples for f in files), sum(f.size for f in files))
         print(f'{split}: {examples:,} examples in {len(files)} shards of {size / 1e6:,.1f} MB')
@@ -55,7 +65,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def progress(shards: int) -> Iterator[Callable[[int], None]]:
+def progress(shards: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A progress bar of the shards, with the rate of examples, if there is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -63,6 +73,6 @@ def progress(shards: int) -> Iterator[Callable[[int], None]]:
 
     console = Console(stderr=True)
     columns = (TextColumn('shards'), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task('', total=shards)
         yield lambda examples: bar.advance(task)

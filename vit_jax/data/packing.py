@@ -18,7 +18,9 @@ import logging
 import multiprocessing
 import pathlib
 import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
@@ -96,7 +98,8 @@ class Job:
 
     def shards(self) -> list[At]:
         """Every shard, with all of its split."""
-        sizes = {name: len(sources.open_source(self.source, e)) for name, e in self.splits.items()}
+        _opened.cache_clear()  # files may have changed since another job
+        sizes = {name: len(_opened(self.source, e)) for name, e in self.splits.items()}
         totals = {name: -(-size // self.per_shard) for name, size in sizes.items()}
         return [At(name, k, total) for name, total in totals.items() for k in range(total)]
 
@@ -114,45 +117,56 @@ def pack(job: Job, shards: Sequence[At], workers: int, seen: Seen) -> packed.Man
       UserError: if the folder holds other data, or too many examples are broken.
       OSError: if a file cannot be written.
     """
-    out = pathlib.Path(job.out)
-    claim(job, out)
-    made: dict[str, list[Made]] = {name: [] for name in job.splits}
+    claim(job)
+    made = []
     with _mapper(workers) as run:
-        for at, result in zip(
-            shards, run(functools.partial(write_shard, job), shards), strict=True
-        ):
-            made[at.split].append(result)
+        for result in run(functools.partial(write_shard, job), shards):
+            made.append(result)
             seen(result[0].examples)
-    for name, results in made.items():
-        source = sources.open_source(job.source, job.splits[name])
+    return finish(job, shards, made)
+
+
+def finish(job: Job, shards: Sequence[At], made: Sequence[Made]) -> packed.Manifest:
+    """Write the labels and the manifest of shards that are all there, in the same order.
+
+    Raises:
+      UserError: if too many examples are broken.
+      OSError: if a file cannot be written.
+    """
+    out = paths.path(job.out)
+    splits = {}
+    for name in job.splits:
+        results = [one for at, one in zip(shards, made, strict=True) if at.split == name]
+        source = _opened(job.source, job.splits[name])
         _require_few_broken(source, sum(shard.examples for shard, _ in results))
         labels = [of for _, of in results if of is not None]
         if len(labels) == len(results):
             _write_labels(out / f'{name}.labels.npy', np.concatenate(labels))
-    splits = {name: tuple(shard for shard, _ in results) for name, results in made.items()}
+        splits[name] = tuple(shard for shard, _ in results)
     manifest = packed.Manifest(job.source, job.options, source.info, splits)
     paths.write_text_atomic(out / packed.MANIFEST, manifest.to_json())
     (out / PLAN).unlink(missing_ok=True)
     return manifest
 
 
-def claim(job: Job, out: pathlib.Path) -> None:
+def claim(job: Job) -> None:
     """Make the folder, or go on with one that this job has begun.
 
     Raises:
       UserError: if it holds other files.
     """
+    out = paths.path(job.out)
     plan = json.dumps(dataclasses.asdict(job) | {'out': ''}, sort_keys=True)
     if (out / packed.MANIFEST).exists():
         raise UserError(f'{out} is packed already: choose another folder or remove it')
-    begun = (out / PLAN).read_text() if (out / PLAN).is_file() else None
+    begun = paths.read_text(out / PLAN)
     if begun is None and out.exists() and any(out.iterdir()):
         raise UserError(f'{out} holds other files: choose an empty or a new folder')
     if begun is not None and begun != plan:
         raise UserError(
             f'{out} was begun with other options, {begun}: give these, or choose another folder'
         )
-    out.mkdir(parents=True, exist_ok=True)
+    paths.make_folder(out)
     paths.write_text_atomic(out / PLAN, plan)
 
 
@@ -183,30 +197,49 @@ def write_shard(job: Job, at: At) -> Made:
 
     Raises:
       OSError: if it cannot be written.
-      UserError: if too many examples are broken.
+      UserError: if too many examples are broken, or a bucket cannot be reached.
     """
+    target = paths.path(job.out) / at.name
+    if not paths.is_remote(target):
+        file = pathlib.Path(target)
+        if not file.exists():
+            _write(job, at, file)
+        return described(file)
+    with tempfile.TemporaryDirectory() as folder, paths.reaching(target):
+        file = pathlib.Path(folder, at.name)
+        if target.exists():
+            _copy(target, file)
+        else:
+            _write(job, at, file)
+            _copy(file, target)
+        return described(file)
+
+
+def _copy(source: paths.Path, target: paths.Path) -> None:
+    with source.open('rb') as reader, target.open('wb') as writer:
+        shutil.copyfileobj(reader, writer, 16 << 20)
+
+
+def _write(job: Job, at: At, file: pathlib.Path) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    file = pathlib.Path(job.out, at.name)
-    if not file.exists():
-        source = _opened(job.source, job.splits[at.split])
-        partial = file.with_name(f'.{file.name}.partial')
-        writer = ArrayRecordWriter(str(partial), 'group_size:1')
-        first = at.number * job.per_shard
-        broken = 0
-        for index in range(first, min(first + job.per_shard, len(source))):
-            try:
-                writer.write(packed.encode(example(source, index, job)))
-            except BrokenRecord as reason:
-                log.warning('left out: %s', reason)
-                broken += 1
-                _require_few_broken(source, len(source) - broken)
-        writer.close()
-        partial.replace(file)
-    return described(file)
+    source = _opened(job.source, job.splits[at.split])
+    partial = file.with_name(f'.{file.name}.partial')
+    writer = ArrayRecordWriter(str(partial), 'group_size:1')
+    first = at.number * job.per_shard
+    broken = 0
+    for index in range(first, min(first + job.per_shard, len(source))):
+        try:
+            writer.write(packed.encode(example(source, index, job)))
+        except BrokenRecord as reason:
+            log.warning('left out: %s', reason)
+            broken += 1
+            _require_few_broken(source, len(source) - broken)
+    writer.close()
+    partial.replace(file)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=4)
 def _opened(name: str, split: str) -> sources.Subset:
     return sources.open_source(name, split)
 
@@ -274,7 +307,7 @@ def _require_few_broken(source: sources.Subset, packed_examples: int) -> None:
         )
 
 
-def _write_labels(file: pathlib.Path, labels: np.ndarray) -> None:
+def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
     content = io.BytesIO()
     np.save(content, labels.astype(np.int64))
     paths.write_atomic(file, content.getvalue())
