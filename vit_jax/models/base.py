@@ -21,6 +21,8 @@ class Model(nn.Module):
       weightless: fields that do not change the parameters, up to scanning of blocks.
       binding: those of them that must be as in the checkpoint that training starts from.
       noted: those of them whose difference from the checkpoint is reported.
+      mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, for those whose kind
+        their shapes do not tell.
       translates: whether it generates sequences, by the methods listed in `vit_jax.ops.search`.
     """
 
@@ -28,6 +30,7 @@ class Model(nn.Module):
     weightless: ClassVar[tuple[str, ...]] = ()
     binding: ClassVar[tuple[str, ...]] = ('gelu',)
     noted: ClassVar[tuple[str, ...]] = ('norm_eps',)
+    mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
     translates: ClassVar[bool] = False
 
     @property

@@ -97,6 +97,11 @@ class Model(base.Model):
 
     weightless = ('activation', 'dropout', 'attention_dropout', 'norm_eps', 'attention', 'dtype')
     binding = ('activation',)
+    mup_kinds = (
+        ('^embed/(source|target)$', 'embedding'),
+        ('^embed/output$', 'output'),
+        ('^embed/shared$', 'tied'),
+    )
 
     def __post_init__(self) -> None:
         check_choice('norm', self.norm, NORMS)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.optim import schedules
+from vit_jax.optim import mup, schedules
 from vit_jax.optim.adafactor import adafactor_zhai
 from vit_jax.optim.param_groups import (
     Rules,
@@ -36,6 +36,7 @@ from vit_jax.signatures import Duration, Parameters, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
+STANDARD = 'standard'
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 
 OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
@@ -48,10 +49,12 @@ def make(
     total_steps: int,
     to_steps: Callable[[str], int],
     layers: Sequence[str] = (),
+    factors: Mapping[str, mup.Factors] | None = None,
     /,
     *,
     name: str,
     lr: float,
+    parametrization: str = STANDARD,
     schedule: Mapping[str, Any] = CONSTANT,
     weight_decay: float = 0.0,
     decay_schedule: Mapping[str, Any] = CONSTANT,
@@ -81,8 +84,12 @@ def make(
       total_steps: length of training.
       to_steps: turns a duration such as `'5%'` into steps.
       layers: patterns from the model's `layer_order()`; `layer_decay` needs them.
+      factors: of the parametrization, see `mup`; None for the standard one.
       name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
       lr: peak learning rate.
+      parametrization: 'standard', or muP with the widths of the model that the hyperparameters
+        were tuned on, as keywords of `config.model`: 'mup(width=64, mlp_dim=256, num_heads=1)'.
+        Initial values, learning rates and Adam's epsilon follow the width; see `mup`.
       schedule: keywords of `schedules.make`, with durations as strings.
       weight_decay: strength of weight decay.
       decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
@@ -115,13 +122,25 @@ def make(
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
+    if factors is not None and name not in mup.OPTIMIZERS:
+        raise UserError(
+            f'config.optim.parametrization: muP is for Adam and its like '
+            f'({", ".join(mup.OPTIMIZERS)}), not for {name!r}'
+        )
+    before, after = [], []
+    if factors is not None:
+        decay_mults = mup.decay_rules(factors, decay_mults)
+        before = [scale_by_path(lambda path: factors[path].gradient)]
+        after = [scale_by_path(lambda path: factors[path].of_update())]
     rate = schedules.of_config(schedule, lr, total_steps, to_steps)
     decay = schedules.of_strength(
         decay_schedule, weight_decay, total_steps, to_steps, 'config.optim.decay_schedule'
     )
     tx = optax.chain(
         optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm),
+        *before,
         _optimizer(name, rate, decay, decay_mask, decay_mults, kwargs),
+        *after,
         scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
         optax.identity()
         if layer_decay is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.errors import UserError
@@ -20,7 +21,7 @@ from vit_jax.tree_paths import map_paths, param_paths, path_name, unrolled
 
 PyTree = Any
 Rules = Sequence[tuple[str, float]]
-Scale = float | jax.Array
+Scale = float | np.ndarray | jax.Array
 
 
 def first_match(rules: Rules, path: str, default: float) -> float:

@@ -24,9 +24,10 @@ from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import make as optim
+from vit_jax.optim import mup
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
-from vit_jax.trainer import evaluate, evaluations, examples
+from vit_jax.trainer import evaluate, evaluations, examples, parametrization
 from vit_jax.trainer import judge as judge_lib
 from vit_jax.trainer.compatibility import abstract_variables
 from vit_jax.trainer.judge import Judge
@@ -213,17 +214,29 @@ def make_program(
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
 
     # Compiled by itself, so that it is traced once, for the shapes here and in `init`.
-    run_once = jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
+    def run_once_of(model: Any) -> Callable:
+        return jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
+
+    def params_of(model: Any) -> Any:
+        return abstract_variables(run_once_of(model), task, shapes[-1].spec)['params']
+
+    run_once = run_once_of(model)
+    params = abstract_variables(run_once, task, shapes[-1].spec)['params']
+    factors = parametrization.of_config(config, model, params, params_of)
     tx, lr = optim.make(
-        abstract_variables(run_once, task, shapes[-1].spec)['params'],
+        params,
         times.total_steps,
         times.steps,
         model.layer_order(),
+        factors,
         **config.optim.to_dict(),
     )
 
     def init(params: Mapping[str, Any] | None = None) -> step_lib.TrainState:
-        variables = adapt.overlay(run_once(example)[1], {'params': params or {}})
+        variables = run_once(example)[1]
+        if factors is not None:
+            variables = {**variables, 'params': mup.scaled(variables['params'], factors)}
+        variables = adapt.overlay(variables, {'params': params or {}})
         return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
