@@ -31,6 +31,8 @@ class PhotoReader:
       size: (height, width) to crop a file to before the transforms; None if these take images of
         any size.
       padded: (height, width) that images are padded to after the transforms; None for no padding.
+      ready: whether the transforms make images of the size that is asked for, as `load.open_model`
+        does for squares.
       squeezed: (height, width) that whole files are resized to, whatever their aspect ratio,
         instead of the transforms; None for the transforms.
     """
@@ -40,6 +42,7 @@ class PhotoReader:
     size: tuple[int, int] | None
     padded: tuple[int, int] | None = None
     squeezed: tuple[int, int] | None = None
+    ready: bool = False
 
     def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
         """Reads one file.
@@ -59,6 +62,7 @@ class PhotoReader:
         """A record with the model's input."""
         if self.squeezed is not None:
             return geometry.resize(record, *(size or self.squeezed), 'bicubic')
+        size = None if self.ready else size
         if size is not None and self.padded is not None:
             return geometry.fit(enclosed(record, size), size)
         if size is not None:
@@ -136,6 +140,8 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
         None if any_size else tuple(size),
         padded,
         run.image_size if predictions.find(run.config.task.name).whole else None,
+        # Of a rectangle, a crop of the middle sees less than the largest part of that shape.
+        ready=run.step is None and len({*(run.image_size or ())}) == 1,
     )
 
 

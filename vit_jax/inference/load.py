@@ -150,7 +150,8 @@ def open_model(
 ) -> TrainedModel:
     """Read any checkpoint, ready for images of `image_size`.
 
-    If it has no transforms, images are resized and cropped to the size that it was made for.
+    If it has no transforms, images are resized and cropped to the size that it was made for. Those
+    of images of another size are `preprocessing.resized`.
 
     Args:
       path, allowed: as for `load`.
@@ -168,9 +169,8 @@ def open_model(
     if trained.step is not None:
         return trained
     size = input_size(trained)
-    transforms = (
-        stored.transforms if stored.transforms and not image_size else preprocessing.crop(size)
-    )
+    own = '' if image_size else stored.transforms
+    transforms = own or preprocessing.resized(stored.transforms, size)
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
@@ -74,6 +75,19 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
     return imported.with_groups(data={**imported.config.data, 'transforms': text})
 
 
+def _with_transforms(written: Written, text: str) -> Written:
+    """Files whose preprocessor makes images as the model's own transforms do."""
+    told = written.preprocessor or {}
+    if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
+        return written
+    if found := preprocessing.written(text):
+        return written._replace(preprocessor=told | found)
+    if not re.search('resize|crop', text):
+        return written
+    note = f'preprocessor_config.json resizes whole images instead of what a run does: {text}'
+    return written._replace(notes=(*written.notes, note))
+
+
 def _require_finite(params: Mapping[str, Any]) -> None:
     for name, array in param_paths(params).items():
         if not np.isfinite(array).all():
@@ -108,7 +122,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     make = families.writer(imported.config.model.name, 'npz' if is_npz else 'transformers', family)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
-    written = Written(*make(unrolled))
+    written = _with_transforms(Written(*make(unrolled)), imported.transforms)
     if is_npz:
         files.write_npz(place, written.arrays)
     else:

@@ -25,7 +25,7 @@ from vit_jax.storage import paths
 Flat = dict[str, np.ndarray]  # name -> array
 
 _CONFIG = 'config.json'
-_PREPROCESSOR = 'preprocessor_config.json'
+_PREPROCESSOR, _PROCESSOR = 'preprocessor_config.json', 'processor_config.json'
 # Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
 # Limits of the unpacked size and of a JSON file: larger ones could be made to fill the memory.
@@ -41,7 +41,8 @@ class _Missing(UserError):
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
 
-    The config holds the parsed preprocessor_config.json under that name, if there is one.
+    The config holds the parsed preprocessor_config.json, or that part of processor_config.json,
+    under that name, if there is one; and timm's description of its images as `pretrained_cfg`.
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
@@ -175,7 +176,13 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
 
 def _read_configs(folder: str) -> dict[str, Any]:
     config = _read_json(_join(folder, _CONFIG)) or {}
-    preprocessor = _read_json(_join(folder, _PREPROCESSOR))
+    if 'pretrained_cfg' not in config and {'mean', 'std'} <= config.keys():
+        config = config | {'pretrained_cfg': config}  # timm had it at the top once
+    # As transformers does, which keeps all processors of a model in one file since version 5.
+    nested = (_read_json(_join(folder, _PROCESSOR)) or {}).get('image_processor')
+    preprocessor = nested or _read_json(_join(folder, _PREPROCESSOR))
+    if not isinstance(preprocessor, dict | None):
+        raise UserError(f'{_join(folder, _PROCESSOR)}: image_processor is no JSON object')
     return config if preprocessor is None else config | {_PREPROCESSOR: preprocessor}
 
 

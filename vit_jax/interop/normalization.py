@@ -106,6 +106,9 @@ def of_images(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
     config = extra.get(PREPROCESSOR)
     if config is None:
         return None
+    for key in ('do_flip_channel_order', 'rescale_offset'):
+        if config.get(key):
+            raise UserError(f'{PREPROCESSOR} has {key}, which is not supported: give mean and std')
     scale = 1.0
     if not config.get('do_rescale', True):
         scale = 255.0

@@ -11,7 +11,7 @@ from typing import Any
 from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.errors import UserError
-from vit_jax.interop.preprocessing import crop
+from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import sharding
 from vit_jax.trainer import evaluate, evaluations
@@ -62,7 +62,7 @@ def prepare(
     Args:
       trained: the model, ready for images of `image_size`.
       source, split, classes, batch_size: replace those of every evaluation.
-      image_size: crop and resize images to this height and width instead of the own transforms.
+      image_size: images of this height and width, see `interop.preprocessing.resized`.
       evaluators: instead of the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: the split that evaluators learn from; 'train' by default.
 
@@ -76,7 +76,7 @@ def prepare(
     given['classes'] = None if classes is None else tuple(classes)
     if image_size is not None:
         _require_crops(groups, image_size)
-        given['transforms'] = crop(image_size)
+        groups = {name: _resized(group, image_size) for name, group in groups.items()}
     given = {key: value for key, value in given.items() if value is not None}
     groups = {name: group | given for name, group in groups.items()}
     titles = {name: name for name in groups}
@@ -91,6 +91,11 @@ def prepare(
     steps = evaluate.compile_steps(trained.model, trained.task, layout, seed)
     opened = evaluations.open_evals(trained.config, layout, steps, trained)
     return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
+
+
+def _resized(group: dict[str, Any], size: Size) -> dict[str, Any]:
+    """An evaluation on images of another size, made as its own are."""
+    return {**group, 'transforms': resized(group.get('transforms', ''), size)}
 
 
 def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
