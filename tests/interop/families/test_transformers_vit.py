@@ -168,10 +168,28 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
     np.testing.assert_allclose(theirs(loaded, batch).pooler_output, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize('posemb', ['learn', 'sincos2d'])
+def test_a_model_without_a_class_token_is_written_as_i_jepa(posemb, tmp_path, images, perturbed):
+    fields = {**OURS, 'pool': 'gap', 'posemb': posemb, 'num_classes': 3, 'gelu': 'quick'}
+    model, batch = Model(**fields), images(2, 8, 8, 3)
+    params = perturbed(model, batch)
+    keywords = {'name': 'vit', 'representation_size': None, 'norm_eps': 1e-6, **fields}
+    trained = interop.TrainedModel.of_file(params, keywords, (8, 8), 'a test')
+    files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
+    loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert type(loaded).__name__ == 'IJepaForImageClassification'
+    expected = apply(model, params, batch)['logits']
+    np.testing.assert_allclose(theirs(loaded, batch).logits, expected, atol=1e-5)
+    np.testing.assert_allclose(ours(interop.read(tmp_path), batch)['logits'], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        ({'pool': 'gap'}, "no ViT with pool 'gap'"),
+        ({'pool': 'map'}, "no ViT with pool 'map'"),
+        ({'pool': 'gap', 'fc_norm': True}, 'no ViT with fc_norm True'),
+        ({'positions': 'rope'}, "no ViT with positions 'rope'"),
+        ({'norm': 'rms'}, "no ViT with norm 'rms'"),
         ({'head_norm': 'batch'}, 'no ViT with a norm before its head'),
         ({'name': 'hybrid'}, 'no ViT with a hybrid'),
         ({'representation_size': 8}, 'both a head and a representation_size'),

@@ -20,8 +20,12 @@ from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.nn.positions import sincos2d
 
 POSITIONS = 'bicubic'
-_WRITTEN_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh'}
+_WRITTEN_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 _PREFIX = 'vit.'
+# By pool: the beginning of the names of classes, and the prefix of parameters in those with a head.
+_CLASSES = {'cls': ('ViT', _PREFIX), 'gap': ('IJepa', 'ijepa.')}
+# Fields that have to be so, beside those that the parameters show.
+_ONLY = {'positions': 'none', 'norm': 'layer', 'norm_place': 'pre', 'no_bias': '', 'fc_norm': False}
 
 
 # Without the prefix of all parts but the classifier in a model with a head.
@@ -137,7 +141,8 @@ def _kind(flat: Flat, extra: Mapping[str, Any]) -> _transformers.Kind:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a ViTForImageClassification, or without a head of a ViTModel.
+    """Files of a ViTForImageClassification, or without a head of a ViTModel; with pool 'gap', which
+    has no class token, of an IJepaForImageClassification or an IJepaModel.
 
     Raises:
       UserError: if transformers has no such ViT, or neither the model nor a `pos_embed` of a square
@@ -145,57 +150,65 @@ def write(trained: TrainedModel) -> Written:
     """
     model = trained.model_config
     _require_class(model)
-    flat = names.flattened(trained.params)
+    flat, first = names.flattened(trained.params), int(model['pool'] == 'cls')
     if unknown := [name for name in flat if names.theirs(name, TABLE) is None]:
         raise UserError(f"transformers' ViT has no part like {names.listed(unknown)}")
-    size = trained.image_size or square(flat, model['patch_size'])
+    size = trained.image_size or square(flat, model['patch_size'], first)
     if model['posemb'] == 'sincos2d':
-        flat['pos_embed'] = _fixed_positions(size, model)
+        flat['pos_embed'] = _fixed_positions(size, model, first)
     arrays, channels = torch_layout.write(flat, TABLE), flat['patch_embed/kernel'].shape[2]
     config = _config(model, size, trained.class_names) | {'num_channels': channels}
     if model['num_classes']:
-        arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
+        prefix = _CLASSES[model['pool']][1]
+        arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
     return Written(arrays, config, preprocessor=normalization.preprocessor(channels, size))
 
 
 def _require_class(model: Mapping[str, Any]) -> None:
+    both = model['pool'] != 'cls' or model['num_classes']
     unsupported = {
         f'a {model["name"]}': model['name'] != 'vit',
-        f'pool {model["pool"]!r}': model['pool'] != 'cls',
-        f'gelu {model["gelu"]!r}': model['gelu'] not in _WRITTEN_GELUS,
+        f'pool {model["pool"]!r}': model['pool'] not in _CLASSES,
         'a norm before its head': model.get('head_norm', 'none') != 'none',
-        'both a head and a representation_size': model['num_classes']
-        and model['representation_size'],
+        f'pool {model["pool"]!r} and a representation_size'
+        if model['pool'] != 'cls'
+        else 'both a head and a representation_size': both and model['representation_size'],
+        **{
+            f'{key} {model.get(key)!r}': model.get(key, only) != only for key, only in _ONLY.items()
+        },
     }
     for what, is_true in unsupported.items():
         if is_true:
             raise UserError(f'transformers has no ViT with {what}; write an .npz file instead')
 
 
-def square(flat: Flat, patch_size: int) -> tuple[int, int]:
-    """The size of square images with as many patches as there are positions.
+def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
+    """The size of square images with as many patches as there are positions after the first ones.
 
     Raises:
       UserError: if they form no square.
     """
-    side = _vit.square_side(flat['pos_embed'].shape[1] - 1) if 'pos_embed' in flat else None
+    side = _vit.square_side(flat['pos_embed'].shape[1] - first) if 'pos_embed' in flat else None
     if side is None:
         raise UserError('the image size does not follow from pos_embed; give it')
     return side * patch_size, side * patch_size
 
 
-def _fixed_positions(size: tuple[int, int], model: Mapping[str, Any]) -> np.ndarray:
-    """The table that transformers keeps as a parameter, [1 1+N D]; zero for the class token."""
+def _fixed_positions(size: tuple[int, int], model: Mapping[str, Any], first: int) -> np.ndarray:
+    """The table that transformers keeps as a parameter, [1 1+N D]; zero for the class token, if
+    there is one.
+    """
     height, width = (side // model['patch_size'] for side in size)
-    return np.pad(sincos2d(height, width, model['width']), ((1, 0), (0, 0)))[None]
+    return np.pad(sincos2d(height, width, model['width']), ((first, 0), (0, 0)))[None]
 
 
 def _config(
     model: Mapping[str, Any], size: tuple[int, int], class_names: Sequence[str]
 ) -> dict[str, Any]:
+    kind, prefix = _CLASSES[model['pool']]
     config = {
-        'model_type': 'vit',
-        'architectures': ['ViTForImageClassification' if model['num_classes'] else 'ViTModel'],
+        'model_type': prefix.rstrip('.'),
+        'architectures': [kind + ('ForImageClassification' if model['num_classes'] else 'Model')],
         **shape_config(model, size),
     }
     if model['representation_size']:
