@@ -106,6 +106,9 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
         'error: ViT-B_16: there is no such file or folder; did you mean imagenet21k/ViT-B_16?\n'
     )
 
+    assert main(['inspect', '--checkpoint', 'ViT-B_16.npz']) == 2
+    assert 'there is no such file; did you mean imagenet21k/ViT-B_16?' in capsys.readouterr().err
+
     def missing(url, names, needed):
         raise fetched.MissingFile(f'{url}/{names[0]}: there is no such file')
 

@@ -268,7 +268,7 @@ def _open(path: str) -> IO[bytes]:
     try:
         return Path(path).open('rb')
     except FileNotFoundError:
-        raise _Missing(f'{path}: there is no such file') from None
+        raise _Missing(f'{path}: there is no such file{places.hint(path)}') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 

@@ -150,7 +150,7 @@ def _download(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         digest, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         with partial.open('xb') as target:
-            for block in _shown(_blocks(system, path, url), url, size):
+            for block in _shown(_blocks(system, path, size, url), url, size):
                 target.write(block)
                 digest.update(block)
                 md5.update(block)
@@ -168,7 +168,7 @@ def _download(
     cache.made_once(file, make)
 
 
-def _blocks(system: Any, path: str, url: str) -> Iterator[bytes]:
+def _blocks(system: Any, path: str, size: int | None, url: str) -> Iterator[bytes]:
     """The content of a file; after an interruption it is asked for the rest."""
     done = failures = 0
     while True:
@@ -176,9 +176,12 @@ def _blocks(system: Any, path: str, url: str) -> Iterator[bytes]:
             with system.open(path, 'rb', block_size=BLOCK, cache_type='none') as reader:
                 if done:
                     reader.seek(done)
-                while block := reader.read(BLOCK):
+                # Google's storage fails for what lies beyond the end.
+                while block := reader.read(min(BLOCK, size - done) if size else BLOCK):
                     yield block
                     done, failures = done + len(block), 0
+                    if done == size:
+                        break
             return
         except GeneratorExit:
             raise
