@@ -232,9 +232,9 @@ def test_parity_with_transformers(shape, size, batch):
     ('pool', 'posemb'), list(zip(POOLS, itertools.cycle(['sincos2d', 'learn']), strict=False))
 )
 def test_outputs_and_gradients_of_every_pooling(pool, posemb):
-    model = Model(
-        num_classes=5, representation_size=8, pool=pool, posemb=posemb, **{**TINY, 'depth': 1}
-    )
+    features = 16 if pool == 'distilled' else 8
+    fields = {**TINY, 'depth': 1, 'representation_size': 8 if features == 8 else None}
+    model = Model(num_classes=5, pool=pool, posemb=posemb, **fields)
     images = images_like(2, 8, 12, 3)
     params = perturbed(model, images)
 
@@ -243,10 +243,10 @@ def test_outputs_and_gradients_of_every_pooling(pool, posemb):
         return (outputs['logits'] ** 2).sum(), outputs
 
     grads, outputs = jax.jit(jax.grad(loss, has_aux=True))(params)
-    tokens = 6 + (pool in ('cls', 'patches'))
+    tokens = 6 + {'gap': 0, 'map': 0, 'none': 0, 'distilled': 2}.get(pool, 1)
     per_token = (tokens,) if pool == 'none' else ()
     assert outputs['tokens'].shape == (2, tokens, 16)
-    assert outputs['pre_logits'].shape == (2, *per_token, 8)
+    assert outputs['pre_logits'].shape == (2, *per_token, features)
     assert outputs['logits'].shape == (2, *per_token, 5)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 

@@ -13,6 +13,8 @@ from helpers.torch_vits import images_for, load_into
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model, variant
+from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.blocks import Block, Parts
 from vit_jax.tree_paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
@@ -22,8 +24,13 @@ DINOV2_GIANT = {**DINOV2, 'width': 1536, 'depth': 40, 'num_heads': 24}
 DINOV2_GIANT |= {'mlp': 'swiglu', 'mlp_dim': 4096, 'patch_size': 14}
 DINOV3 = {'gelu': 'erf', 'norm_eps': 1e-5, 'layer_scale': 1e-5, 'registers': 4, 'no_bias': 'key'}
 DINOV3 |= {'posemb': 'none', 'positions': 'rope_dinov3(rescale=2.0)'}
+MEAN = {'pool': 'patches', 'fc_norm': True}
 # The MLP's width is that of the authors' code: two thirds of four times the width.
-EVA02 = {'mlp': 'swiglu(norm=True)', 'positions': 'rope(reference=16)', 'no_bias': 'key'}
+EVA02 = {**MEAN, 'positions': 'rope(reference=16)', 'no_bias': 'key', 'patch_size': 14}
+EVA02_S = {**EVA02, 'width': 384, 'num_heads': 6, 'mlp_dim': 1024, 'mlp': 'swiglu'}
+EVA02_B = {**EVA02, 'width': 768, 'mlp_dim': 2048, 'mlp': 'swiglu(norm=True)'}
+BEIT = {**MEAN, 'gelu': 'erf', 'norm_eps': 1e-12, 'layer_scale': 0.1, 'no_bias': 'key'}
+BEIT |= {'posemb': 'none', 'positions': 'relative'}
 CLIP = {'gelu': 'quick', 'norm_eps': 1e-5, 'norm_pre': True, 'no_bias': 'patch_embed|head'}
 
 SIZES = {'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'image_size': 8}
@@ -40,6 +47,13 @@ PUBLISHED = {
     'DINOv3 S+/16': ({**variant('S/16'), **DINOV3, 'mlp': 'swiglu'}, 224, 28_692_480),
     'DINOv3 B/16': ({**variant('B/16'), **DINOV3}, 224, 85_659_648),
     'DINOv3 L/16': ({**variant('L/16'), **DINOV3}, 224, 303_128_576),
+    'EVA-02 S/14': (EVA02_S, 224, 21_621_120),
+    'EVA-02 B/14': (EVA02_B, 224, 85_758_720),
+    'BEiT B/16': ({**variant('B/16'), **BEIT, 'num_classes': 1000}, 224, 86_530_984),
+    'DeiT B/16, distilled': (
+        {**variant('B/16'), 'pool': 'distilled', 'num_classes': 1000},
+        *(224, 87_338_192),
+    ),
     'CLIP B/16': ({**variant('B/16'), **CLIP}, 224, 85_799_424),
     'CLIP B/16 with its projection': (
         {**variant('B/16'), **CLIP, 'num_classes': 512},
@@ -161,6 +175,179 @@ def test_parity_with_the_vision_tower_of_clip():
     with torch.no_grad():
         expected = reference(images_for(images)).image_embeds
     np.testing.assert_allclose(output_of(model, params, images)['logits'], expected, atol=1e-5)
+
+
+LAYERS = [
+    (r'^encoder/block_(\d+)/', r'layers/\1/'),
+    (r'/attention/out\b', '/attention/o_proj'),
+    (r'/norm1\b', '/layernorm_before'),
+    (r'/norm2\b', '/layernorm_after'),
+]
+BEIT_NAMES = [
+    (r'^cls_token$', 'embeddings/cls_token'),
+    (r'^patch_embed', 'embeddings/patch_embeddings/projection'),
+    (r'/layer_scale(\d)$', r'/lambda_\1'),
+    *LAYERS,
+    (r'^position_bias', 'shared_position_bias'),
+    (r'/attention/position_bias', '/relative_position_bias'),
+    (r'/table', '/relative_position_bias_table'),
+    (r'^fc_norm', 'pooler/layernorm'),
+    (r'^(?!head)', 'beit/'),
+    (r'^head', 'classifier'),
+]
+
+
+def with_joined_tables(params):
+    """The parameters with the biases of patches and of other tokens in one table [N H]."""
+    if 'table' in params:
+        table = np.asarray(params['table'])
+        rows = np.concatenate([table.reshape(-1, table.shape[-1]), params['prefix']])
+        return {'table': rows}
+    each = params.items()
+    return {k: with_joined_tables(v) if isinstance(v, dict) else v for k, v in each}
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+@pytest.mark.parametrize('shared', [False, pytest.param(True, marks=pytest.mark.long)])
+def test_parity_with_beit(shared):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    fields = {**TINY, **BEIT, 'positions': f'relative(shared={shared})', 'num_classes': 5}
+    model, images = Model(**fields), images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+    # Square images: transformers mixes rows and columns of the tables of others.
+    config = transformers.BeitConfig(
+        **SIZES,
+        intermediate_size=24,
+        use_relative_position_bias=not shared,
+        use_shared_relative_position_bias=shared,
+        num_labels=5,
+    )
+    with torch.device('meta'):
+        reference = transformers.BeitForImageClassification(config)
+    load_into(reference, with_joined_tables(params), BEIT_NAMES, no_key=True)
+    with torch.no_grad():
+        expected = reference(images_for(images)).logits
+    np.testing.assert_allclose(output_of(model, params, images)['logits'], expected, atol=1e-5)
+
+
+DEIT_NAMES = [
+    (r'^dist_token$', 'distillation_token'),
+    (r'^pos_embed$', 'position_embeddings'),
+    (r'^(cls_token|distillation_token|position_embeddings)$', r'embeddings/\1'),
+    (r'^patch_embed', 'embeddings/patch_embeddings/projection'),
+    (r'^encoder/norm\b', 'layernorm'),
+    *LAYERS,
+    (r'^(?!head)', 'deit/'),
+    (r'^head/distillation', 'distillation_classifier'),
+    (r'^head', 'cls_classifier'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_parity_with_distilled_deit():
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    model = Model(**TINY, pool='distilled', gelu='erf', norm_eps=1e-12, num_classes=5)
+    images = images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+    config = transformers.DeiTConfig(**SIZES, intermediate_size=24, num_labels=5)
+    with torch.device('meta'):
+        reference = transformers.DeiTForImageClassificationWithTeacher(config)
+    load_into(reference, params, DEIT_NAMES, no_key=False)
+    with torch.no_grad():
+        expected = reference(images_for(images))
+    found = output_of(model, params, images)
+    names = {'cls_logits': 'class_logits', 'distillation_logits': 'distillation_logits'}
+    for theirs, ours in {'logits': 'logits', **names}.items():
+        np.testing.assert_allclose(found[ours], expected[theirs], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_parity_of_post_norm_with_the_transformer_of_torch():
+    torch = pytest.importorskip('torch')
+    block = Block(2, 24, gelu='erf', norm_eps=1e-5, parts=Parts(norm_place='post'))
+    x = images_like(2, 5, 16)
+    params = drawn(block, x)
+    reference = torch.nn.TransformerEncoderLayer(
+        *(16, 2, 24), activation='gelu', batch_first=True, dtype=torch.float32
+    )
+    attention = params['attention']
+    state = {
+        'self_attn.in_proj_weight': attention['qkv']['kernel'].reshape(16, 48).T,
+        'self_attn.in_proj_bias': attention['qkv']['bias'].ravel(),
+        'self_attn.out_proj.weight': attention['out']['kernel'].reshape(16, 16).T,
+        'self_attn.out_proj.bias': attention['out']['bias'],
+    }
+    for i in (1, 2):
+        state[f'linear{i}.weight'] = params['mlp'][f'fc{i}']['kernel'].T
+        state[f'linear{i}.bias'] = params['mlp'][f'fc{i}']['bias']
+        state[f'norm{i}.weight'] = params[f'norm{i}']['scale']
+        state[f'norm{i}.bias'] = params[f'norm{i}']['bias']
+    reference.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state.items()})
+    with torch.no_grad():
+        expected = reference.eval()(torch.from_numpy(np.array(x)))
+    with jax.default_matmul_precision('highest'):
+        found = jax.jit(block.apply)({'params': params}, x)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_residual_post_norm_is_on_the_branches():
+    model = Model(**TINY | {'depth': 1}, norm_place='res_post', layer_scale=0.1)
+    images = images_like(2, 8, 8, 3)
+    params = drawn(model, images)
+    apply = functools.partial(model.apply, capture_intermediates=True, mutable='intermediates')
+    _, kept = jax.jit(apply)({'params': params}, images)
+    (x,), encoder = kept['intermediates']['Dropout_0']['__call__'], kept['intermediates']['encoder']
+    block, parameters = encoder['block_0'], params['encoder']['block_0']
+    for i, layer in ((1, 'attention'), (2, 'mlp')):
+        (branch,) = block[layer]['__call__']
+        (normed,) = block[f'norm{i}']['__call__']
+        centered = branch - branch.mean(-1, keepdims=True)
+        unit = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+        norm = parameters[f'norm{i}']
+        np.testing.assert_allclose(normed, unit * norm['scale'] + norm['bias'], atol=1e-4)
+        x = x + normed * parameters[f'layer_scale{i}']
+    np.testing.assert_allclose(block['__call__'][0], x, atol=1e-5)
+
+
+def test_a_post_norm_model_has_no_final_norm():
+    plain, post = (leaves(Model(**TINY, norm_place=place)) for place in ('pre', 'post'))
+    assert plain.keys() - post.keys() == {'encoder/norm/scale', 'encoder/norm/bias'}
+
+
+@pytest.mark.parametrize('fields', [{'scan': True}, {'positions': 'relative(shared=True)'}])
+def test_relative_positions_are_resized_with_the_image(fields):
+    model = Model(**{**TINY, 'posemb': 'none', 'positions': 'relative', **fields}, registers=1)
+    params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), shapes(model, (8, 8)))
+    with pytest.raises(UserError, match='are for 2 x 2 patches, but these images have 2 x 3: use'):
+        jax.eval_shape(model.apply, {'params': params}, spec(1, 8, 12, 3))
+    resized, notes = model.resize_params(params, (8, 8), (8, 12))
+    assert notes == ['position_bias: resized to 2 x 3 patches (bilinear)']
+    outputs = jax.eval_shape(model.apply, {'params': resized}, spec(1, 8, 12, 3))
+    assert outputs['tokens'].shape == (1, 8, 16)
+    assert model.resize_params(params, (8, 8), (8, 8)) == (params, [])
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_the_kernel_is_not_for_biases(shared):
+    images = jnp.zeros((2, 8, 8, 3))
+
+    def call(attention):
+        fields = {**TINY, 'positions': f'relative(shared={shared})'}
+        model = Model(**fields, attention=attention)
+        variables = jax.eval_shape(model.init, jax.random.key(0), images)
+        with runs_on(Devices('TPU v5 lite')):
+            jax.eval_shape(model.apply, variables, images)
+
+    call('auto')
+    with pytest.raises(UserError, match='knows no biases of scores') as caught:
+        call('pallas')
+    assert '\n' not in str(caught.value)
 
 
 EVERYTHING = {
@@ -317,6 +504,9 @@ def test_attention_maps_have_the_grid_of_the_patches():
         ({'mlp': 'swiglu(True)'}, "write a name, or a call as 'name"),
         ({'mlp': 'swiglu(norm=open("a"))'}, 'write a name, or a call'),
         ({'mlp': ''}, "mlp='': write a name"),
+        ({'norm_place': 'after'}, "unknown norm_place 'after'"),
+        ({'positions': 'relative(shared=1)'}, 'shared must be like False, not 1'),
+        ({'pool': 'distilled', 'head_norm': 'batch'}, 'takes no representation_size and no head'),
         ({'norm': 'batch'}, "unknown norm 'batch'"),
         ({'qk_norm': 'l2'}, "unknown qk_norm 'l2'"),
         ({'positions': 'rotary'}, "unknown positions 'rotary'"),

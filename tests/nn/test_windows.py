@@ -55,7 +55,7 @@ def test_a_region_is_contiguous_in_the_map(shape):
 
 
 def test_relative_positions_follow_the_offset():
-    index, side = lib.relative_positions(3), 5
+    index, side = lib.relative_positions(3, 3), 5
     at = [(y, x) for y in range(3) for x in range(3)]
     for i, (y, x) in enumerate(at):
         for j, (v, u) in enumerate(at):

@@ -50,6 +50,32 @@ def positions(
     return params | {'pos_embed': table}, [note]
 
 
+def relative(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
+    """Resize the tables of `nn.relative_positions` to another grid of patches, like pictures.
+
+    Args:
+      params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
+      new_grid: rows and columns of the new grid.
+      method: see `ops.resize.grid`.
+
+    Returns:
+      The parameters, and notes on the changes, for people.
+    """
+    sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1
+    notes = set()
+
+    def resized(path: tuple[Any, ...], leaf: Any) -> Any:
+        names = [str(key.key) for key in path]
+        if names[-2:] != ['position_bias', 'table'] or leaf.shape[-3:-1] == sides:
+            return leaf
+        notes.add(f'position_bias: resized to {new_grid[0]} x {new_grid[1]} patches ({method})')
+        if leaf.ndim == 3:
+            return resize.grid(leaf, sides, method)
+        return np.stack([resize.grid(table, sides, method) for table in leaf])
+
+    return jax.tree_util.tree_map_with_path(resized, params), sorted(notes)
+
+
 def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
     """Resize `params` of axial attention (`nn.axial`) to another grid.
 

@@ -5,6 +5,8 @@ The functions add their layers to the model that they are given.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,8 +16,8 @@ from jaxtyping import Array, Float, Int
 from vit_jax.models import _vit_parts
 from vit_jax.nn.pooling import MapHead, segment_mean
 
-POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none')
-WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches')
+POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
+WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
 MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 
@@ -30,6 +32,8 @@ def pool(
     """
     if model.pool == 'cls':
         return tokens[:, 0]
+    if model.pool == 'distilled':
+        return tokens[:, :2].mean(axis=1)
     if model.pool == 'none':
         return tokens
     cls = tokens[:, 0]
@@ -49,21 +53,50 @@ def pool(
     return head(tokens, train) if segments is None else head(tokens, train, segments)[:, 0]
 
 
-def logits(
-    model: Any, x: Float[Array, '*B D'], train: bool, name: str = 'head'
-) -> Float[Array, '*B C']:
-    """Scores of `model.num_classes` classes in float32, by the layer `name`."""
-    if model.head_norm == 'batch':
-        x = _batch_norm(train)(x)
-    dense = nn.Dense(
+def scores(
+    model: Any, x: Float[Array, '*_ F'], tokens: Float[Array, 'B N D'], train: bool
+) -> dict[str, Float[Array, '*_ C']]:
+    """Scores of `model.num_classes` classes in float32.
+
+    Args:
+      model: a ViT.
+      x: the representation.
+      tokens: after the encoder.
+      train: whether a batch norm takes the statistics of this batch.
+    """
+    dense = functools.partial(
+        nn.Dense,
         model.num_classes,
         use_bias='head' not in _vit_parts.without_bias(model.no_bias),
         dtype=jnp.float32,
         kernel_init=nn.initializers.zeros,
         bias_init=nn.initializers.constant(model.head_bias),
-        name=name,
     )
-    return dense(x)
+    if model.pool == 'distilled':
+        both = DistilledHead(dense, name='head')(tokens[:, :2])
+        mean = (both[0] + both[1]) / 2
+        return {'logits': mean, 'class_logits': both[0], 'distillation_logits': both[1]}
+    if model.head_norm == 'batch':
+        x = _batch_norm(train)(x)
+    return {'logits': dense(name='head')(x)}
+
+
+class DistilledHead(nn.Module):
+    """A head for the class token, and one for the distillation token: DeiT, arXiv:2012.12877.
+
+    Parameters `kernel` and `bias` of the first, `distillation/kernel` and `distillation/bias`.
+    """
+
+    dense: Callable[[], nn.Dense]
+
+    def setup(self) -> None:
+        self.first, self.distillation = self.dense(), self.dense()
+        nn.share_scope(self, self.first)
+
+    def __call__(
+        self, tokens: Float[Array, 'B 2 D']
+    ) -> tuple[Float[Array, 'B C'], Float[Array, 'B C']]:
+        return self.first(tokens[:, 0]), self.distillation(tokens[:, 1])
 
 
 def _batch_norm(train: bool) -> nn.BatchNorm:

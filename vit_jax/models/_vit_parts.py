@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+from jaxtyping import Array
 
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import Parts
 from vit_jax.nn.mlps import MLPS
+from vit_jax.nn.relative_positions import Relative, relative
 from vit_jax.nn.rotary import Draw, Layout, Rotary, rope, rope_dinov3
 from vit_jax.signatures import keyword_only
 
@@ -19,7 +21,11 @@ NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': n
 QK_NORMS = ('none', *NORMS)
 # Functions of the layout of the tokens, the width of a head and a source of random keys, and of the
 # options after the `*`.
-POSITIONS: Mapping[str, Callable[..., Rotary]] = {'rope': rope, 'rope_dinov3': rope_dinov3}
+POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
+    **{'rope': rope, 'rope_dinov3': rope_dinov3},
+    'relative': relative,
+}
+NORM_PLACES = ('pre', 'post', 'res_post')
 # The layers of a ViT that may have no bias; those of attention come first.
 PROJECTIONS = ('query', 'key', 'value', 'out')
 BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
@@ -93,14 +99,28 @@ def _norm(name: str, no_bias: str) -> Callable[..., nn.Module]:
     return functools.partial(kind, use_bias=False) if plain else kind
 
 
-def positions(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | None:
+def positions(
+    model: Any, grid: tuple[int, int], draw: Draw | None
+) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
     """The positions that attention knows, of the field `positions`.
 
     Args:
-      model: a ViT.
+      model: a ViT, to which a layer `position_bias` is added if all blocks share one.
       grid: rows and columns of patches.
       draw: a source of random keys in training; else None.
+
+    Returns:
+      Positions for all blocks, and a function that makes a layer for each of them.
     """
+    found = _placed(model, grid, draw)
+    if not isinstance(found, Relative):
+        return found, None
+    if found.shared:
+        return found.bias(model.num_heads, name='position_bias')(), None
+    return None, functools.partial(found.bias, model.num_heads)
+
+
+def _placed(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | Relative | None:
     if model.positions == 'none':
         return None
     layout = Layout(grid, model.positioned_tokens, model.registers)
@@ -108,8 +128,8 @@ def positions(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | 
     return make(layout, model.width // model.num_heads, draw)
 
 
-def block(model: Any) -> Parts:
-    """The parts of the blocks that the fields of a ViT choose."""
+def block(model: Any, relative: Callable[[], nn.Module] | None = None) -> Parts:
+    """The parts of the blocks that the fields of a ViT choose; see `positions` for `relative`."""
     absent = without_bias(model.no_bias)
     make_mlp = chosen('mlp', model.mlp, MLPS)
     return Parts(
@@ -118,6 +138,8 @@ def block(model: Any) -> Parts:
         layer_scale=model.layer_scale,
         no_bias=tuple(name for name in PROJECTIONS if name in absent),
         qk_norm=None if model.qk_norm == 'none' else _qk_norm(model),
+        relative=relative,
+        norm_place=model.norm_place,
     )
 
 
@@ -129,7 +151,8 @@ def check(model: Any) -> None:
     """Raise UserError if a field of a ViT names no part."""
     check_choice('norm', model.norm, NORMS)
     check_choice('qk_norm', model.qk_norm, QK_NORMS)
+    check_choice('norm_place', model.norm_place, NORM_PLACES)
     if model.registers < 0:
         raise UserError(f'registers must be at least 0, not {model.registers}')
     block(model)
-    positions(model, (1, 1), None)
+    _placed(model, (1, 1), None)

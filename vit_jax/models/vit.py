@@ -4,7 +4,7 @@ Dosovitskiy et al., 2021, arXiv:2010.11929, with the parts of later families to 
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -47,7 +47,8 @@ class Model(base.Model):
       pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
         tokens. 'patches': the mean of the patches, in a model that also has a class token.
         'cls_patches': the class token beside that mean, [B 2 D], as for DINOv2's classifiers.
-        'map': attention pooling. 'none': every token by itself.
+        'map': attention pooling. 'none': every token by itself. 'distilled': a class token and a
+        distillation token, with a head each (DeiT, arXiv:2012.12877, section 4).
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
@@ -63,6 +64,8 @@ class Model(base.Model):
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
       norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
       norm_eps: added to the variance in norms.
+      norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
+        on the branches before the sums (Swin v2).
       norm_pre: whether the tokens are normalized before the first block too (CLIP).
       mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
         'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
@@ -72,7 +75,8 @@ class Model(base.Model):
         reads (arXiv:2309.16588).
       positions: positions that attention knows: 'none'; 'rope', rotations counted in patches, with
         the options of `nn.rotary.rope`, as in 'rope(reference=16)' (EVA-02); or 'rope_dinov3',
-        those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'.
+        those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'; 'relative', a learned
+        bias for each relative position, or 'relative(shared=True)', the same in all blocks (BEiT).
       qk_norm: norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
       no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
         'norm' and 'head', as in 'query|key|value'.
@@ -108,6 +112,7 @@ class Model(base.Model):
     gelu: str = 'tanh'
     norm: str = 'layer'
     norm_eps: float = 1e-6
+    norm_place: str = 'pre'
     norm_pre: bool = False
     mlp: str = 'mlp'
     layer_scale: float | None = None
@@ -125,6 +130,7 @@ class Model(base.Model):
         *('dropout', 'attention_dropout', 'drop_path', 'head_norm', 'head_bias', 'posemb_std'),
         *('gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype'),
     )
+    binding = (*base.Model.binding, 'norm_place')
     noted = (*base.Model.noted, 'positions')
 
     def __post_init__(self) -> None:
@@ -145,13 +151,15 @@ class Model(base.Model):
                 f'fc_norm norms a mean of tokens: take pool {" or ".join(map(repr, MEANS))}, '
                 f'not {self.pool!r}'
             )
+        if self.pool == 'distilled' and (self.representation_size or self.head_norm != 'none'):
+            raise UserError("pool 'distilled' takes no representation_size and no head_norm")
         _vit_parts.check(self)
         super().__post_init__()
 
     @property
     def positioned_tokens(self) -> int:
         """Number of tokens before the patches that have a row of `pos_embed`."""
-        return int(self.pool in WITH_CLASS_TOKEN)
+        return int(self.pool in WITH_CLASS_TOKEN) + (self.pool == 'distilled')
 
     @property
     def prefix_tokens(self) -> int:
@@ -188,7 +196,9 @@ class Model(base.Model):
             are not patches: any class token and then the registers.
           pre_logits: the head's input, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
-        With pool 'none' the last two keep the axis of the tokens: [B N D], [B N num_classes].
+          class_logits, distillation_logits: with pool 'distilled'; `logits` is their mean.
+        With pool 'none' pre_logits and logits keep the axis of the tokens: [B N D],
+        [B N num_classes].
         """
         dtype = jnp.dtype(self.dtype)
         tokens, segments = self._embed(images, masked, train, dtype), None
@@ -197,15 +207,15 @@ class Model(base.Model):
             segments = jnp.pad(mask.astype(int), extra, constant_values=1)
         draw = functools.partial(self.make_rng, 'dropout') if train else None
         grid = images.shape[1] // self.stride, images.shape[2] // self.stride
-        rotary = _vit_parts.positions(self, grid, draw)
-        tokens = self._encoder(dtype)(tokens, train, segments, rotary)
+        positions, relative = _vit_parts.positions(self, grid, draw)
+        tokens = self._encoder(dtype, relative)(tokens, train, segments, positions)
         x = _vit_head.pool(self, tokens, segments, train)
         if self.representation_size:
             dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
             x = nn.tanh(dense(x))
         outputs = {'tokens': tokens, 'pre_logits': x}
         if self.num_classes:
-            outputs['logits'] = _vit_head.logits(self, x, train)
+            outputs |= _vit_head.scores(self, x, tokens, train)
         return outputs
 
     def attention_maps(
@@ -252,6 +262,8 @@ class Model(base.Model):
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
             new = patch_grid(*new_size, self.stride)
             params, notes = _resize.positions(params, old, new, self.positioned_tokens, method)
+        params, note = _resize.relative(params, patch_grid(*new_size, self.stride), method)
+        notes = notes + note
         if patch != self.patch_size:
             params, note = _resize.patches(params, self.patch_size)
             notes += note
@@ -260,8 +272,8 @@ class Model(base.Model):
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
-        tokens = 'cls_token|register_tokens|mask_token'
-        return f'^(patch_embed|{tokens}|pos_embed|norm_pre)(/|$)', *blocks
+        tokens = 'cls_token|dist_token|register_tokens|mask_token'
+        return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
 
     def _embed(self, images: Array, masked: Array | None, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers as configured."""
@@ -271,8 +283,9 @@ class Model(base.Model):
         if masked is not None:
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
-        if self.pool in WITH_CLASS_TOKEN:
-            token = self.param('cls_token', nn.initializers.zeros, (1, 1, self.width))
+        names = ('dist_token', 'cls_token') if self.pool == 'distilled' else ('cls_token',)
+        for name in names if self.pool in WITH_CLASS_TOKEN else ():
+            token = self.param(name, nn.initializers.zeros, (1, 1, self.width))
             token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(residual)
             x = jnp.concatenate([token, x], axis=1)
         if self.posemb != 'none':
@@ -304,7 +317,7 @@ class Model(base.Model):
         # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
-    def _encoder(self, dtype: Any) -> Encoder:
+    def _encoder(self, dtype: Any, relative: Callable[[], nn.Module] | None) -> Encoder:
         block = functools.partial(
             Block,
             num_heads=self.num_heads,
@@ -315,7 +328,7 @@ class Model(base.Model):
             norm_eps=self.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
-            parts=_vit_parts.block(self),
+            parts=_vit_parts.block(self, relative),
         )
         return Encoder(
             block,
@@ -323,7 +336,7 @@ class Model(base.Model):
             self.drop_path,
             scan=self.scan,
             remat=self.remat,
-            final_norm=not self.fc_norm,
+            final_norm=not self.fc_norm and self.norm_place != 'post',
             norm_eps=self.norm_eps,
             dtype=dtype,
             norm=_vit_parts.norm(self),

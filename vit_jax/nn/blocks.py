@@ -72,7 +72,9 @@ class Parts:
       layer_scale: initial value of a learned factor for each channel of both branches
         (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
         none.
-      no_bias, qk_norm: see `MultiHeadAttention`.
+      no_bias, qk_norm, relative: see `MultiHeadAttention`.
+      norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
+        x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
     """
 
     norm: Callable[..., nn.Module] = nn.LayerNorm
@@ -80,10 +82,12 @@ class Parts:
     layer_scale: float | None = None
     no_bias: tuple[str, ...] = ()
     qk_norm: Callable[..., nn.Module] | None = None
+    relative: Callable[[], nn.Module] | None = None
+    norm_place: str = 'pre'
 
 
 class Block(nn.Module):
-    """A pre-norm encoder block, equations 2 and 3 of arXiv:2010.11929.
+    """An encoder block, by default pre-norm, equations 2 and 3 of arXiv:2010.11929.
 
         z' = MSA(LN(z)) + z
         z  = MLP(LN(z')) + z'
@@ -109,17 +113,22 @@ class Block(nn.Module):
         train: bool = False,
         drop_path: float | Float[Array, ''] = 0.0,
         segments: Int[Array, 'B N'] | None = None,
-        rotary: Rotary | None = None,
+        positions: Rotary | Float[Array, '1 H N N'] | None = None,
     ) -> Float[Array, 'B N D']:
         """The tokens after the block.
 
-        `segments` limits attention, see `Segments`; `rotary` are positions that attention knows.
+        `segments` limits attention, see `Segments`; `positions` are known to attention: rotations
+        of queries and keys, or biases of scores.
         """
+
+        place = self.parts.norm_place
 
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
             norm = self.parts.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
-            branch = self._scaled(layer(norm(x)), number)
-            return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
+            branch = layer(norm(x) if place == 'pre' else x)
+            branch = self._scaled(norm(branch) if place == 'res_post' else branch, number)
+            x = x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
+            return norm(x).astype(x.dtype) if place == 'post' else x
 
         attention = MultiHeadAttention(
             self.num_heads,
@@ -128,10 +137,13 @@ class Block(nn.Module):
             attention=self.attention_by,
             no_bias=self.parts.no_bias,
             qk_norm=self.parts.qk_norm,
+            relative=self.parts.relative,
             name='attention',
         )
         together = None if segments is None else Segments(segments, segments)
-        x = add(x, lambda y: attention(y, segments=together, rotary=rotary, train=train), 1)
+        kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
+        options: dict[str, Any] = {kind: positions, 'segments': together, 'train': train}
+        x = add(x, lambda y: attention(y, **options), 1)
         mlp = self.parts.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)
 
@@ -175,11 +187,11 @@ class Encoder(nn.Module):
         x: Float[Array, 'B N D'],
         train: bool = False,
         segments: Int[Array, 'B N'] | None = None,
-        rotary: Rotary | None = None,
+        positions: Rotary | Float[Array, '1 H N N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after all blocks; `segments` and `rotary` are passed to them."""
+        """The tokens after all blocks; `segments` and `positions` are passed to them."""
         # Blocks of one's own need to know no more than what is passed.
-        placed = () if rotary is None else (rotary,)
+        placed = () if positions is None else (positions,)
 
         def apply(block: nn.Module, x: Array, rate: float | Array, *rest: Any) -> Array:
             return block(x, train, rate, *rest)

@@ -138,6 +138,8 @@ class MultiHeadAttention(nn.Module):
       no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
       qk_norm: makes the norms of the heads of queries and keys, `q_norm` and `k_norm`, given their
         dtype (Dehghani et al., 2023, arXiv:2302.05442, section 2); None for none.
+      relative: makes the layer `position_bias`, which returns [1 H N N] to be added to the scores
+        of self-attention; None for none.
 
     Raises:
       UserError: if 'pallas' is requested for something that the kernel does not support.
@@ -150,8 +152,11 @@ class MultiHeadAttention(nn.Module):
     attention: str = 'xla'
     no_bias: tuple[str, ...] = ()
     qk_norm: Callable[..., nn.Module] | None = None
+    relative: Callable[[], nn.Module] | None = None
 
     def setup(self) -> None:
+        if self.relative is not None:
+            self.position_bias = self.relative()
         if self.qk_norm is not None:
             self.q_norm, self.k_norm = (self.qk_norm(dtype=self.dtype) for _ in 'qk')
         without = {name[0] for name in self.no_bias if name != 'out'}
@@ -189,6 +194,9 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        if self.relative is not None:
+            own = self.position_bias()
+            bias = own if bias is None else bias + own
         if self._takes_kernel(query, key, mask, bias, train):
             projected = self._side_by_side(query, key, value, rotary)
             return self._attend_in_kernel(projected, mask, segments, causal, train)

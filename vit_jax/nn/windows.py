@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.nn.attention import attend, attention_weights
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
+from vit_jax.nn.relative_positions import relative_positions
 from vit_jax.nn.stochastic import Dropout
 
 # Added to the score of two tokens that are in one window only because of the shift.
@@ -167,22 +168,12 @@ class WindowAttention(nn.Module):
         )
         first, last = self.window - windows.side, self.window + windows.side - 1
         table = table[first:last, first:last].reshape(-1, self.num_heads)
-        bias = table[relative_positions(windows.side)].transpose(2, 0, 1)[None]
+        bias = table[relative_positions(windows.side, windows.side)].transpose(2, 0, 1)[None]
         if not windows.shift:
             return bias
         regions = jnp.asarray(windows.regions())
         apart = regions[:, None, :, None] != regions[:, None, None, :]
         return bias + jnp.where(apart, APART, 0.0)
-
-
-def relative_positions(side: int) -> Int[np.ndarray, 'N N']:
-    """The row, in a flat table [(2M-1)^2] of relative positions, of each query and key of a window.
-
-    For a key d rows above and e columns to the left of its query it is (d+M-1) (2M-1) + e+M-1.
-    """
-    row, column = (axis.ravel() for axis in np.mgrid[:side, :side])
-    down, right = (axis[:, None] - axis + side - 1 for axis in (row, column))
-    return down * (2 * side - 1) + right
 
 
 class WindowMap:
