@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from PIL import Image, ImageFilter
 
 from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.transforms import parse_transforms, pillow
 from vit_jax.data.transforms.randaugment import GRAY, VARIANTS, make_operations, operate
 
 OPERATIONS = make_operations(translate=100, cutout=40)
@@ -263,3 +264,13 @@ def test_all_operations_are_drawn_equally_often(monkeypatch):
     assert {level for _, level in drawn} == {1.5}
     assert min(counts) > 130  # 187 expected, standard deviation 13
     assert max(counts) < 245
+
+
+@pytest.mark.parametrize('shape', [(31, 40, 3), (9, 11), (3, 3, 3), (2, 5, 3), (1, 1), (4, 1)])
+def test_smoothing_has_the_bytes_of_pillows_filter(shape):
+    drawn = np.random.default_rng(0)
+    for high in (2, 256):
+        pixels = drawn.integers(0, high, shape) * (255 // (high - 1))
+        image = Image.fromarray(pixels.astype(np.uint8))
+        found = np.asarray(pillow.smoothed(image))
+        np.testing.assert_array_equal(found, np.asarray(image.filter(ImageFilter.SMOOTH)))

@@ -32,7 +32,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import frames, geometry, pillow
 from vit_jax.data.transforms.movable import check_cut, check_only_image
-from vit_jax.data.transforms.pillow import Matrix, from_pillow, to_pillow
+from vit_jax.data.transforms.pillow import Matrix, from_pillow, smoothed, to_pillow
 from vit_jax.data.transforms.registry import transform
 
 # The new image, and the matrix by which its pixels moved, if they did.
@@ -111,7 +111,7 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'color': _enhance(ImageEnhance.Color),
         'contrast': _enhance(ImageEnhance.Contrast),
         'brightness': _enhance(ImageEnhance.Brightness),
-        'sharpness': _enhance(ImageEnhance.Sharpness),
+        'sharpness': _pixels(_sharpen),
         'shear_x': lambda image, level, rng: _skew(image, x=(_sign(rng) * 0.3 * level, 0)),
         'shear_y': lambda image, level, rng: _skew(image, y=(_sign(rng) * 0.3 * level, 0)),
         'translate_x': lambda image, level, rng: _skew(
@@ -148,6 +148,10 @@ def _sign(rng: np.random.Generator) -> int:
 def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     """An enhancement of Pillow with factors from 0.1 to 1.9."""
     return _pixels(lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1))
+
+
+def _sharpen(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+    return Image.blend(smoothed(image), image, 1.8 * level + 0.1)
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
