@@ -100,15 +100,16 @@ def test_reads_at_most_two_ahead():
     ('available', 'examples', 'given', 'words'),
     [
         (1, MANY, {}, '1 thread'),
-        (8, MANY, {}, '8 threads'),
+        (4, MANY, {}, '4 threads'),
+        (8, MANY, {}, '2 processes of 4 threads'),
         (64, MANY - 1, {}, '16 threads'),
-        (64, MANY, {}, '8 processes of 8 threads'),
-        (12, MANY, {}, '2 processes of 6 threads'),
+        (64, MANY, {}, '16 processes of 4 threads'),
+        (10, MANY, {}, '3 processes of 3 threads'),
         (64, MANY, {'cached': True}, '16 threads'),
         (64, MANY, {'workers': 0, 'threads': 3}, '3 threads'),
         (64, 1, {'workers': 16}, '16 processes of 4 threads'),
         (4, MANY, {'workers': 16}, '16 processes of 1 thread'),
-        (64, MANY, {'threads': 2}, '8 processes of 2 threads'),
+        (64, MANY, {'threads': 2}, '16 processes of 2 threads'),
     ],
 )
 def test_threads_and_processes_are_those_of_the_cores_unless_given(

@@ -177,7 +177,7 @@ class Section:
       sizes: heights and widths in pixels that images of different sizes are padded to.
       plan: a plan of your own in place of `buckets` and `sizes`, such as
         'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
-      workers: reading processes; 0 reads in threads. By default 0, or one for every eight CPU cores
+      workers: reading processes; 0 reads in threads. By default 0, or one for every four CPU cores
         if there are more and the data have at least 100,000 examples.
       threads: batches made at the same time, in each process; by default one a CPU core of its
         share, at most 16.

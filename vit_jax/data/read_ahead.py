@@ -24,7 +24,7 @@ T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 STALL_SECONDS = 1800.0
-CORES_A_WORKER = 8
+CORES_A_WORKER = 4  # a thread holds Python's lock for up to 30 % of an example's time
 MANY = 100_000
 _NO_ROOM = (
     'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
@@ -39,7 +39,7 @@ class Loading:
 
     Attributes:
       workers: reading processes; 0 reads in threads of this process. By default 0, or one for every
-        eight CPU cores if there are more and the data are of at least `MANY` examples: threads of
+        four CPU cores if there are more and the data are of at least `MANY` examples: threads of
         one process wait for each other, and processes take seconds to start.
       threads: batches made at the same time, in each process; as many are held ready. By default
         one a CPU core of this process's share, at most 16. 0 reads on demand only.
