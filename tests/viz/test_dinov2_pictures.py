@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 
+from vit_jax.tasks.dinov2 import Task
 from vit_jax.viz import dinov2
 from vit_jax.viz.photo import Context, Photo
 
@@ -45,3 +46,10 @@ def test_a_patch_has_its_place():
     bright = np.argwhere((shown != shown[0, 0]).any(-1))
     assert bright.min(0).tolist() == [4 * scale, 4 * scale]
     assert bright.max(0).tolist() == [8 * scale - 1, 8 * scale - 1]
+
+
+def test_a_picture_without_patches_has_prototypes():
+    made = {'prototype': np.array([7]), 'probability': np.array([0.75])}
+    (axes,) = dinov2.Viz().draw([made], [PHOTO], CONTEXT).axes
+    assert axes.get_title() == 'a.png\n7  0.750'
+    assert dinov2.Viz().adapt_task(Task(), CONTEXT).patches

@@ -44,6 +44,7 @@ class Task(base.Task):
       masked: global crops of an image that have hidden patches.
       mask_ratios: range of the share of hidden patches in these.
       value_range: range to which bytes 0..255 are scaled for the model.
+      patches: whether `predict` returns the tokens of patches too, as its pictures need.
     """
 
     student_temp: float = 0.1
@@ -56,6 +57,7 @@ class Task(base.Task):
     masked: int = 1
     mask_ratios: tuple[float, float] = (0.1, 0.5)
     value_range: tuple[float, float] = (-1.0, 1.0)
+    patches: bool = False
 
     rngs = ('dropout', 'mask')
     couples_rows = True
@@ -92,7 +94,15 @@ class Task(base.Task):
           patch_weights: [B M], 1 / the number of hidden patches of the crop, 0 for padding.
           features: [B G D], the student's class tokens of global crops.
           teacher_temp: the teacher's temperature at this step.
+
+        Raises:
+          UserError: if local crops were cut from global ones.
         """
+        if LOCAL in batch and batch[LOCAL].ndim != 5:
+            raise UserError(
+                f'config.data.transforms: write the views of {LOCAL} before those of image, which '
+                'replace it'
+            )
         crops = self._global(batch)
         rows, masked = len(crops), min(self.masked, crops.shape[1])
         masks = apply(crops, method='block_masks', masked=masked, ratios=self.mask_ratios)
@@ -154,17 +164,18 @@ class Task(base.Task):
 
         Returns:
           features: [B D], the class token.
-          patches: [B N D], the tokens of patches.
+          patches: [B N D], the tokens of patches, if they are asked for.
           prototype, probability: [B 3], the likeliest prototypes, the best one first.
         """
         made = apply(*self.inputs(batch))
         probs = jax.nn.softmax(made['scores'] / self.teacher_temp)
         probability, prototype = jax.lax.top_k(probs, min(SHOWN, probs.shape[-1]))
+        more = {'patches': made['patches'].astype(jnp.float32)} if self.patches else {}
         return {
             'features': made['pre_logits'].astype(jnp.float32),
-            'patches': made['patches'].astype(jnp.float32),
             'prototype': prototype,
             'probability': probability,
+            **more,
         }
 
     def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ class Viz(base.Viz):
 
     bar = 'probability'
 
+    def adapt_task(self, task: Any, context: Context) -> Any:
+        """The task with tokens of patches, which the picture shows."""
+        return dataclasses.replace(task, patches=True)
+
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The likeliest prototypes."""
         pairs = zip(prediction['prototype'], prediction['probability'], strict=True)
@@ -34,8 +39,11 @@ class Viz(base.Viz):
     ) -> Figure:
         """Draw each image beside its patches, whose colors are the first principal components.
 
-        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background.
+        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background. Without tokens of
+        patches, as during a run, images have their prototypes as text.
         """
+        if 'patches' not in predictions[0]:
+            return super().draw(predictions, photos, context)
         colors = principal_colors([each['patches'] for each in predictions])
         rows = []
         for photo, mine in zip(photos, colors, strict=True):
