@@ -49,6 +49,7 @@ RUNS = {
     'detr/scenes.py:smoke': ('scenes',),
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
     'mae/cifar10.py:smoke': ('mae_cifar10',),
+    'dinov2/cifar10.py:smoke': ('dinov2_cifar10',),
     'swin/cifar10.py:smoke': ('gallery/swin',),
     'translate/synthetic.py:smoke': ('reverse', 'gallery/reverse'),
 }
