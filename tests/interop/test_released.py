@@ -88,6 +88,7 @@ def test_a_short_name_is_read_from_its_bucket(tmp_path, monkeypatch):
         ('vit-base-patch16-224', 'hf://google/vit-base-patch16-224'),
         ('google/vit-base-patch16-224', 'hf://google/vit-base-patch16-224'),
         ('siglip2_b16_224', 'siglip2/siglip2_b16_224:img'),
+        ('openai/clip-vit-base-patch32', 'hf://openai/clip-vit-base-patch32:vision'),
         (B16.replace('medium1', 'medium'), B16),
         (f'gs://vit_models/{B16.replace("medium1", "medium")}.npz', B16),
         ('runs/a', ''),

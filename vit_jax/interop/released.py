@@ -70,7 +70,8 @@ def nearest(path: str) -> str:
     names = {one.name: None for one in table()}
     tail = path.rstrip('/').rpartition('/')[2].removesuffix('.npz')
     for name in names:
-        if tail and name.partition(':img')[0].removesuffix('.npz').endswith(f'/{tail}'):
+        whole = name.removesuffix(':img').removesuffix(':vision').removesuffix('.npz')
+        if tail and whole.endswith(f'/{tail}'):
             return name
     wanted = path.removeprefix('gs://').removeprefix('vit_models/').removesuffix('.npz')
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
