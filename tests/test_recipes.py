@@ -93,6 +93,7 @@ def test_levels_of_augreg(spec, mixup, randaugment):
     'spec',
     [
         'vit/imagenet2012.py:S/16',
+        'vit/imagenet2012.py:vit5',
         'vit/augreg.py:i21k,B/16',
         'vit/imagenet2012_paper.py:B/32',
         'vit/imagenet21k.py:L/16',
@@ -112,6 +113,21 @@ def test_the_residual_stream_is_in_float32_unless_it_is_to_be_fast(spec):
     fast = load(f'{spec}{"" if spec.endswith(":") else ","}fast').model
     assert fast.get('residual_dtype') is None
     assert {**model, 'residual_dtype': None} == {**fast, 'residual_dtype': None}
+
+
+def test_vit5_is_the_published_model():
+    config = load('vit/imagenet2012.py:vit5')
+    fields = {**config.model, 'num_classes': 1000}
+    del fields['name']
+    image = jnp.zeros((1, 224, 224, 3))
+    params = jax.eval_shape(vit.Model(**fields).init, jax.random.key(0), image)['params']
+    # The authors' has no position of the class token.
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22_039_144 + 384
+    assert (config.total, config.batch_size, config.optim.name) == ('800 epochs', 2048, 'lamb')
+    assert load('vit/imagenet2012.py:vit5,L/16').total == '400 epochs'
+    assert load('vit/imagenet2012.py:vit5,S/16,100ep').total == '100 epochs'
+    with pytest.raises(UserError, match='vit5 has the sizes S/16, B/16, L/16, not H/14'):
+        load('vit/imagenet2012.py:vit5,H/14')
 
 
 def test_a_size_without_a_level_asks_for_one():

@@ -30,6 +30,17 @@ def test_each_has_a_probability(name):
     assert apply(f'{name}(p=1)', IMAGE[..., :1]).shape == (12, 16, 1)
 
 
+def test_three_augment_is_one_of_three():
+    gray, solarized = apply('random_gray(p=1)'), apply('solarize(p=1)')
+    made = [apply('three_augment', seed=seed) for seed in range(60)]
+    of_gray = sum((x == gray).all() for x in made)
+    of_solarized = sum((x == solarized).all() for x in made)
+    blurred = [x for x in made if (x != gray).any() and (x != solarized).any()]
+    assert min(of_gray, of_solarized, len(blurred)) > 10
+    smooth = [np.abs(np.diff(x.astype(int), axis=0)).mean() for x in blurred]
+    assert min(smooth) < 0.7 * np.abs(np.diff(IMAGE.astype(int), axis=0)).mean()
+
+
 def factor_of(image, changed, base):
     """The factor x of changed = base + x (image - base), by least squares where nothing is cut."""
     inside = (changed > 0) & (changed < 255)

@@ -107,6 +107,17 @@ def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5
     return apply
 
 
+@transform
+def three_augment() -> Apply:
+    """Make the image gray, solarize it or blur it, one of them: DeiT III, arXiv:2204.07118."""
+    choices = random_gray(1.0), solarize(p=1.0), gaussian_blur(p=1.0)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        return choices[rng.integers(len(choices))](image, rng)
+
+    return apply
+
+
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
