@@ -73,7 +73,15 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') 
         'bias': (bias + shift).astype(np.float32),
     }
     params = imported.params | {'patch_embed': patch_embed}
-    return dataclasses.replace(imported, params=params)
+    return _padded(dataclasses.replace(imported, params=params), mean)
+
+
+def _padded(imported: TrainedModel, mean: np.ndarray) -> TrainedModel:
+    """The model with padding of the mean, which is zero in other code bases, where it pads."""
+    if not hasattr(imported.model, 'pad_value'):
+        return imported
+    value = tuple((2 * mean - 1).tolist())
+    return imported.with_groups(model={**imported.model_config, 'pad_value': value})
 
 
 def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:

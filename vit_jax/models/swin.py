@@ -74,6 +74,7 @@ class Model(base.Model):
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
+      pad_value: of each channel of the images, beyond those that whole patches do not tile.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
@@ -94,10 +95,14 @@ class Model(base.Model):
     drop_path: float = 0.0
     gelu: str = 'erf'
     norm_eps: float = 1e-5
+    pad_value: tuple[float, ...] = (0.0,)
     remat: bool | str = False
     dtype: str = 'float32'
 
-    weightless = ('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'remat', 'dtype')
+    weightless = (
+        *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
+        *('remat', 'dtype'),
+    )
 
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
@@ -210,9 +215,12 @@ class Model(base.Model):
         return tuple(order)
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """A token for each patch, [B h w C]; images are padded with zeros to whole patches."""
+        """A token for each patch, [B h w C]; images are padded to whole patches."""
         patch = self.patch_size
         x = pad_to_multiple(images, patch)
+        if any(self.pad_value) and x.shape != images.shape:
+            beyond = jnp.asarray(self.pad_value, images.dtype)
+            x = pad_to_multiple(images - beyond, patch) + beyond
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
         x = nn.LayerNorm(self.norm_eps, dtype=dtype, name='embed_norm')(x)

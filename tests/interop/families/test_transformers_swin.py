@@ -20,6 +20,9 @@ transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
 
+IMAGENET = {'image_mean': [0.485, 0.456, 0.406], 'image_std': [0.229, 0.224, 0.225]}
+
+
 def ours(imported, images):
     model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
     return apply(model, imported.params, images)
@@ -41,6 +44,20 @@ def test_logits_of_what_is_read(size, tmp_path, images):
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
     assert imported.image_size == (24, 24) and imported.model_config['name'] == 'swin'
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_images_are_padded_with_their_mean(tmp_path, images):
+    """The mean becomes part of the weights, and images of 27 x 41 pixels are not whole patches."""
+    model, pixels = reference(), (images(2, 27, 41, 3) / 4).clip(-1, 1)
+    files.write_safetensors(tmp_path, state(model, 5), model.config.to_dict(), IMAGENET)
+    imported = interop.read(tmp_path)
+    mean, std = (np.array(IMAGENET[f'image_{key}']) for key in ('mean', 'std'))
+    normalized = (((pixels + 1) / 2 - mean) / std).astype(np.float32)
+    expected = theirs(model, normalized).logits
+    np.testing.assert_allclose(ours(imported, pixels)['logits'], expected, atol=1e-5)
+    assert 'pads an image' in interop.write(imported, tmp_path / 'new')[0]
 
 
 def test_both_versions_are_the_same_model(tmp_path):

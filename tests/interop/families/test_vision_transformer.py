@@ -307,6 +307,27 @@ def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed, capsys):
     assert "note: no class token is in the file: taken for pool_type 'gap'" in printed
 
 
+@pytest.mark.slow
+def test_old_files_without_positions_are_of_models_without(tmp_path, images, perturbed, capsys):
+    """`add_position_embedding=False` of vision_transformer; sincos2d came with big_vision."""
+    reference, batch = Reference(), images(2, 12, 12, 3)
+    params = jax.tree.map(np.asarray, perturbed(reference, batch))
+    table = params['Transformer']['posembed_input']['pos_embedding']
+    params['Transformer']['posembed_input']['pos_embedding'] = np.zeros_like(table)
+    flat = pre_linen(flat_params(params))
+    del flat['Transformer/posembed_input/pos_embedding']
+    np.savez(tmp_path / 'a.npz', **flat)
+    imported = interop.read(tmp_path / 'a.npz')
+    expected = expected_logits(reference, params, batch)
+    np.testing.assert_allclose(logits(imported, batch), expected, atol=1e-5)
+    assert imported.model_config['posemb'] == 'none'
+    assert 'taken for a model without positions' in imported.notes[0]
+    with pytest.raises(UserError, match="hold no ViT with posemb 'none'"):
+        interop.write(imported, tmp_path / 'b.npz')
+    with pytest.raises(UserError, match="no ViT with posemb 'none'"):
+        interop.write(imported, tmp_path / 'b')
+
+
 def test_the_whole_architecture_is_read_off_the_shapes(tmp_path, images, perturbed):
     params = perturbed(Reference(representation=12), images(1, 8, 8, 3))
     np.savez(tmp_path / 'a.npz', **flat_params(params))

@@ -2,7 +2,7 @@
 
 Names of version 4 are written: version 5 writes and reads them too. GELU and the image size, which
 shapes do not determine, come from config.json. An image that whole patches do not tile is padded
-with gray here, and with the mean of preprocessor_config.json in transformers.
+with the mean of preprocessor_config.json, in transformers and here by `pad_value`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,14 @@ def write(trained: TrainedModel) -> Written:
     if model['num_classes']:
         arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
         config |= labels.write(trained.class_names, model['num_classes'])
-    return Written(arrays, config, preprocessor=normalization.preprocessor(channels, size))
+    notes = []
+    if any(model.get('pad_value', ())):
+        notes.append(
+            'transformers pads an image that whole patches do not tile with gray, this model with '
+            f'pad_value {model["pad_value"]}'
+        )
+    preprocessor = normalization.preprocessor(channels, size)
+    return Written(arrays, config, tuple(notes), preprocessor)
 
 
 def _require_ours(config: Mapping[str, Any]) -> None:

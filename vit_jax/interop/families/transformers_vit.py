@@ -170,6 +170,7 @@ def _require_class(model: Mapping[str, Any]) -> None:
         f'a {model["name"]}': model['name'] != 'vit',
         f'pool {model["pool"]!r}': model['pool'] not in _CLASSES,
         'a norm before its head': model.get('head_norm', 'none') != 'none',
+        "posemb 'none'": model.get('posemb') == 'none',
         f'pool {model["pool"]!r} and a representation_size'
         if model['pool'] != 'cls'
         else 'both a head and a representation_size': both and model['representation_size'],

@@ -98,7 +98,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         gelu='tanh',
         norm_eps=1e-6,
         hints=hints,
-        posemb='sincos2d',
+        posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
     return normalization.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
 
@@ -117,6 +117,7 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
     held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
     held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',), 'no_bias': ('',)}
+    held |= {'posemb': ('learn', 'sincos2d')}
     for field, plain in held.items():
         if model.get(field, plain[0]) not in plain:
             raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
@@ -138,6 +139,8 @@ def _assumed(model: Mapping[str, Any]) -> list[str]:
     notes = []
     if model['posemb'] == 'sincos2d':
         notes.append('no position embedding is in the file: taken for a model of sincos2d')
+    if model['posemb'] == 'none':  # such files are older than big_vision, the origin of sincos2d
+        notes.append('no position embedding is in the file: taken for a model without positions')
     if model['pool'] == 'gap':
         notes.append(
             "no class token is in the file: taken for pool_type 'gap'; big_vision's '0' and 'none' "
@@ -161,11 +164,15 @@ def _require_plausible_depth(flat: Flat, source: str) -> None:
 
 
 def _source(flat: Flat) -> str:
-    if any(re.search(r'/MultiHeadDotProductAttention_[1-9]/', name) for name in flat):
+    if _is_pre_linen(flat):
         return 'vision_transformer npz, pre-Linen names'
     if 'Transformer/posembed_input/pos_embedding' in flat:
         return 'vision_transformer npz'
     return 'big_vision npz'
+
+
+def _is_pre_linen(flat: Flat) -> bool:
+    return any(re.search(r'/MultiHeadDotProductAttention_[1-9]/', name) for name in flat)
 
 
 def _vector(name: str, array: np.ndarray) -> np.ndarray:
