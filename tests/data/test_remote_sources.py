@@ -16,7 +16,7 @@ from PIL import Image
 from vit_jax.__main__ import main
 from vit_jax.data.sources import open_source
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.storage import cache, paths, ranges
+from vit_jax.storage import cache, paths, ranges, servers
 
 SHARD = 'train-00001-of-00002.array_record'
 
@@ -251,6 +251,16 @@ def test_damaged_bytes_in_a_bucket_are_a_broken_record(local, bucket):
 def test_places_that_are_not_there(bucket):
     with pytest.raises(UserError, match='/nowhere'):
         open_source(f'packed:{bucket}/nowhere', 'train')
+
+
+@pytest.mark.fault(99)
+def test_without_a_network_it_is_said_in_seconds(monkeypatch):
+    pytest.importorskip('gcsfs')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
+    monkeypatch.setattr(servers, 'PAUSE', 0.01)
+    with pytest.raises(UserError, match='nothing answers at 127') as error:
+        open_source('packed:gs://bucket/packed', 'train')
+    assert '\n' not in str(error.value)
 
 
 @pytest.fixture(scope='module')

@@ -59,12 +59,13 @@ class Folder:
       files: those directly in it, by name.
 
     Raises:
-      Unreachable: if it cannot be listed.
+      UserError: if there is no such folder, or no server answers.
     """
 
     def __init__(self, path: paths.Path):
         self.path = path
-        self.files = {k: v for k, v in _listed(self._fetch_list()) if k}
+        with paths.reaching(path):  # without a network, in seconds
+            self.files = {k: v for k, v in _listed(self._fetch_list()) if k}
         digest = hashlib.sha256(repr((os.fspath(path), sorted(self.files.items()))).encode())
         self._kept = cache.folder('ranges') / digest.hexdigest()[:32]
         self._share = 0.0
