@@ -23,7 +23,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs gallery preflight test-tpu bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs checkpoints gallery preflight test-tpu bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -102,6 +102,9 @@ docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes 
 	"$(PYTHON)" -m venv .venv-tpu
 	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'
 	@touch $@
+
+checkpoints: .venv/.done  ## Measure the families of docs/checkpoints.md against their own code
+	PYTHONPATH=.:tests $(PYTHON) -m helpers.checkpoint_table
 
 gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the commands of that page
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python docs/gallery/make.py

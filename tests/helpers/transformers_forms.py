@@ -63,8 +63,24 @@ def _two(vision: dict[str, Any] = SHAPE) -> dict[str, Any]:
 _POOLED = {'theirs': 'pooler_output', 'ours': 'pre_logits'}
 _CLASSIFIER = 'ForImageClassification'
 FORMS = (
+    Form('ViT', f'ViT{_CLASSIFIER}', 'ViTConfig'),
     Form('DeiT', f'DeiT{_CLASSIFIER}', 'DeiTConfig'),
     Form('DeiT', 'DeiTModel', 'DeiTConfig', **_POOLED),
+    Form('DeiT', f'DeiT{_CLASSIFIER}WithTeacher', 'DeiTConfig'),
+    Form('BEiT', f'Beit{_CLASSIFIER}', 'BeitConfig', {'use_relative_position_bias': True}),
+    Form(
+        'BEiT',
+        'BeitModel',
+        'BeitConfig',
+        {'use_shared_relative_position_bias': True, 'use_absolute_position_embeddings': True},
+        **_POOLED,
+    ),
+    Form(
+        'Data2Vec',
+        f'Data2VecVision{_CLASSIFIER}',
+        'Data2VecVisionConfig',
+        {'use_mean_pooling': False, 'use_absolute_position_embeddings': True},
+    ),
     Form('MSN', f'ViTMSN{_CLASSIFIER}', 'ViTMSNConfig'),
     Form('I-JEPA', f'IJepa{_CLASSIFIER}', 'IJepaConfig'),
     Form('I-JEPA', 'IJepaModel', 'IJepaConfig', theirs='last_hidden_state', ours='tokens'),

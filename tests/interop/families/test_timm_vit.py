@@ -210,7 +210,7 @@ def test_which_gelu(config, gelu):
 @pytest.mark.parametrize(
     ('architecture', 'words'),
     [
-        ('vit_base_patch16_rpn_224', "block_fn is 'ResPostBlock'"),
+        ('vit_base_patch16_18x2_224', "block_fn is 'ParallelThingsBlock'"),
         ('vit_dlittle_patch16_reg1_gap_256', "attn_layer is 'diff'"),
         ('test_vit3', 'pool_include_prefix is True'),
         ('vit_relpos_base_patch16_224', 'relative positions'),
@@ -292,7 +292,7 @@ MISTAKES = {
         'norm.weight .* is unknown|fc_norm.bias',
     ),
     'unknown': ({'blocks.0.attn.rel.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
-    'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, 'no part called dist_token'),
+    'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, r'head_dist\.bias .* is missing'),
     'absent': ({'blocks.1.mlp.fc1.bias': None}, {}, r'blocks\.1\.mlp\.fc1\.bias \(.*\) is missing'),
     'thirds': (
         {'blocks.1.attn.qkv.weight': np.ones((47, 16))},

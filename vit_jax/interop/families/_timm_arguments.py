@@ -20,23 +20,23 @@ TABLE = Path(__file__).with_name('timm_architectures.json')
 # Defaults of the constructors that are read.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'VisionTransformer': {'global_pool': 'token'},
+    'VisionTransformerDistilled': {'global_pool': 'token'},
+    'Beit': {'global_pool': 'avg'},
     'Eva': {'global_pool': 'avg'},
 }
 _REFUSED = {
     'NaFlexVit': 'it takes patches of images of any size (NaFlexViT)',
-    'VisionTransformerDistilled': 'it has a distillation token',
     'VisionTransformerRelPos': 'it has relative positions (RelPos)',
     'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
-    'Beit': 'it is a BEiT',
 }
+_RES_POST = 'ResPostBlock'
 # Arguments of parts that no model here has, and the values that mean that the part is not there.
 _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
-    'block_fn': (None, '', 'Block'),
+    'block_fn': (None, '', 'Block', _RES_POST),
     'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
     'pos_embed': ('learn',),
     'pool_include_prefix': (False,),
-    'use_post_norm': (False,),
     'num_kv_heads': (None,),
     'gated_attn': (False,),
     'rope_type': (None, '', 'cat', 'dinov3'),
@@ -115,6 +115,12 @@ def norm(found: Arguments, source: str) -> tuple[str, float]:
     if not (match := _NORM.fullmatch(str(name))):
         raise UserError(f'{source}: norm_layer {name!r} is not supported')
     return match[1].lower(), float(match[2] or _NORM_EPS)
+
+
+def norm_place(found: Arguments) -> dict[str, str]:
+    """The field of norms that come after the layers, if they do."""
+    is_post = found.get('block_fn') == _RES_POST or found.get('use_post_norm')
+    return {'norm_place': 'res_post'} if is_post else {}
 
 
 def positions(found: Arguments, source: str) -> str:

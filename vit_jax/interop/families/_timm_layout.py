@@ -24,7 +24,8 @@ def plain(flat: Flat, source: str) -> Flat:
     Raises:
       UserError: if an array cannot be split.
     """
-    parts = torch_layout.parted(flat, source)
+    used = {n: array for n, array in flat.items() if not n.endswith('relative_position_index')}
+    parts = torch_layout.parted(used, source)
     return _ungated({_named(name): array for name, array in parts.items()})
 
 

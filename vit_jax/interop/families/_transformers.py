@@ -150,7 +150,8 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
             )
     if imported.image_size is not None and 'pos_embed' in imported.params:
         height, width = imported.image_size
-        rows = imported.params['pos_embed'].shape[1] - ('cls_token' in imported.params)
+        first = sum(name in imported.params for name in ('cls_token', 'dist_token'))
+        rows = imported.params['pos_embed'].shape[1] - first
         if (height // model['patch_size']) * (width // model['patch_size']) != rows:
             raise UserError(
                 f'{imported.source}: image_size is {height}x{width}, '

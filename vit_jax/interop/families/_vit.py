@@ -58,6 +58,7 @@ def assemble(
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
     flat = _unscaled({k: a for k, a in flat.items() if a.size}, source, label)
     hints = tuple(hints)
+    flat = _with_tables(flat, image_size or next(iter(hints), None))
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     model |= {'posemb': 'learn' if 'pos_embed' in flat else posemb, **fields}
     module = _module(model)
@@ -65,10 +66,10 @@ def assemble(
     expected = _expected(flat, module)
     flat = with_biases(flat, expected)
     require_fit(flat, expected, context, label=label)
-    if image_size is None and model['posemb'] == 'none':  # these fit images of any size
+    if image_size is None and model['posemb'] == 'none':  # these may fit images of any size
         image_size = next(iter(hints), None)
     if image_size is None and 'pos_embed' in flat:
-        patches = flat['pos_embed'].shape[1] - ('cls_token' in flat)
+        patches = flat['pos_embed'].shape[1] - _first_tokens(flat)
         fitting = [size for size in hints if _patches(size, module.stride) == patches]
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
@@ -138,14 +139,47 @@ def with_prefix(flat: Flat, rows: int) -> Flat:
     """
     if 'pos_embed' not in flat or flat['pos_embed'].ndim != 3:
         return flat
-    table, has_class = flat['pos_embed'], 'cls_token' in flat
-    if rows > has_class and 'register_tokens' in flat:
-        tokens = flat['register_tokens'] + table[:, int(has_class) : rows]
-        kept = [table[:, : int(has_class)], table[:, rows:]]
+    table, first = flat['pos_embed'], _first_tokens(flat)
+    if rows > first and 'register_tokens' in flat:
+        tokens = flat['register_tokens'] + table[:, first:rows]
+        kept = [table[:, :first], table[:, rows:]]
         return flat | {'register_tokens': tokens, 'pos_embed': np.concatenate(kept, axis=1)}
-    if rows or not has_class:
+    if rows or not first:
         return flat
-    return flat | {'pos_embed': np.pad(table, ((0, 0), (1, 0), (0, 0)))}
+    return flat | {'pos_embed': np.pad(table, ((0, 0), (first, 0), (0, 0)))}
+
+
+def _first_tokens(flat: Flat) -> int:
+    """The number of tokens whose positions come before those of the patches."""
+    return sum(name in flat for name in ('cls_token', 'dist_token'))
+
+
+# The biases of relative positions, of patches and of the tokens before them.
+_TABLE, _PREFIX = 'position_bias/table', 'position_bias/prefix'
+
+
+def _with_tables(flat: Flat, size: Size | None) -> Flat:
+    """Tables of relative positions as grids [2h-1 2w-1 H], and apart from those the last three
+    rows, of the class token.
+    """
+    found = dict(flat)
+    for name, table in flat.items():
+        if not name.endswith(_TABLE) or table.ndim != 2:
+            continue
+        rows = len(table) - 3
+        stride = flat['patch_embed/kernel'].shape[0]
+        sides = tuple(2 * (side // stride) - 1 for side in size or (0, 0))
+        if size is None or sides[0] * sides[1] != rows:
+            side = square_side(rows) or 0
+            sides = (side, side)
+        if sides[0] * sides[1] != rows:
+            raise UserError(
+                f'{rows} relative positions are not those of a square; the size of the images has '
+                'to be in config.json'
+            )
+        found[name] = table[:rows].reshape(*sides, -1)
+        found[name.removesuffix(_TABLE) + _PREFIX] = table[rows:]
+    return found
 
 
 # Layer scales and the layers before them.
@@ -224,6 +258,10 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         model['norm_pre'] = True
     if 'encoder/block_0/attention/q_norm/scale' in flat:
         model['qk_norm'] = 'layer'
+    if f'encoder/block_0/attention/{_TABLE}' in flat:
+        model['positions'] = 'relative'
+    if _TABLE in flat:
+        model['positions'] = 'relative(shared=True)'
     if 'encoder/block_0/mlp/gate/kernel' in flat:
         normed = 'encoder/block_0/mlp/norm/scale' in flat
         model['mlp'] = 'swiglu(norm=True)' if normed else 'swiglu'
@@ -244,6 +282,8 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
 def _pool(flat: Flat) -> str:
     if any(name.startswith('map_head/') for name in flat):
         return 'map'
+    if 'dist_token' in flat:
+        return 'distilled'
     if 'cls_token' not in flat:
         return 'gap'
     return 'patches' if 'fc_norm/scale' in flat else 'cls'
@@ -267,9 +307,12 @@ def _module(model: Mapping[str, Any]) -> Any:
 def _expected(flat: Flat, module: Any) -> Flat:
     """The shapes of the module's parameters for images with as many patches as those of `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
-    patches = max(tokens - ('cls_token' in flat), 1)
+    grid = (1, max(tokens - _first_tokens(flat), 1))
+    for name, array in flat.items():
+        if name.endswith(_TABLE):
+            grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
-    size = (1, module.stride, module.stride * patches, first.shape[2])
+    size = (1, *(module.stride * side for side in grid), first.shape[2])
     leaves = flatten_dict(_shapes(module, size), sep='/').items()
     # Views of a single number, so that the functions for arrays can split and unroll shapes.
     arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}

@@ -21,12 +21,14 @@ from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 POSITIONS = 'antialiased'
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
+_RELATIVE = 'relative_position_bias_table'
 _MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
+    ('dist_token', 'dist_token'),
     ('reg_token', 'register_tokens'),
     ('pos_embed', 'pos_embed'),
     ('patch_embed.proj', 'patch_embed'),
@@ -44,7 +46,10 @@ TABLE: names.Table = (
     ('attn_pool.norm', 'map_head/norm'),
     *((f'attn_pool.mlp.{fc}', f'map_head/mlp/{fc}') for fc in ('fc1', 'fc2')),
     ('pre_logits.fc', 'pre_logits'),
+    ('head_dist', 'head/distillation'),
     ('head', 'head'),
+    (f'{_BLOCK[0]}.attn.{_RELATIVE}', f'{_BLOCK[1]}/attention/position_bias/table'),
+    (f'rel_pos_bias.{_RELATIVE}', 'position_bias/table'),
 )
 
 
@@ -78,13 +83,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         gelu=_timm_arguments.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
-        posemb='learn' if positions == 'none' else 'none',
-        fields=_fields(params, norm, positions),
+        posemb='none' if positions != 'none' or _has_relative(params) else 'learn',
+        fields=_fields(params, norm, positions) | _timm_arguments.norm_place(arguments),
     )
     imported = _pooled(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
+
+
+def _has_relative(params: Flat) -> bool:
+    return any(name.endswith('position_bias/table') for name in params)
 
 
 def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
@@ -134,6 +143,8 @@ def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
     wanted = _POOLS.get(str(pool), (None, None))[has_token]
     if (ours, wanted) == ('cls', 'patches'):  # both have the same arrays
         return imported.with_groups(model=imported.model_config | {'pool': wanted})
+    if ours == 'distilled' and pool in (None, 'token'):
+        return imported
     if pool is not None and wanted != ours:
         raise UserError(
             f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
@@ -152,7 +163,8 @@ def _reason(imported: TrainedModel) -> str:
 def _prefix_rows(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> int:
     """Rows of the positions before those of the patches: none with `no_embed_class`."""
     registers = params['register_tokens'].shape[1] if 'register_tokens' in params else 0
-    prefix = int('cls_token' in params) + registers
+    tokens = sum(name in params for name in ('cls_token', 'dist_token'))
+    prefix = tokens + registers
     if arguments.get('no_embed_class') or 'pos_embed' not in params:
         return 0
     if 'no_embed_class' in arguments or 'class' in arguments:

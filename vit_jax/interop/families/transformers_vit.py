@@ -6,6 +6,7 @@ and epsilons come from config.json; without it they are the defaults of transfor
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,7 +82,12 @@ _KINDS = (
     _transformers.Kind(
         'transformers DeiT',
         ('deit',),
-        (*TABLE, ('embeddings.distillation_token', 'register_tokens')),
+        (
+            *TABLE,
+            ('embeddings.distillation_token', 'register_tokens'),
+            ('cls_classifier', 'head'),
+            ('distillation_classifier', 'head/distillation'),
+        ),
         prefixes=('deit.',),
         unused=('embeddings.mask_token',),
         defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
@@ -115,7 +121,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel;
     or the same of DeiT, MSN or I-JEPA.
 
-    The distillation token of a DeiT, with its position, becomes a register.
+    The distillation token of a DeiT, with its position, becomes a register, unless it has a
+    classifier of its own.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
@@ -124,10 +131,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     used = kind.used(flat)
     if 'classifier.weight' in flat:  # which does not use the pooler
         used = {n: array for n, array in used.items() if not kind.plain(n).startswith('pooler.')}
-    if 'distillation_classifier.weight' in flat:
-        raise UserError(
-            f'{kind.source}: no model here has two classifiers, one of a distillation token'
-        )
+    if 'distillation_classifier.weight' in flat:  # both tokens are read, then
+        rows = ((a, b.replace('register_tokens', 'dist_token')) for a, b in kind.table)
+        return _transformers.read(dataclasses.replace(kind, table=tuple(rows)), used, extra, rows=2)
     distilled = any(name.endswith('embeddings.distillation_token') for name in flat)
     return _transformers.read(kind, used, extra, rows=2 if distilled else 1)
 

@@ -1,0 +1,93 @@
+"""The table of families of docs/checkpoints.md, made from the lists that the tests read.
+
+    make checkpoints
+
+reads every small model of `timm_forms` and `transformers_forms` and measures how far its outputs
+are from those of the other code. `tests/interop/test_checkpoint_table.py` compares the names.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from helpers import timm_forms, transformers_forms
+from helpers.transformers_vit import apply
+from vit_jax import interop
+from vit_jax.interop import files
+from vit_jax.models.vit import Model
+
+# Families of transformers that are also written for it.
+WRITTEN = ('ViT', 'I-JEPA', 'SigLIP')
+_BEGIN, _END = '<!-- families -->', '<!-- end of families -->'
+
+
+def rows() -> dict[tuple[str, str], list[str]]:
+    """Names of architectures or classes by code base and family, as in the tests' lists."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for family, name, _ in timm_forms.FORMS:
+        found.setdefault(('timm', family), []).append(name)
+    for form in transformers_forms.FORMS:
+        label = form.model + (f' (`:{form.tower}`)' if form.tower else '')
+        names = found.setdefault(('transformers', form.family), [])
+        names += [] if label in names else [label]
+    return found
+
+
+def text() -> str:
+    """The table."""
+    worst: dict[tuple[str, str], float] = {}
+    for key, error in errors():
+        worst[key] = max(error, worst.get(key, 0.0))
+    head = '| code base | family | tested as | written | resized | largest error |'
+    lines = [head, '|' + '---|' * 6]
+    for (base, family), names in rows().items():
+        written = 'yes' if base == 'transformers' and family in WRITTEN else 'no'
+        resized = {'DINOv3': 'as it is', 'BEiT': 'biases'}.get(family, 'positions')
+        error = f'{worst[base, family]:.0e}'
+        lines.append(
+            f'| {base} | {family} | {", ".join(names)} | {written} | {resized} | {error} |'
+        )
+    return '\n'.join(lines)
+
+
+def errors() -> Iterator[tuple[tuple[str, str], float]]:
+    """Code base and family of each model, and its largest error by the largest output."""
+    golden = json.loads(timm_forms.GOLDEN.read_text())
+    for family, name, _ in timm_forms.FORMS:
+        row = golden[name]
+        with tempfile.TemporaryDirectory() as folder:
+            arrays = timm_forms.parameters(row['shapes'])
+            files.write_safetensors(folder, arrays, row['config'])
+            batch = timm_forms.images(row['config']['pretrained_cfg']['input_size'][1])
+            yield ('timm', family), _error(folder, batch, 'logits', np.array([row['logits']]))
+    batch = np.random.default_rng(0).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    for form in transformers_forms.FORMS:
+        made = transformers_forms.model(form)
+        with tempfile.TemporaryDirectory() as folder:
+            made.save_pretrained(folder)
+            expected = transformers_forms.outputs(form, made, batch)
+            place = f'{folder}:{form.tower}' if form.tower else folder
+            yield ('transformers', form.family), _error(place, batch, form.ours, expected)
+
+
+def _error(place: str, batch: np.ndarray, output: str, expected: np.ndarray) -> float:
+    imported = interop.read(place)
+    assert isinstance(imported.model, Model)
+    found = apply(imported.model, imported.params, batch)[output]
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def replace(document: str) -> str:
+    """The document with a new table between its two comments."""
+    before, rest = document.split(_BEGIN)
+    return f'{before}{_BEGIN}\n{text()}\n{_END}{rest.split(_END)[1]}'
+
+
+if __name__ == '__main__':
+    path = Path(__file__).parents[2] / 'docs' / 'checkpoints.md'
+    path.write_text(replace(path.read_text()))

@@ -1,0 +1,69 @@
+"""BEiTs of transformers, and Data2VecVision, which is one: safetensors, and config.json.
+
+Relative positions are those of each block or shared by all. Layer scale is folded into the layers
+that it scales, and keys get biases of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.interop import names
+from vit_jax.interop.families import _transformers
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+POSITIONS = 'bicubic'
+_LAYER = 'encoder.layer'
+_BIAS = 'relative_position_bias.relative_position_bias_table'
+TABLE: names.Table = (
+    ('embeddings.cls_token', 'cls_token'),
+    ('embeddings.position_embeddings', 'pos_embed'),
+    ('embeddings.patch_embeddings.projection', 'patch_embed'),
+    *_transformers.blocks(
+        _LAYER,
+        ('layernorm_before', 'norm1'),
+        ('attention.attention.query', 'attention/query'),
+        ('attention.attention.key', 'attention/key'),
+        ('attention.attention.value', 'attention/value'),
+        (f'attention.attention.{_BIAS}', 'attention/position_bias/table'),
+        ('attention.output.dense', 'attention/out'),
+        ('lambda_1', 'layer_scale1'),
+        ('layernorm_after', 'norm2'),
+        ('intermediate.dense', 'mlp/fc1'),
+        ('output.dense', 'mlp/fc2'),
+        ('lambda_2', 'layer_scale2'),
+    ),
+    (f'encoder.{_BIAS}', 'position_bias/table'),
+    ('layernorm', 'encoder/norm'),
+    ('pooler.layernorm', 'fc_norm'),
+    ('classifier', 'head'),
+)
+_KIND = _transformers.Kind(
+    'transformers BEiT',
+    ('beit', 'data2vec-vision'),
+    TABLE,
+    prefixes=('beit.', 'data2vec_vision.'),
+    unused=('embeddings.mask_token',),  # of pretraining
+    defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    known = {_KIND.plain(name) for name in flat}
+    is_vit = f'{_LAYER}.0.layernorm_before.weight' in known
+    return is_vit and bool({f'{_LAYER}.0.lambda_1', 'pooler.layernorm.weight'} & known)
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A BeitModel, whose `pooler_output` is our `pre_logits`, or a BeitForImageClassification.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    used = {n: a for n, a in _KIND.used(flat).items() if not n.endswith('relative_position_index')}
+    return _transformers.read(_KIND, used, extra, posemb='none')
