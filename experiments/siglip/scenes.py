@@ -7,15 +7,23 @@ r"""SigLIP on captions of colored digits: from scratch on a CPU, without any dow
 Captions such as "a red three left of a green seven" beside images of 48 pixels; each of their words
 is a piece of the vocabulary. The digits of the 500 test images are not those of training.
 
-Expected: at least 0.55 of the test captions right among 64. Measured: 0.576 of the captions for an
-image and 0.584 of the images for a caption, after 12 epochs in about 18 minutes of one CPU core
-that was shared with other work.
+Expected: zero-shot accuracy of at least 0.95 for colors and 0.60 for digits, recall at 1 of at
+least 0.5 both ways. Measured after 20 epochs, in about 11 minutes of one CPU core that was shared
+with other work: colors 1.000, digits 0.668; among 500 images the right text comes first for 0.554
+of them and is among the first 10 for 0.962, the right image for 0.549 and 0.952 of the texts.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 ARGS = ('smoke', 'softmax')
+COLORS = ('red', 'green', 'blue', 'yellow', 'purple', 'white')
+DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+# For each kind of class, its name beside every word of the other kind.
+TEMPLATES = {
+    'digit': tuple(f'a {color} {{}}' for color in COLORS),
+    'color': tuple(f'a {{}} {digit}' for digit in DIGITS),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -23,29 +31,36 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '12 epochs'
+    config.total = '20 steps' if smoke else '20 epochs'
     config.batch_size = 16 if smoke else 64
 
     length = 36 if smoke else 10
     config.model = dict(name='siglip', vocab_size=placeholder(int), length=length, patch_size=8)
-    config.model.update(towers(16, 1, 1) if smoke else towers(64, 4, 2))
+    config.model.update(towers(16, 1, 1) if smoke else towers(64, 2, 1))
     if arg == 'softmax':  # CLIP starts from t = 1 / 0.07; a softmax does not see a bias
         config.model.update(init_scale=14.3, init_bias=0.0)
     config.task = dict(name='siglip', loss_name='softmax' if arg == 'softmax' else 'sigmoid')
     # One digit has 60 captions, so that some come twice in a batch.
     config.task.update(repeats='matches')
 
-    data = dict(source='scenes_captions:160' if smoke else 'scenes_captions', cache=not smoke)
+    data = dict(source='scenes_captions:160' if smoke else 'scenes_captions:10000', cache=not smoke)
     data.update(transforms=f"tokenize('caption', {length})")
     data.update(vocab='bytes' if smoke else 'scenes_captions.model')
     config.data = dict(data, split='train')
-    config.evals = dict(test=dict(data, split='test[:16]' if smoke else 'test'))
+    test = dict(data, split='test[:16]' if smoke else 'test')
+    config.evals = dict(test=test, retrieval=dict(test, evaluator='retrieval'))
+    for kind, templates in TEMPLATES.items():
+        entry = dict(test, source=f'scenes_captions:{kind}', evaluator='zero_shot')
+        entry.update(
+            text=data['transforms'], templates=templates, transforms="keep('image', 'label')"
+        )
+        config.evals[f'zero_shot_{kind}'] = entry
 
-    config.optim = dict(name='adamw', lr=2e-3, weight_decay=1e-4, clip_norm=1.0, b2=0.95)
+    config.optim = dict(name='adamw', lr=1e-3, weight_decay=1e-4, clip_norm=1.0, b2=0.95)
     config.optim.schedule = dict(name='cosine', warmup='2 steps' if smoke else '5%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '2 epochs')
-    config.every.checkpoint = '20' if smoke else '2 epochs'
+    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '4 epochs')
+    config.every.checkpoint = '20' if smoke else '4 epochs'
     config.checkpoint = dict(keep_last=2, keep_every='')
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config

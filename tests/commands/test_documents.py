@@ -50,6 +50,7 @@ RUNS = {
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
     'mae/cifar10.py:smoke': ('mae_cifar10',),
     'dinov2/cifar10.py:smoke': ('dinov2_cifar10',),
+    'siglip/scenes.py:smoke': ('siglip',),
     'swin/cifar10.py:smoke': ('gallery/swin',),
     'translate/synthetic.py:smoke': ('reverse', 'gallery/reverse'),
 }
@@ -135,7 +136,7 @@ def small(line: str) -> list[str]:
     line = re.sub(r'(--config |create )(experiments/\S+\.py)(?!\S*smoke)\S*', r'\1\2:smoke', line)
     line = re.sub(r" --config\.data[^=]*=('[^']*'|\S+)", '', line)
     line = re.sub(r"'A brown dog [^']*'", "'A dog runs.'", line)
-    line = re.sub(r'runs/(scene|ground)_\{\S+\}\.png', 'runs/scene_0.png', line)
+    line = re.sub(r'runs/(scene|ground|pair)_\{\S+\}\.png', 'runs/scene_0.png', line)
     for large, size in SIZES.items():
         line = line.replace(large, size)
     return shlex.split(line)

@@ -105,11 +105,10 @@ def test_predictions():
         np.testing.assert_allclose(found['probs'], choose(10 * cosines - 10), atol=1e-5)
 
 
-@pytest.mark.parametrize('lacks', ['image', 'caption'])
-def test_a_batch_without_captions_is_refused(lacks):
-    batch = {name: x for name, x in make_batch().items() if name != lacks}
-    with pytest.raises(UserError, match=r'it needs images, and ids of captions as of config.data'):
-        Task().outputs(Given({}), batch)
+def test_a_batch_without_captions_is_refused():
+    batch = {'image': make_batch()['image'], 'label': jnp.zeros(6)}
+    with pytest.raises(UserError, match=r'needs captions, but the examples have image, label: add'):
+        Task().loss({}, batch)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class Evaluator(abc.ABC):
     the real examples of all processes, each exactly once and without padding.
 
     Attributes:
-      learns: whether it learns from a second split, `fit` in the config.
+      learns: whether it learns from a second split, `fit` in the config. One that learns from
+        data of its own names them by `fit_data` instead.
       signature: the protocol of the measurement, so that numbers can be compared.
       headline: the metrics of `result` that a line of text shows; empty for all of them.
     """
@@ -59,11 +60,26 @@ class Evaluator(abc.ABC):
 
         Args:
           dataset: the ground truth.
-          fit: the data to learn from; None unless the evaluator `learns`.
+          fit: the data to learn from; None unless the evaluator `learns` or has `fit_data`.
 
         Raises:
           UserError: if the data do not suit the evaluator.
         """
+
+    def fit_data(self, data: Dataset) -> dict[str, Any] | None:
+        """Other data to learn from than a split of the evaluated source; None for no other.
+
+        Args:
+          data: to be evaluated.
+
+        Returns:
+          Keys to replace in the entry of `config.evals`, such as `source` and `transforms`.
+
+        Raises:
+          UserError: if the data do not suit the evaluator.
+        """
+        del data
+        return None
 
     def start(self) -> None:  # noqa: B027, a default
         """Reset for a new pass."""

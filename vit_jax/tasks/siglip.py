@@ -58,25 +58,23 @@ class Task(base.Task):
         return pixels.to_range(batch['image'], self.value_range), batch.get(self.text)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Embeddings `image` and `text` [B E], `scale` and `bias`.
-
-        Raises:
-          UserError: if the batch lacks images or ids of captions.
-        """
-        for name in ('image', self.text):
-            if name not in batch or (name == self.text and batch[name].ndim != 2):
-                held = ', '.join(sorted(set(batch) - {'index', 'mask'}))
-                raise UserError(
-                    f'task siglip: the examples have {held}; it needs images, and ids of captions '
-                    f'as of config.data.transforms="tokenize(\'{self.text}\', 64)"'
-                )
+        """Embeddings `image` and `text` [B E], `scale` and `bias`; no `text` without captions."""
         found = apply(*self.inputs(batch))
         if self.locked_image:
             found = found | {'image': jax.lax.stop_gradient(found['image'])}
         return found
 
     def loss(self, outputs: dict[str, jax.Array], batch: Batch) -> dict[str, Term]:
-        """The loss, a mean over pairs, and how often the best of the batch is a right one."""
+        """The loss, a mean over pairs, and how often the best of the batch is a right one.
+
+        Raises:
+          UserError: if the batch has no ids of captions.
+        """
+        if self.text not in batch:
+            raise UserError(
+                f'task siglip needs captions, but the examples have {", ".join(sorted(batch))}: '
+                f"add tokenize('{self.text}', 64) to the transforms"
+            )
         mask, ids = self.mask(batch), batch[self.text]
         keys = ids if self.repeats == 'matches' else jnp.arange(len(ids))[:, None]
         made = pairs.Pairs(

@@ -178,6 +178,8 @@ def _open_eval(
         raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
     fit = open_once(section, split=section.fit) if evaluator.learns else None
     try:
+        if (others := evaluator.fit_data(data)) is not None:
+            fit = open_once(section, **others)
         evaluator.open(data, fit)
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''

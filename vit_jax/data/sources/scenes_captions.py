@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, nearest
 
 SIZES = {'train': 20_000, 'test': 500}
 SIDE = 48  # pixels of an image
-HEIGHTS = (16, 22)  # of digits, in pixels
+HEIGHTS = (19, 22)  # of digits, in pixels; each has a quarter of the image
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 COLORS = {
     'red': (235, 50, 50),
@@ -30,7 +30,8 @@ COLORS = {
 }
 CLASSES = {'digit': NAMES, 'color': tuple(COLORS)}
 ALONE = 0.3  # share of images with a single digit
-_SHIFTS = {'left of': (0, -1), 'right of': (0, 1), 'above': (-1, 0), 'below': (1, 0)}
+# By the axis on which two digits differ: of the one with the lower coordinate, and of the other.
+RELATIONS = (('above', 'below'), ('left of', 'right of'))
 
 
 class Source:
@@ -62,18 +63,19 @@ class Source:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index, bool(self._kind)))
         image = _ground(rng)
-        if self._kind or rng.random() < ALONE:
-            color, digit = self._draw(rng, image, rng.integers(0, SIDE - HEIGHTS[1] + 1, 2))
-            record = {'image': image, 'caption': _named(color, digit)}
-            if self._kind:
-                label = {'digit': digit, 'color': color}[self._kind]
-                record['label'] = label
-            return record
-        word = str(rng.choice(list(_SHIFTS)))
-        (y0, x0), (y1, x1) = _corners(rng, _SHIFTS[word])
-        first = self._draw(rng, image, np.array([y0, x0]))
-        second = self._draw(rng, image, np.array([y1, x1]))
-        return {'image': image, 'caption': f'{_named(*first)} {word} {_named(*second)}'}
+        quarter = rng.integers(0, 2, 2)
+        color, digit = self._draw(rng, image, quarter)
+        caption = _named(color, digit)
+        if self._kind:
+            label = {'digit': digit, 'color': color}[self._kind]
+            return {'image': image, 'caption': caption, 'label': label}
+        if rng.random() >= ALONE:
+            axis = int(rng.integers(2))
+            first = quarter[axis] == 0
+            quarter[axis] = first
+            other = _named(*self._draw(rng, image, quarter))
+            caption += f' {RELATIONS[axis][0 if first else 1]} {other}'
+        return {'image': image, 'caption': caption}
 
     def labels(self) -> np.ndarray:
         if not self._kind:
@@ -84,16 +86,20 @@ class Source:
         return f'scenes_captions {self._split} record {index}'
 
     def _draw(
-        self, rng: np.random.Generator, image: np.ndarray, corner: np.ndarray
+        self, rng: np.random.Generator, image: np.ndarray, quarter: np.ndarray
     ) -> tuple[int, int]:
-        """Draw a digit on the image, in place; returns the numbers of its color and its class."""
+        """Draw a digit on a quarter (row, column) of the image, in place.
+
+        Returns:
+          The numbers of its color and its class.
+        """
         record = self._digits[int(rng.integers(len(self._digits)))]
         height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
-        width = min(HEIGHTS[1], round(height * rng.uniform(0.8, 1.1)))
+        width = min(HEIGHTS[1], round(height * rng.uniform(0.85, 1.1)))
         ink = resample(record['image'], height, width, 'bicubic') / 255
         color = int(rng.integers(len(COLORS)))
         tint = np.array(list(COLORS.values())[color]) * rng.uniform(0.85, 1.0)
-        y, x = corner
+        y, x = quarter * (SIDE // 2) + rng.integers(0, SIDE // 2 - HEIGHTS[1] + 1, 2)
         window = image[y : y + height, x : x + width]
         window[:] = (window + (tint - window) * np.clip(1.4 * ink, 0, 1)).astype(np.uint8)
         return color, int(record['label'])
@@ -109,20 +115,3 @@ def _ground(rng: np.random.Generator) -> np.ndarray:
     first, second = rng.uniform(0, 75, (2, 3))
     noise = rng.normal(0, 5, (SIDE, SIDE, 1))
     return np.clip(first + clouds * (second - first) + noise, 0, 255).astype(np.uint8)
-
-
-def _corners(
-    rng: np.random.Generator, shift: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Corners (y, x) of two digits, the first of which lies on the side `shift` of the second."""
-    side, room = HEIGHTS[1], SIDE - HEIGHTS[1]
-    places = []
-    for sign in (1, -1):
-        # Along the direction each has its half of the image, across it they are nearly level.
-        low = [0 if sign * s < 0 else SIDE - side - (room - side) if s else 0 for s in shift]
-        high = [low[i] + (room - side) if s else room for i, s in enumerate(shift)]
-        places.append([int(rng.integers(a, b + 1)) for a, b in zip(low, high, strict=True)])
-    across = 0 if shift[1] else 1
-    near = int(np.clip(places[0][across] + rng.integers(-5, 6), 0, room))
-    places[1][across] = near
-    return (places[0][0], places[0][1]), (places[1][0], places[1][1])

@@ -1,0 +1,98 @@
+"""Classes by their texts: the nearest mean of prompts."""
+
+import types
+
+import numpy as np
+import pytest
+
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.evaluators import zero_shot
+
+NAMES = ('cat', 'dog', 'cow', 'hen', 'pig', 'fox')
+TEXT = "tokenize('caption', 16)"
+
+
+def dataset(names=NAMES):
+    return types.SimpleNamespace(
+        info=types.SimpleNamespace(num_classes=len(NAMES), class_names=names)
+    )
+
+
+def evaluator(**keywords):
+    return zero_shot.Evaluator(text=TEXT, **keywords)
+
+
+def source(made, data):
+    keys = made.fit_data(data)
+    return open_source(keys['source'], keys['split'])
+
+
+def test_prompts_are_every_name_in_every_template():
+    made = evaluator(templates=('a {}', 'the {} of {}'))
+    prompts = source(made, dataset())
+    assert len(prompts) == 12
+    assert [prompts[i]['caption'] for i in (0, 1, 2)] == ['a cat', 'the cat of cat', 'a dog']
+    assert [prompts[i]['label'] for i in (0, 1, 2)] == [0, 0, 1]
+    np.testing.assert_array_equal(prompts.labels(), np.arange(12) // 2)
+    keys = made.fit_data(dataset())
+    assert keys['transforms'] == TEXT and keys['classes'] is None
+
+
+def test_accuracy_is_that_of_the_nearest_mean():
+    rng = np.random.default_rng(0)
+    texts = rng.normal(size=(12, 4)).astype(np.float32)
+    images, label = rng.normal(size=(50, 4)).astype(np.float32), rng.integers(0, 6, 50)
+    made = evaluator()
+    for _ in range(2):  # a pass leaves nothing for the next
+        made.start()
+        for i in (0, 5):
+            part = slice(i, i + (5 if not i else 7))
+            made.fit({'text': texts[part]}, {'label': (np.arange(12) // 2)[part]})
+        for part in (slice(0, 30), slice(30, 50)):
+            made.update({'features': images[part]}, {'label': label[part]})
+        found = made.result()
+    means = texts.reshape(6, 2, 4).mean(1)
+    scores = images @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    expected = scores.argmax(1) == label
+    assert found['zero_shot_accuracy'] == pytest.approx(expected.mean())
+    top5 = (scores.argsort(1)[:, 1:] == label[:, None]).any(1)
+    assert found['zero_shot_top5'] == pytest.approx(top5.mean())
+
+
+def test_names_from_a_file(tmp_path):
+    file = tmp_path / 'names.txt'
+    file.write_text('\n'.join(f'the {name}' for name in NAMES) + '\n\n')
+    prompts = source(evaluator(names=str(file), templates=('{}',)), dataset())
+    assert prompts[5]['caption'] == 'the fox'
+    file.write_text('cat\n')
+    with pytest.raises(UserError, match='has 1 lines, the data 6 classes'):
+        evaluator(names=str(file)).fit_data(dataset())
+    with pytest.raises(UserError, match='names of classes'):
+        evaluator(names=str(tmp_path / 'none')).fit_data(dataset())
+
+
+@pytest.mark.parametrize(
+    ('keywords', 'names', 'words'),
+    [
+        ({}, ('cat', 'cat', 'dog', 'a', 'b', 'c'), "two classes have the name 'cat'"),
+        ({}, (' ', 'cow', 'dog', 'a', 'b', 'c'), 'a class has an empty name'),
+        ({'templates': ('a photo',)}, NAMES, "'a photo' has no {} for the name"),
+        ({'templates': ()}, NAMES, 'no template such as'),
+    ],
+)
+def test_classes_that_texts_cannot_tell(keywords, names, words):
+    with pytest.raises(UserError, match=words):
+        source(evaluator(**keywords), dataset(names))
+
+
+def test_what_it_needs():
+    with pytest.raises(UserError, match='classes of the data have no names'):
+        evaluator().fit_data(dataset(()))
+    with pytest.raises(UserError, match="predicts no 'text'"):
+        evaluator().fit({'features': np.ones(1)}, {'label': np.ones(1)})
+    with pytest.raises(UserError, match="there is no 'label'"):
+        evaluator().update({'features': np.ones((1, 2))}, {})
+    for path in ('cats', '{"names": ["a"]}', '3'):
+        with pytest.raises(UserError, match='source prompts: write'):
+            open_source(f'prompts:{path}', 'all')

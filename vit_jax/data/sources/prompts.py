@@ -1,0 +1,63 @@
+"""`prompts:JSON`: the texts of classes, for classification without training on them.
+
+    prompts:{"names": ["cat", "dog"], "templates": ["a photo of a {}", "a drawing of a {}"]}
+
+Every name in every template makes a record {label, caption}, class by class, so that the texts of
+class i are those of label i. There is one split, `all`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import numpy as np
+
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.errors import UserError
+
+
+class Source:
+    """Records {label, caption}."""
+
+    def __init__(self, path: str, split: str):
+        if split != 'all':
+            raise UserError(f"source prompts: unknown split {split!r} (valid: 'all')")
+        try:
+            content = json.loads(path)
+            names, templates = (tuple(map(str, content[k])) for k in ('names', 'templates'))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                'source prompts: write {"names": [...], "templates": [...]} behind the colon'
+            ) from error
+        check(names, templates)
+        self.info = SourceInfo(len(names), names)
+        self._templates = templates
+
+    def __len__(self) -> int:
+        return len(self.info.class_names) * len(self._templates)
+
+    def __getitem__(self, index: int, /) -> Record:
+        label, template = divmod(index, len(self._templates))
+        name = self.info.class_names[label]
+        return {'label': label, 'caption': self._templates[template].replace('{}', name)}
+
+    def labels(self) -> np.ndarray:
+        return np.arange(len(self)) // len(self._templates)
+
+    def record_name(self, index: int, /) -> str:
+        return f'prompt {self[index]["caption"]!r}'
+
+
+def check(names: tuple[str, ...], templates: tuple[str, ...]) -> None:
+    """Raise UserError unless every class has a name of its own, and templates have room for it."""
+    if not names or not templates:
+        raise UserError('there is no class, or no template such as "a photo of a {}"')
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+    if twice:
+        raise UserError(f'two classes have the name {twice[0]!r}: texts cannot tell them apart')
+    if not all(name.strip() for name in names):
+        raise UserError('a class has an empty name')
+    for template in templates:
+        if '{}' not in template:
+            raise UserError(f'the template {template!r} has no {{}} for the name of the class')

@@ -1,0 +1,164 @@
+"""Visualization of images matched with texts: the best texts of an image, and all matches."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.viz import base, figures
+from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EOS = 2  # as of every vocabulary
+CELL = 0.55  # inches: side of an image, and of a cell of the matrix
+NAMES = 'a photo of a {}'
+
+
+class Viz(base.Viz):
+    """Texts by their similarity to each image, and the matrix of all of them."""
+
+    columns = ('text', 'probability', 'similarity')
+    bar = 'probability'
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._texts: list[str] = []
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the texts to choose from, or the classes whose names make them."""
+        parser.add_argument('--texts', metavar='A;B', help='the texts to match with each image')
+        parser.add_argument('--classes', metavar='FILE', help='names of classes, line by line')
+        parser.add_argument(
+            '--prompts',
+            metavar='TEMPLATE',
+            default=NAMES,
+            help=f'text of a class, with {{}} for its name (default: {NAMES!r})',
+        )
+        parser.add_argument('--top', type=int, default=5, metavar='K', help='texts to show')
+
+    def adapt_model(self, model: Any, context: Context) -> Any:
+        """The model as it is; keeps the length of its texts."""
+        self._length = model.length
+        return model
+
+    def adapt_task(self, task: Any, context: Context) -> Any:
+        """The task that matches images with the texts of the flags.
+
+        Raises:
+          UserError: if there are no texts, one is empty or there twice, or there is no vocabulary.
+        """
+        self._texts = texts_of(context.flags)
+        if context.vocab is None:
+            raise UserError('the checkpoint has no vocabulary to read texts by')
+        rows = np.zeros((len(self._texts), self._length), int)
+        for row, text in zip(rows, self._texts, strict=True):
+            ids = [*context.vocab.encode(text)[: self._length - 1].tolist(), EOS]
+            row[: len(ids)] = ids
+        return dataclasses.replace(task, prompts=tuple(map(tuple, rows.tolist())))
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The most similar texts of an image, the best first."""
+        if 'probs' not in prediction:
+            return super().rows(prediction, photo, context)
+        if context.flags.top < 1:
+            raise UserError(f'--top {context.flags.top}: must be at least 1')
+        order = (-prediction['similarity']).argsort(kind='stable')[: context.flags.top]
+        return [
+            {
+                'text': self._texts[i],
+                'probability': float(prediction['probs'][i]),
+                'similarity': float(prediction['similarity'][i]),
+            }
+            for i in order.tolist()
+        ]
+
+    def draw(
+        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
+    ) -> Figure:
+        """A matrix of images and texts, those of the flags or the images' own captions."""
+        images = [photo.image for photo in photos]
+        if all('similarity' in p for p in predictions):
+            return matrix(images, self._texts, np.stack([p['similarity'] for p in predictions]))
+        if not all('text' in p for p in predictions):
+            return super().draw(predictions, photos, context)
+        captions = [self.caption(photo.fields, context) for photo in photos]
+        features, texts = (np.stack([p[k] for p in predictions]) for k in ('features', 'text'))
+        return matrix(images, captions, features @ texts.T)
+
+
+def texts_of(flags: argparse.Namespace) -> list[str]:
+    """The texts that the flags give.
+
+    Raises:
+      UserError: if there are none, or one of them is empty or there twice.
+    """
+    if (flags.texts is None) == (flags.classes is None):
+        raise UserError(
+            "give the texts by --texts 'A;B', or the names of classes by --classes FILE"
+        )
+    if flags.texts is not None:
+        texts = [text.strip() for text in flags.texts.split(';')]
+    else:
+        if '{}' not in flags.prompts:
+            raise UserError(f'--prompts {flags.prompts!r} has no {{}} for the name of the class')
+        texts = [flags.prompts.replace('{}', name) for name in _lines(flags.classes)]
+    if not all(texts):
+        raise UserError('--texts: a text is empty')
+    twice = [text for text, count in collections.Counter(texts).items() if count > 1]
+    if twice:
+        raise UserError(f'{twice[0]!r} is among the texts twice')
+    return texts
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        lines = pathlib.Path(path).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--classes {path}: {error}') from error
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise UserError(f'--classes {path}: there is no name in it')
+    return names
+
+
+def matrix(images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray) -> Figure:
+    """Images down the side, texts above, and their cosines in the cells, the best in bold.
+
+    Args:
+      images: [H W C] each.
+      texts: one for each column.
+      similarity: [images, texts].
+    """
+    rows, columns = similarity.shape
+    room = 0.045 * max(map(len, texts))  # inches, for the texts, which stand at 45 degrees
+    size = (CELL * (columns + 1) + room + 0.4, CELL * rows + room + 0.2)
+    figure = figures.new(size, None)
+    height = CELL * rows / size[1]
+    left = CELL / size[0]
+    axes = figure.add_axes((left + 0.02, 0.02, CELL * columns / size[0], height))
+    axes.imshow(similarity, cmap='Blues', aspect='auto')
+    axes.set_xticks(range(columns), texts, rotation=45, ha='left', fontsize=8)
+    axes.xaxis.tick_top()
+    axes.set_yticks([])
+    axes.tick_params(length=0)
+    middle = (similarity.min() + similarity.max()) / 2
+    for (row, column), value in np.ndenumerate(similarity):
+        best = value == similarity[row].max()
+        color = 'white' if value > middle else figures.INK
+        style: dict[str, Any] = {'color': color, 'weight': 'bold' if best else 'normal'}
+        style |= {'ha': 'center', 'va': 'center', 'fontsize': 8}
+        axes.text(column, row, f'{value:.2f}', **style)
+    for row, image in enumerate(images):
+        bottom = 0.02 + height * (rows - 1 - row) / rows
+        box = (0.01, bottom + 0.004, left, height / rows - 0.008)
+        figures.show_image(figure.add_axes(box), figures.as_picture(image), '')
+    return figure
