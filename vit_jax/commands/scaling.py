@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands._coordinates import coordinates
 from vit_jax.commands._coverage import coverage
 from vit_jax.commands._optimal import optimal
 from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def usage() -> str:
     """The list of subcommands."""
-    lines = [f'  {name:<10}{act.__doc__}' for name, act in ACTIONS.items()]
+    lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
 
 
@@ -175,6 +176,7 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'optimal': optimal,
     'report': report,
     'coverage': coverage,
+    'coordinates': coordinates,
 }
 
 

@@ -1,0 +1,47 @@
+"""`scaling coordinates`: changes of layers over width, as a table and a picture."""
+
+import pytest
+from PIL import Image
+
+from vit_jax.__main__ import main
+
+MUP = '--config.optim.parametrization=mup(width=32, mlp_dim=64, num_heads=4)'
+COMMAND = ('scaling', 'coordinates', '--config', 'vit/digits:smoke')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('scan', [False, True])
+def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, capsys, one_device):
+    picture = tmp_path / 'check.png'
+    flags = ('--multiples', '8,1', '--steps', '4', '--output', str(picture))
+    assert main([*COMMAND, MUP, f'--config.model.scan={scan}', *flags]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:-1]]
+    growth = {(row[0], row[1]): float(row[-1]) for row in rows}
+    layers = {layer for _, layer in growth}
+    assert layers == {'encoder/block_0', 'tokens', 'pre_logits', 'logits'}
+    assert growth['standard', 'logits'] > 2.5
+    assert all(growth['mup', layer] < 2 for layer in layers)
+    assert Image.open(picture).width > 500
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['scaling', 'coordinates'], 'scaling coordinates needs --config FILE[:ARG]'),
+        ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': name two or more"),
+        ([*COMMAND, MUP, '--multiples', '2'], 'name two or more whole numbers'),
+        ([*COMMAND, MUP, '--steps', '0'], '--steps 0: must be at least 1'),
+        ([*COMMAND, MUP, '--output', 'a.gif'], 'a.gif'),
+        ([*COMMAND], 'config.optim.parametrization: name the widths of the base model'),
+        (
+            [*COMMAND, '--config.optim.parametrization=mup(hight=3)'],
+            "unknown field of config.model 'hight'",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(words, message, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count('\n') == 1
+    assert not said.out

@@ -1,0 +1,58 @@
+"""`scaling coordinates`: the coordinate check of a parametrization, as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._pictures import save_figure
+from vit_jax.errors import UserError
+
+
+def coordinates(argv: Sequence[str]) -> int:
+    """Check that a few steps change wide models as they change narrow ones (muP)."""
+    from vit_jax.config.load import parse_config_args
+
+    parser = Parser('scaling coordinates', coordinates.__doc__)
+    add = parser.add_argument
+    add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
+    add('--steps', type=int, default=5, metavar='N', help='at a constant rate (default: 5)')
+    add('--seeds', type=int, default=1, metavar='N', help='to average over (default: 1)')
+    add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
+    args, config = parse_config_args(parser, argv)
+    multiples = _multiples(args.multiples)
+    for flag in ('steps', 'seeds'):
+        if getattr(args, flag) < 1:
+            raise UserError(f'--{flag} {getattr(args, flag)}: must be at least 1')
+    if config is None:
+        raise UserError('scaling coordinates needs --config FILE[:ARG]')
+    from vit_jax.runtime.console import Console, Progress
+    from vit_jax.trainer import coordinates as lib
+    from vit_jax.viz import coordinates as viz
+    from vit_jax.viz import figures
+
+    figures.check_format(args.output, '--output')
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task('trainings', total=2 * len(multiples) * args.seeds)
+        changes = lib.check(config, multiples, args.steps, args.seeds, lambda: bar.advance(task))
+    print(f'RMS of the change of each layer by {args.steps} steps')
+    print(align(_table(changes, multiples), left=2))
+    print(save_figure(viz.draw(changes, args.steps), args.output, '--output'))
+    return 0
+
+
+def _multiples(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(',')]
+    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
+        raise UserError(f'--multiples {text!r}: name two or more whole numbers, as 1,2,4,8')
+    return sorted({int(word) for word in words})
+
+
+def _table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
+    """A line for each layer of each parametrization; growth is from the first width to the last."""
+    lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
+    for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
+        rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]
+        lines.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
+    return lines
