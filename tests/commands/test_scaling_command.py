@@ -142,7 +142,7 @@ def test_report_writes_everything(tmp_path, capsys):
     page = (out / 'scaling.md').read_text()
     assert page.startswith('# 1-test/accuracy over examples_seen\n\n12 runs;')
     assert '| all | ' in page
-    assert 'on known laws of the form' in page
+    assert 'bands of 90 % held' in page
     assert '| 2x | 4x | 8x |' in page and 'inner error' in page
     # A run that is not at its end has not cooled down: it is no point of the curve.
     (tmp_path / 'runs' / '11' / 'result.json').unlink()

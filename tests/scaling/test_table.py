@@ -114,6 +114,53 @@ def test_figures_show_every_curve():
     assert len(plots.draw(curves * 4, ask()).axes) == 8
 
 
+def test_a_frontier_is_drawn_over_all_runs_with_a_star_at_the_target():
+    options = ask(by=(), form='irreducible', frontier=True, bootstrap=5)
+    (curve,) = table.fit_curves(rows(), options)
+    assert len(curve.beaten) + len(curve.y) == len(rows())
+    axes = plots.draw([curve], options, target=1e10).axes[0]
+    (star,) = [line for line in axes.lines if line.get_marker() == '*']
+    assert star.get_ydata() == pytest.approx(curve.fit.predict(np.array([1e10])))
+    assert any('irreducible' in text.get_text() for text in axes.texts)
+    assert axes.get_xlim()[1] > 1e10 and axes.get_ylim()[0] < curve.fit.params['c']
+    (faint,) = [line for line in axes.lines if line.get_alpha() == 0.3]
+    assert len(faint.get_xdata()) == len(curve.beaten)
+
+
+def test_a_mean_of_forms_is_named_in_the_legend():
+    made = [
+        row | {'loss': str(float(row['loss']) * (1 + 0.01 * (-1) ** i))}
+        for i, row in enumerate(rows())
+    ]
+    curves = table.fit_curves(made, ask())
+    said = [text.get_text() for text in plots.draw(curves, ask()).legends[0].get_texts()]
+    for curve, line in zip(curves, said, strict=True):
+        assert ('mean of' in line) == (len(curve.fit.parts) > 1)
+
+
+def test_bands_of_a_mean_hold_its_forms_and_widen_beyond():
+    x = np.geomspace(1, 64, 12)
+    y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
+    mean = choice.fit(x, y, bootstrap=10)
+    out = np.array([64.0, 640.0])
+    low, high = mean.predict_band(out)
+    for part in mean.parts:
+        assert ((low < part.fit.predict(out)) & (part.fit.predict(out) < high)).all()
+    assert np.log(high / low)[1] > 2 * np.log(high / low)[0]
+
+
+def test_no_band_where_the_points_show_a_break_or_cannot_tell():
+    x = np.geomspace(1, 64, 24)
+    y = np.where(x < 32, x**-0.5, 4 * 32**-0.5 * (x / 32) ** -3.0)
+    noisy = y * np.exp(0.005 * np.random.default_rng(0).standard_normal(24))
+    found = choice.fit(x, noisy, bootstrap=4)
+    few = choice.fit(x[:4], y[:4], bootstrap=4)
+    assert 'the points show a break' in found.warnings[0]
+    assert 'they cannot tell a break: no band' in few.warnings[0]
+    for one in (found, few):
+        assert one.predict_band(x) is None and one.bands == {}
+
+
 def test_runs_of_one_length_are_points_without_a_curve():
     curves = table.fit_curves([row | {'x': '7'} for row in rows()[:4]], ask())
     assert curves[0].fit is None
@@ -154,7 +201,7 @@ def test_the_default_weights_forms_by_an_inner_holdout():
     assert curve.fit.form is curve.fit.parts[0].fit.form
     kept = curve.x[curve.kept, 0], curve.y[curve.kept]
     for part in curve.fit.parts:
-        assert part.inner_rmse == choice.inner_error(part.fit.form.name, *kept)
+        assert part.inner_rmse == choice.hold_out_upper(part.fit.form.name, *kept)[0]
     logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
     assert curve.fit.predict(X) == pytest.approx(np.exp(np.sum(logs, axis=0)))
     shown = table.summary([curve], ask())['curves'][0]

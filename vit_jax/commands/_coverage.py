@@ -29,10 +29,13 @@ def coverage(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(found))
         return 0
-    print(
-        f'{args.curves} laws of the form {args.form}, {args.points} points each, noise '
-        f'{args.noise:g}: shares of truths in the 90 % bands'
+    drawn = (
+        f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
     )
+    if args.form == 'auto':
+        drawn = f'{args.curves} laws of each kind, {args.points} points each'
+    print(f'{drawn}: shares of truths in the 90 % bands')
+    width = max(map(len, found)) + 2
     for name, share in found.items():
-        print(f'{name:<14}{share:.2f}')
+        print(f'{name:<{width}}{share:.2f}')
     return 0

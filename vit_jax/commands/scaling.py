@@ -95,13 +95,19 @@ def plot(argv: Sequence[str]) -> int:
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
     parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
+    parser.add_argument(
+        '--target', type=float, metavar='X', help='mark what the laws predict there'
+    )
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
     from vit_jax.viz import figures
 
     figures.check_format(args.output, '--output')
     options = read_options(args)
-    figure = plots.draw(table.fit_curves(rows.read_csv(args.csv), options), options)
+    if args.target is not None and not 0 < args.target < float('inf'):
+        raise UserError(f'--target {args.target:g}: must be positive')
+    curves = table.fit_curves(rows.read_csv(args.csv), options)
+    figure = plots.draw(curves, options, args.target)
     print(save_figure(figure, args.output, '--output'))
     return 0
 

@@ -14,6 +14,9 @@ AUTO = 'auto'
 FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
 CANDIDATES = ('irreducible', 'shifted', 'm4')  # of which `power` is a special case
 _LEAST = 0.05  # weight of a form that is kept
+_BETWEEN = 1.5  # weight of the deviation between the forms in a band
+_EXACT = 1e-4  # noise of log y that points have at least
+_BREAK = 6.0  # inner error over noise above which the points show a break
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,19 @@ class MeanFit(fit_lib.Fit):
         logs = [part.weight * np.log(part.fit.samples(x)) for part in self.parts]
         return np.exp(np.sum(logs, axis=0))
 
+    def spread(self, x: np.ndarray) -> np.ndarray:
+        """Deviation of the log of the curve at x: over the bootstrap, and between the forms."""
+        logs = np.log([part.fit.predict(x) for part in self.parts])
+        weights = np.array([part.weight for part in self.parts])
+        between = np.sqrt(weights @ (logs - weights @ logs) ** 2)
+        return np.hypot(super().spread(x), _BETWEEN * between)
+
+    @property
+    def dof(self) -> float:
+        """Points less the mean number of the forms' parameters, at least 2."""
+        used = sum(part.weight * len(part.fit.form.names) for part in self.parts)
+        return max(self.n_points - used, 2)
+
     @property
     def chosen(self) -> str:
         """The forms with their weights and inner errors as text."""
@@ -76,7 +92,8 @@ def fit(x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> f
     """
     if x.ndim == 2 and x.shape[1] > 1:
         return fit_lib.fit(forms.find('joint'), x, y, bootstrap=bootstrap, seed=seed)
-    errors = {name: error for name in CANDIDATES if (error := inner_error(name, x, y)) is not None}
+    inner = {name: held for name in CANDIDATES if (held := hold_out_upper(name, x, y)) is not None}
+    errors = {name: error for name, (error, _) in inner.items()}
     found = []
     for name, weight in _weights(errors).items():
         try:
@@ -85,30 +102,54 @@ def fit(x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> f
             continue
         found.append(Part(one, weight, errors[name]))
     if not found:
-        return _few(x, y, bootstrap, seed)
+        return _few(x, y)
     total = sum(part.weight for part in found)
     parts = tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
     first = parts[0].fit
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
     mean = MeanFit(**fields, parts=parts)
     residuals = np.log(mean.predict(x)) - np.log(y)
-    return dataclasses.replace(mean, rmse=fit_lib.rms(residuals))
+    mean = dataclasses.replace(mean, rmse=fit_lib.rms(residuals))
+    noise = min(noise for _, noise in inner.values())
+    excess = min(errors.values()) / max(noise, _EXACT)
+    if excess <= _BREAK:
+        return mean
+    return _without_band(
+        mean,
+        'the points show a break: the law of their lower half in x misses the upper half by '
+        f'{excess:.0f} times the noise; no band',
+    )
 
 
-def inner_error(name: str, x: np.ndarray, y: np.ndarray) -> float | None:
-    """Error of log y above half of the largest x, fitted below; None if the points are too few."""
+def _without_band(fit: fit_lib.Fit, reason: str) -> fit_lib.Fit:
+    none = fit.replicates[:0]
+    return dataclasses.replace(fit, replicates=none, warnings=(reason, *fit.warnings))
+
+
+def name(fit: fit_lib.Fit) -> str:
+    """The name of its form; `auto` for a mean."""
+    return AUTO if isinstance(fit, MeanFit) else fit.form.name
+
+
+def hold_out_upper(name: str, x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Fit a form below half of the largest x, and measure its error above.
+
+    Returns:
+      The error of log y above, and the noise below; None if the points are too few.
+    """
     form = forms.find(name)
     if len(y) <= len(form.names):
         return None
     x = x[:, 0] if x.ndim == 2 else x
     below = x <= x.max() / 2
-    if below.sum() <= len(form.names) or below.all():
+    free = int(below.sum()) - len(form.names)
+    if free <= 0 or below.all():
         return None
     try:
         found = fit_lib.fit(form, x[below], y[below])
     except UserError:
         return None
-    return fit_lib.rmse(found, x[~below], y[~below])
+    return fit_lib.rmse(found, x[~below], y[~below]), found.rmse * np.sqrt(below.sum() / free)
 
 
 def _weights(errors: dict[str, float]) -> dict[str, float]:
@@ -121,9 +162,9 @@ def _weights(errors: dict[str, float]) -> dict[str, float]:
     return dict(sorted(kept.items(), key=lambda item: -item[1]))
 
 
-def _few(x: np.ndarray, y: np.ndarray, bootstrap: int, seed: int) -> fit_lib.Fit:
+def _few(x: np.ndarray, y: np.ndarray) -> fit_lib.Fit:
     """The largest form that has fewer parameters than there are points, with a note."""
     form = forms.with_fewer(forms.find('shifted'), len(y))
-    found = fit_lib.fit(form, x, y, bootstrap=bootstrap, seed=seed)
+    found = fit_lib.fit(form, x, y)
     note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'
-    return dataclasses.replace(found, warnings=(note, *found.warnings))
+    return _without_band(found, f'{note}; they cannot tell a break: no band')

@@ -242,7 +242,6 @@ FORMS = {
         ),
     )
 }
-DEFAULT = 'shifted'
 _SIMPLER = {'shifted': 'irreducible', 'irreducible': 'power', 'm2': 'power', 'm4': 'm2'}
 
 

@@ -167,7 +167,7 @@ def _joint_summary(
     drawn = [joint.form.params(theta, *joint.scales) for theta in joint.replicates]
     a, b = _exponents(joint.params, cost)
     both = np.array([_exponents(params, cost) for params in drawn]).reshape(-1, 2)
-    bands = joint.bands | _bands(a=both[:, 0], b=both[:, 1])
+    bands = joint.bands | _widened(joint.dof, a=(a, both[:, 0]), b=(b, both[:, 1]))
     held = ~kept
     error = fit_lib.rmse(joint, points.x[held], points.y[held]) if held.any() else None
     result: dict[str, Any] = {
@@ -185,9 +185,19 @@ def _joint_summary(
         at = np.array([ways.target])
         samples = np.array([[v[0] for v in optimum(p, cost, at)] for p in drawn]).reshape(-1, 3)
         n, d, loss = (float(v[0]) for v in optimum(joint.params, cost, at))
-        spread = _bands(N=samples[:, 0], D=samples[:, 1], loss=samples[:, 2])
+        values = {'N': (n, samples[:, 0]), 'D': (d, samples[:, 1]), 'loss': (loss, samples[:, 2])}
+        spread = _widened(joint.dof, **values)
         result['target'] = {'C': ways.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
     return result
+
+
+def _widened(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
+    """Bands of values from their bootstrap samples, as those of the fit."""
+    return {
+        name: fit_lib.widened(value, samples, dof)
+        for name, (value, samples) in drawn.items()
+        if len(samples)
+    }
 
 
 def _bands(**samples: np.ndarray) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import coverage, rows
+from vit_jax.scaling import choice, coverage, rows
 from vit_jax.scaling.fit import Fit
 from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
@@ -32,12 +32,13 @@ WORDS = {
 }
 
 
-def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
+def draw(curves: Sequence[Curve], options: FitOptions, target: float | None = None) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
     Filled points were fitted, hollow ones were held out, and right of the dotted line the curve is
     an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below gives the
-    measured coverage of such bands.
+    measured coverage of such bands. Faint points are not on the frontier. With `target`, an x, one
+    panel has stars where the laws meet it, and a line at the irreducible error of each.
 
     Raises:
       UserError: for more curves than panels fit into a figure.
@@ -46,13 +47,15 @@ def draw(curves: Sequence[Curve], options: FitOptions) -> Figure:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
     if len(options.x) > 1:
         return _draw_predicted(curves, options)
-    return _draw_shared(curves, options) if len(curves) <= TOGETHER else _draw_grid(curves, options)
+    if len(curves) > TOGETHER:
+        return _draw_grid(curves, options)
+    return _draw_shared(curves, options, target)
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
     """A sentence on the coverage of the shades; empty if there are none."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
-    said = coverage.caveat(fit.form.name for fit in fits)
+    said = coverage.caveat(map(choice.name, fits))
     return textwrap.fill(f'Shades: {said}.', 110) if fits else ''
 
 
@@ -61,14 +64,14 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
+def _draw_shared(curves: Sequence[Curve], options: FitOptions, target: float | None) -> Figure:
     figure = _figure(8, 4.6 + 0.2 * len(curves))
     axes = figure.add_subplot()
     boundaries = [_boundary(curve) for curve in curves]
     shared = len(set(boundaries)) == 1
     for curve, color in zip(curves, _colors(curves), strict=True):
-        _draw_curve(axes, curve, color, size=4.5, label=_legend(curve), mark=not shared)
-    _finish(axes, _title(options), curves, few=False)
+        _draw_curve(axes, curve, color, 4.5, _legend(curve), mark=not shared, target=target)
+    _finish(axes, _title(options), curves, few=False, target=target)
     axes.set_xlabel(spoken(options.x[0]), color=figures.FAINT, fontsize=9)
     axes.set_ylabel(spoken(options.y), color=figures.FAINT, fontsize=9)
     if shared and boundaries[0] is not None:
@@ -158,17 +161,42 @@ def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
 
 
 def _draw_curve(
-    axes: Axes, curve: Curve, color: Any, size: float, label: str | None, mark: bool = True
+    axes: Axes,
+    curve: Curve,
+    color: Any,
+    size: float,
+    label: str | None,
+    mark: bool = True,
+    target: float | None = None,
 ) -> None:
+    if len(curve.beaten):
+        x, y = curve.beaten.T
+        axes.plot(x, y, 'o', color=color, markersize=0.7 * size, alpha=0.3, markeredgewidth=0)
     _points(axes, curve.x[:, 0], curve.y, curve.kept, color, size, label)
     if curve.fit is None:
         return
-    grid = np.geomspace(curve.x.min(), curve.x.max(), 200)
+    if target is not None:
+        _draw_target(axes, curve.fit, target, color)
+    grid = np.geomspace(curve.x.min(), max(curve.x.max(), target or 0.0), 200)
     axes.plot(grid, curve.fit.predict(grid), color=color, linewidth=1.4)
     if (band := curve.fit.predict_band(grid)) is not None:
         axes.fill_between(grid, *band, color=color, alpha=0.18, linewidth=0)
     if mark and (boundary := _boundary(curve)) is not None:
         axes.axvline(boundary, color=color, linewidth=0.8, linestyle=':')
+
+
+def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
+    """A star at the predicted value with its band, and a line at the irreducible error."""
+    at = np.array([target])
+    value = fit.predict(at)
+    if (band := fit.predict_band(at)) is not None:
+        axes.plot([target] * 2, np.concatenate(band), color=color, linewidth=2, alpha=0.6)
+    axes.plot(at, value, '*', color=color, markersize=14, markeredgecolor='white', zorder=5)
+    if (floor := fit.params.get('c', 0.0)) > 0:
+        axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
+        across = axes.get_yaxis_transform()
+        words = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
+        axes.text(0, floor, words, transform=across, va='bottom', fontsize=8, color=color)
 
 
 def _points(
@@ -192,6 +220,9 @@ def _legend(curve: Curve) -> str:
     if curve.fit is None:
         return f'{label}: too few points'
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
+    if isinstance(curve.fit, choice.MeanFit) and len(curve.fit.parts) > 1:
+        mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
+        return f'{label}: mean of {mixed}{error}'
     return f'{label}: ${formula(curve.fit)}${error}'
 
 
@@ -238,13 +269,22 @@ def _note(axes: Axes, text: str) -> None:
     )
 
 
-def _finish(axes: Axes, title: str, curves: Sequence[Curve], few: bool) -> None:
+def _finish(
+    axes: Axes, title: str, curves: Sequence[Curve], few: bool, target: float | None = None
+) -> None:
     axes.set_xscale('log')
     axes.set_yscale('log')
     figures.style(axes, title)
     axes.tick_params(labelsize=7 if few else 9)
-    _ticks(axes, 'x', min(c.x.min() for c in curves), max(c.x.max() for c in curves), few)
-    _ticks(axes, 'y', min(c.y.min() for c in curves), max(c.y.max() for c in curves), few)
+    x = [c.x for c in curves] + [c.beaten[:, :1] for c in curves if len(c.beaten)]
+    y = [c.y for c in curves] + [c.beaten[:, -1] for c in curves if len(c.beaten)]
+    if target is not None:
+        x.append(np.array([[target]]))
+        laws = [c.fit for c in curves if c.fit]
+        y += [law.predict(np.array([target])) for law in laws]
+        y += [np.array([c]) for law in laws if (c := law.params.get('c', 0.0)) > 0]
+    _ticks(axes, 'x', float(min(v.min() for v in x)), float(max(v.max() for v in x)), few)
+    _ticks(axes, 'y', float(min(v.min() for v in y)), float(max(v.max() for v in y)), few)
 
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:

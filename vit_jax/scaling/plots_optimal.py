@@ -12,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop, rows
+from vit_jax.scaling.fit import half_width
 from vit_jax.scaling.optimal import Analysis, optimum
 from vit_jax.scaling.points import Columns
 from vit_jax.viz import figures
@@ -104,7 +105,9 @@ def _band(axes: Axes, one: Analysis, budgets: np.ndarray) -> None:
         return
     drawn = [one.joint.form.params(theta, *one.joint.scales) for theta in one.joint.replicates]
     sizes = [optimum(params, one.points.cost, budgets)[0] for params in drawn]
-    low, high = np.quantile(sizes, (0.05, 0.95), axis=0)
+    center = np.log(optimum(one.joint.params, one.points.cost, budgets)[0])
+    half = half_width(np.std(np.log(sizes), axis=0), one.joint.dof)
+    low, high = np.exp(center - half), np.exp(center + half)
     axes.fill_between(budgets, low, high, color=_BY_LAW, alpha=0.2, linewidth=0)
 
 

@@ -37,7 +37,8 @@ def blocks(
         _table(summary),
         page.Text(_held_out(summary)),
     ]
-    if banded := [curve['form'] for curve in summary['curves'] if curve.get('bands')]:
+    banded = [curve for curve in summary['curves'] if curve.get('bands')]
+    if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
         found.append(page.Text(_banded(banded)))
     reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
     if reasons:
@@ -71,7 +72,7 @@ def _held_out(summary: Mapping[str, Any]) -> str:
 
 def _banded(forms: Sequence[str]) -> str:
     return (
-        'In brackets is the 90 % band of a moving-block bootstrap. It shows the noise of the '
+        'In brackets is the 90 % band, from a moving-block bootstrap. It shows the noise of the '
         'points, not whether the form is the right one: that is what the error held out is '
         f'for. Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
     )

@@ -56,6 +56,7 @@ class Curve:
       by: {column: value}.
       x, y: [N, K] and [N], ascending in x.
       kept: [N], whether a point was fitted.
+      beaten: [M, K + 1], x and y of the points that are not on the frontier; M is 0 without one.
       fit: None if there are too few points; `problem` then has the reason.
       holdout_rmse: None if nothing was held out.
       against: {variant: its holdout_rmse}; None for one that cannot be fitted.
@@ -70,6 +71,7 @@ class Curve:
     holdout_rmse: float | None
     against: dict[str, float | None]
     beside: dict[float, float | None] = dataclasses.field(default_factory=dict)
+    beaten: np.ndarray = dataclasses.field(default_factory=lambda: np.empty((0, 2)))
     problem: str = ''
 
     @property
@@ -171,8 +173,10 @@ def _curve(
         line = group[int(np.argmax(bad))][0]
         raise UserError(f'line {line}: x and y must be finite and positive to be fitted')
     kept = _kept(x, group, options)
+    beaten = np.empty((0, x.shape[1] + 1))
     if options.frontier:
         chosen = _on_frontier(x, y, kept)
+        beaten = np.column_stack([x[~chosen], y[~chosen]])
         x, y, kept = x[chosen], y[chosen], kept[chosen]
     order = np.lexsort((y, *x.T[::-1]))
     x, y, kept = x[order], y[order], kept[order]
@@ -189,7 +193,7 @@ def _curve(
         share: _extrapolation(fit, x, y, x[:, -1] <= (1 - share) * x[:, -1].max())
         for share in options.beside
     }
-    return Curve(by, x, y, kept, found, error, against, beside)
+    return Curve(by, x, y, kept, found, error, against, beside, beaten)
 
 
 def _fit(name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0) -> fit_lib.Fit:
