@@ -35,6 +35,7 @@ NOT_HERE = {
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
     r'kept_accuracy|drawn_colors': 'color images with labels',
+    r'init\.from=runs/dinov2_cifar10': 'an encoder of the size of the classifier',
 }
 # The runs that the documents name, by the experiment that trains a small one.
 RUNS = {
