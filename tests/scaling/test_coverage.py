@@ -64,6 +64,7 @@ def test_readers_of_bands_are_told_the_coverage_of_the_forms_that_were_fitted():
     assert said.startswith('on synthetic laws of eight kinds') and 'break' in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_auto_is_measured_on_every_kind_of_law(capsys):
     words = ['--form', 'auto', '--points', '12', '--curves', '1', '--bootstrap', '4']
