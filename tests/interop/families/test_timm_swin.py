@@ -68,11 +68,11 @@ def test_it_is_the_model_of_transformers(named, tmp_path):
 
 
 def test_config_json_of_timm_tells_size_and_colors(tmp_path):
-    pretrained = {'input_size': [3, 24, 20], 'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.2, 0.2]}
+    pretrained = {'input_size': [3, 24, 12], 'mean': [0.4, 0.5, 0.6], 'std': [0.2, 0.2, 0.2]}
     arrays = timm(reference())
     files.write_safetensors(tmp_path, arrays, {'pretrained_cfg': pretrained})
     imported = interop.read(tmp_path)
-    assert imported.image_size == (24, 20) and imported.notes == ()
+    assert imported.image_size == (24, 12) and imported.notes == ()
     kernel = arrays['patch_embed.proj.weight'].transpose(2, 3, 1, 0) * 0.5 / 0.2
     np.testing.assert_allclose(imported.params['patch_embed']['kernel'], kernel, rtol=1e-6)
 
@@ -89,3 +89,18 @@ def test_other_models_are_refused(name, message, tmp_path):
     files.write_safetensors(tmp_path / 'x.safetensors', arrays)
     with pytest.raises(UserError, match=message):
         interop.read(tmp_path / 'x.safetensors')
+
+
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        ({'global_pool': 'max'}, "global_pool 'max'"),
+        ({'model_args': {'always_partition': True}}, 'always_partition'),
+        ({'model_args': {'img_size': 20}}, 'do not tile'),
+        ({'pretrained_cfg': {'input_size': [3, 24, 20]}}, 'do not tile'),
+    ],
+)
+def test_what_timm_computes_otherwise_is_refused(config, message, tmp_path):
+    files.write_safetensors(tmp_path, timm(reference()), config)
+    with pytest.raises(UserError, match=message):
+        interop.read(tmp_path)

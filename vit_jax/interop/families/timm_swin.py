@@ -73,10 +73,35 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
     parts = torch_layout.parted(used, source)
     imported = _swin.assemble(parts, table, source, extra, image_size=_size(extra))
+    if table is TIMM:
+        _require_like(imported, extra)
     return normalization.folded(imported, extra, normalization.UNKNOWN)
+
+
+def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
+    """Raise UserError if timm computes something else with these arrays."""
+    arguments = extra.get('model_args') or {}
+    pool = arguments.get('global_pool', extra.get('global_pool', 'avg'))
+    if pool != 'avg':
+        raise UserError(f'{imported.source}: global_pool {pool!r} is not supported (only avg)')
+    if arguments.get('always_partition'):
+        raise UserError(f'{imported.source}: always_partition is not supported')
+    model = imported.model_config
+    side, window = model['patch_size'], model['window']
+    for stage in range(len(model['depths'])):
+        for pixels in imported.image_size or ():
+            tokens = -(-pixels // (side * 2**stage))
+            if tokens > window and tokens % window:
+                raise UserError(
+                    f'{imported.source}: windows of {window} tokens do not tile the {tokens} of '
+                    f'stage {stage}; timm pads such maps after shifting them, not before'
+                )
 
 
 def _size(config: Mapping[str, Any]) -> _swin.Size | None:
     """Height and width of the images, if config.json has them."""
+    side = (config.get('model_args') or {}).get('img_size')
+    if side is not None:
+        return (int(side), int(side)) if isinstance(side, int) else (int(side[0]), int(side[1]))
     size = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
     return (int(size[0]), int(size[1])) if len(size) == 2 else None
