@@ -54,6 +54,13 @@ class TextStandIn(StandIn):
         return {'source': sentence, 'target': sentence}
 
 
+class CaptionStandIn(StandIn):
+    """In place of images with captions."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), 'caption': TextStandIn()[index]['source']}
+
+
 class BoxStandIn(StandIn):
     """In place of images with boxes and masks."""
 
@@ -81,6 +88,7 @@ def any_source(monkeypatch, vocab):
     def open_or_stand_in(name, split):
         stand_in = TextStandIn if name.startswith(TEXT) else StandIn
         stand_in = BoxStandIn if name.startswith(('coco:', 'panoptic:')) else stand_in
+        stand_in = CaptionStandIn if name.startswith('tar:') else stand_in
         try:
             return open_source(name, split)
         except UserError:
