@@ -22,6 +22,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import siglip
 
 ARGS = ('smoke', 'B/16', 'lit,B/16', 'S/16', ...)
+# All of a ViT but its head.
+PARTS = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
+SELECT = ','.join(f'{part}->image/{part}' for part in PARTS)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -43,7 +46,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if lit:
         config.model.update(pool='cls', init_bias=-2.71)
         config.task.locked_image = True
-        config.init = {'from': placeholder(str), 'select': '->image'}
+        config.init = {'from': placeholder(str), 'select': SELECT}
 
     transforms = f"tokenize('caption', {config.model.length})"
     data = dict(source='scenes_captions:160' if smoke else 'tar:pairs.tar')
