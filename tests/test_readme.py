@@ -47,6 +47,16 @@ WITH_ACTIONS = ('launch', 'scaling', 'sweep')  # `scaling fit`, `sweep create`, 
 COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.read_text())})
 
 
+def task_of(args):
+    """The task of a run that is not there, by the name of its folder."""
+    return 'siglip' if 'siglip' in (args.workdir or '') else 'classify'
+
+
+@pytest.fixture(autouse=True)
+def _flags_of_tasks(monkeypatch):
+    monkeypatch.setattr('vit_jax.commands.predict.task_name', task_of)
+
+
 @pytest.mark.parametrize('command', COMMANDS)
 def test_documented_command_has_these_flags_and_config(command, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -61,8 +71,11 @@ def check(words, capsys):
         words, launched = words[:cut], words[cut + 1 :]
         check(launched, capsys)
     action = words[:1] if name in WITH_ACTIONS else []
+    own = (
+        words[words.index('--workdir') :][:2] if name == 'predict' and '--workdir' in words else []
+    )
     with pytest.raises(SystemExit) as stop:
-        __main__.main([name, *action, '--help'])
+        __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0
     overrides, rest = config_flags.split(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
@@ -97,8 +110,6 @@ def parse(monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(parser.Parser, 'parse_args', stop)
-    # Its flags depend on the task of the run, which is not there.
-    monkeypatch.setattr('vit_jax.commands.predict.task_name', lambda args: 'classify')
 
     def parse(words):
         name, *rest = words
