@@ -53,6 +53,7 @@ def run():
         task=task,
         config=SimpleNamespace(**names),
         variables={},
+        step=1,
         raw_images={'channels': 1, 'size': (8, 8)},
         data_config={},
         class_names=(),
