@@ -153,6 +153,12 @@ def test_a_caption_becomes_ids_of_one_length_beside_its_image(vocab):
         assert data.text(int(index)) == {'caption': text}
 
 
+def test_an_empty_caption_is_refused(vocab):
+    apply = parse_transforms("tokenize('caption', 7)", vocab)
+    with pytest.raises(UserError, match="the text 'caption' is empty: give it one, or leave"):
+        apply({'caption': ' '}, None)
+
+
 def test_a_text_that_is_left_a_text_says_what_to_do(vocab):
     with pytest.raises(UserError, match=r"'caption' is text; .*tokenize\('caption', 64\)"):
         opened('captions', 'fixed').shapes  # noqa: B018

@@ -73,7 +73,10 @@ def tokenize(
     def apply(record: Record) -> Record:
         made: Record = {}
         for name in names:
-            ids = np.append(vocab.encode(_text(record, name))[:keep], np.int32(EOS))
+            text = _text(record, name)
+            if field is not None and not text.strip():
+                raise UserError(f'the text {name!r} is empty: give it one, or leave the record out')
+            ids = np.append(vocab.encode(text)[:keep], np.int32(EOS))
             if length is not None:
                 made[f'{name}_mask'] = np.arange(length) < len(ids)
                 ids = np.pad(ids, (0, length - len(ids)))
