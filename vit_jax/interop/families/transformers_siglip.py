@@ -19,6 +19,7 @@ from vit_jax.data.batches import ArraySpec
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, shapes, torch_layout
 from vit_jax.interop.families import _vit, transformers_vit
+from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models.siglip import TextTower
@@ -29,37 +30,14 @@ _VISION, _TEXT = 'vision_model.', 'text_model.'
 _NUMBERS = {'logit_scale': 'log_scale', 'logit_bias': 'bias'}
 _GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
 
-_BLOCKS: names.Table = tuple(
-    (f'encoder.layers.{{0}}.{theirs}', f'encoder/block_{{0}}/{ours}')
-    for theirs, ours in (
-        ('layer_norm1', 'norm1'),
-        ('self_attn.q_proj', 'attention/query'),
-        ('self_attn.k_proj', 'attention/key'),
-        ('self_attn.v_proj', 'attention/value'),
-        ('self_attn.out_proj', 'attention/out'),
-        ('layer_norm2', 'norm2'),
-        ('mlp.fc1', 'mlp/fc1'),
-        ('mlp.fc2', 'mlp/fc2'),
-    )
-)
-IMAGE_TABLE: names.Table = (
-    ('embeddings.patch_embedding', 'patch_embed'),
-    ('embeddings.position_embedding.weight', 'pos_embed'),
-    *_BLOCKS,
-    ('post_layernorm', 'encoder/norm'),
-    ('head.probe', 'map_head/probe'),
-    ('head.attention.q', 'map_head/attention/query'),
-    ('head.attention.k', 'map_head/attention/key'),
-    ('head.attention.v', 'map_head/attention/value'),
-    ('head.attention.out_proj', 'map_head/attention/out'),
-    ('head.layernorm', 'map_head/norm'),
-    ('head.mlp.fc1', 'map_head/mlp/fc1'),
-    ('head.mlp.fc2', 'map_head/mlp/fc2'),
+# Without what CLIP alone has.
+IMAGE_TABLE: names.Table = tuple(
+    row for row in vision.TABLE if row[1] not in ('cls_token', 'norm_pre', 'head')
 )
 TEXT_TABLE: names.Table = (
     ('embeddings.token_embedding.weight', 'token_embed/embedding'),
     ('embeddings.position_embedding.weight', 'pos_embed'),
-    *_BLOCKS,
+    *vision.BLOCKS,
     ('final_layer_norm', 'encoder/norm'),
     ('head', 'head'),
 )

@@ -19,7 +19,7 @@ from vit_jax.interop.trained import TrainedModel
 
 POSITIONS = 'bicubic'
 _PREFIX = 'vision_model.'
-_BLOCKS = _transformers.blocks(
+BLOCKS = _transformers.blocks(
     'encoder.layers',
     ('layer_norm1', 'norm1'),
     ('self_attn.q_proj', 'attention/query'),
@@ -35,7 +35,7 @@ TABLE: names.Table = (
     ('embeddings.patch_embedding', 'patch_embed'),
     ('embeddings.position_embedding.weight', 'pos_embed'),
     ('pre_layrnorm', 'norm_pre'),
-    *_BLOCKS,
+    *BLOCKS,
     ('post_layernorm', 'encoder/norm'),
     ('head.probe', 'map_head/probe'),
     ('head.attention.q', 'map_head/attention/query'),
