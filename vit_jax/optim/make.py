@@ -19,6 +19,7 @@ import optax
 from vit_jax.errors import UserError, nearest
 from vit_jax.optim import mup, schedules
 from vit_jax.optim.adafactor import adafactor_zhai
+from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Rules,
     check_number,
@@ -40,7 +41,7 @@ STANDARD = 'standard'
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 
 OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
-    {'adafactor_zhai': adafactor_zhai}
+    {'adafactor_zhai': adafactor_zhai, 'muon': muon}
 )
 
 

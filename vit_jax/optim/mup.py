@@ -33,7 +33,8 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.tree_paths import param_paths, path_name, unrolled
+from vit_jax.optim.layouts import TO_HEADS, is_stacked, kernel_axes
+from vit_jax.tree_paths import param_paths, path_name
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -122,7 +123,7 @@ def decay_rules(
 
 
 def _factors(path: str, leaf: Any, base: Any, kinds: Kinds) -> Factors:
-    stacked = unrolled(path, leaf) != [path]
+    stacked = is_stacked(path, leaf)
     shape, narrow = tuple(leaf.shape)[stacked:], tuple(base.shape)[stacked:]
     if len(leaf.shape) != len(base.shape) or (stacked and leaf.shape[0] != base.shape[0]):
         raise UserError(
@@ -152,31 +153,16 @@ def _kind(path: str, shape: Shape, narrow: Shape, kinds: Kinds) -> tuple[str, fl
     whole = math.prod(shape) / math.prod(narrow)
     if given is not None or not path.endswith('kernel'):
         return given or 'vector', whole
-    axes = _input_axes(path, len(shape))
-    fan_in = math.prod(shape[i] / narrow[i] for i in axes)
+    inputs, _ = kernel_axes(path, len(shape))
+    fan_in = math.prod(shape[i] / narrow[i] for i in inputs)
     if fan_in == 1:
         return 'vector', whole
     return ('hidden' if whole != fan_in else 'output'), fan_in
 
 
-def _input_axes(path: str, ndim: int) -> tuple[int, ...]:
-    """The axes that a kernel is contracted over, in the layouts of this package.
-
-    Dense layers have [in, out], convolutions [H, W, in, out], projections to heads [D, C, H, K] and
-    from them [H, K, D].
-    """
-    if ndim == 4 and not _QUERIES.search(path):
-        return (2,)
-    return (0, 1) if ndim == 3 else (0,)
-
-
-# Projections to heads; their letters are those of the C parts.
-_QUERIES = re.compile(r'/([qkv]+)/(kernel|bias)$')
-
-
 def _of_queries(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
     """(K_0 / K)^1/2 for the part of the queries, 1 for keys and values."""
-    match = _QUERIES.search(path)
+    match = TO_HEADS.search(path)
     if match is None or 'q' not in match[1] or shape[-1] == narrow[-1]:
         return None
     parts = np.ones((len(shape) - 3) * (1,) + (len(match[1]), 1, 1), np.float32)

@@ -1,0 +1,105 @@
+"""Muon for the layouts of this package, built from parts of Optax."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from optax import contrib
+
+from vit_jax.optim.layouts import is_stacked, kernel_axes
+from vit_jax.tree_paths import map_paths, param_paths, path_name
+
+PyTree = Any
+
+
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float = 0.0,
+    mask: Callable[[Any], Any] | None = None,
+    *,
+    matrices: str = r'block.*kernel$',
+    beta: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    rms: float = 0.2,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """Momentum orthogonalized by Newton-Schulz iteration for kernels, AdamW for the rest.
+
+    Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; weight decay and the size of
+    updates are those of Liu et al., 2025, arXiv:2502.16982, section 2.2. Updates of a kernel with
+    fan-in n and fan-out m are multiplied by rms * sqrt(max(n, m)). Their root mean square is then
+    about `rms`, like that of AdamW's, whose learning rate and weight decay can be kept. Queries,
+    keys and values are matrices of their own, and so is each scanned block.
+
+    Args:
+      learning_rate: a number, or a function of the number of updates made before.
+      weight_decay: strength of the decoupled decay, of both groups.
+      mask: parameters -> which of them decay; by default all.
+      matrices: pattern of the kernels that are orthogonalized. The default leaves embeddings and
+        heads to AdamW, as the authors recommend.
+      beta: decay of the momentum.
+      nesterov: whether the momentum looks ahead.
+      ns_steps: Newton-Schulz iterations.
+      rms: root mean square of the updates.
+      b1, b2: of AdamW.
+      eps: added to denominators in both groups.
+      mu_dtype: dtype of the momentum; that of the parameters if None.
+    """
+
+    def is_matrix(path: str) -> bool:
+        return re.search(matrices, path) is not None
+
+    orthogonal = optax.chain(
+        contrib.scale_by_muon(
+            ns_steps=ns_steps,
+            beta=beta,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nesterov=nesterov,
+            weight_dimension_numbers=_dimensions,
+        ),
+        _to_rms(rms),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    adamw = optax.adamw(
+        learning_rate, b1, b2, eps, mu_dtype=mu_dtype, weight_decay=weight_decay, mask=mask
+    )
+    return optax.partition(
+        {'muon': orthogonal, 'adamw': adamw},
+        lambda tree: map_paths(lambda path: 'muon' if is_matrix(path) else 'adamw', tree),
+    )
+
+
+def _axes(path: str, leaf: Any) -> contrib.MuonDimensionNumbers:
+    stacked = is_stacked(path, leaf)
+    inputs, outputs = kernel_axes(path, len(leaf.shape) - stacked)
+    return contrib.MuonDimensionNumbers(
+        tuple(i + stacked for i in inputs), tuple(i + stacked for i in outputs)
+    )
+
+
+def _dimensions(tree: PyTree) -> PyTree:
+    """The axes of each kernel, for Optax."""
+    leaves = param_paths(tree)
+    return map_paths(lambda path: _axes(path, leaves[path]), tree)
+
+
+def _to_rms(rms: float) -> optax.GradientTransformation:
+    """Scale updates whose singular values are 1."""
+
+    def scaled(keys: Any, update: jax.Array) -> jax.Array:
+        axes = _axes(path_name(keys), update)
+        fans = (math.prod(update.shape[i] for i in side) for side in axes)
+        return update * (rms * max(fans) ** 0.5)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
