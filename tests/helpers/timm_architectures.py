@@ -23,10 +23,10 @@ MODULES = (
 # Of no use for reading: sizes, parts that have parameters of their own, initial values.
 _SHAPES = (
     *('img_size', 'patch_size', 'depth', 'mlp_ratio', 'class_token', 'init_values'),
-    *('pre_norm', 'final_norm', 'fc_norm', 'reg_tokens', 'num_reg_tokens', 'embed_norm_layer'),
+    *('pre_norm', 'fc_norm', 'reg_tokens', 'num_reg_tokens', 'embed_norm_layer'),
     *('qkv_bias', 'qkv_fused', 'proj_bias', 'qk_norm', 'scale_attn_norm', 'scale_mlp_norm'),
     *('scale_mlp', 'scale_attn_inner', 'swiglu_align_to', 'use_abs_pos_emb', 'use_rel_pos_bias'),
-    *('use_pre_transformer_norm', 'use_post_transformer_norm', 'use_fc_norm', 'rel_pos_dim'),
+    *('use_pre_transformer_norm', 'use_fc_norm', 'rel_pos_dim'),
     *(
         'attn_pool_mlp_ratio',
         'attn_only_layer_scale',

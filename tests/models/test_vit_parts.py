@@ -315,9 +315,19 @@ def test_residual_post_norm_is_on_the_branches():
     np.testing.assert_allclose(block['__call__'][0], x, atol=1e-5)
 
 
-def test_a_post_norm_model_has_no_final_norm():
-    plain, post = (leaves(Model(**TINY, norm_place=place)) for place in ('pre', 'post'))
-    assert plain.keys() - post.keys() == {'encoder/norm/scale', 'encoder/norm/bias'}
+@pytest.mark.parametrize('fields', [{'norm_place': 'post'}, {'final_norm': False}])
+def test_models_without_a_final_norm(fields):
+    plain, without = leaves(Model(**TINY)), leaves(Model(**TINY, **fields))
+    assert plain.keys() - without.keys() == {'encoder/norm/scale', 'encoder/norm/bias'}
+
+
+def test_without_a_final_norm_tokens_are_those_of_the_last_block():
+    model, images = Model(**TINY, final_norm=False), images_like(1, 8, 8, 3)
+    params = drawn(model, images)
+    apply = functools.partial(model.apply, capture_intermediates=True, mutable='intermediates')
+    outputs, kept = jax.jit(apply)({'params': params}, images)
+    (last,) = kept['intermediates']['encoder']['block_1']['__call__']
+    np.testing.assert_array_equal(outputs['tokens'], last)
 
 
 @pytest.mark.parametrize('fields', [{'scan': True}, {'positions': 'relative(shared=True)'}])

@@ -67,6 +67,7 @@ class Model(base.Model):
       norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
         on the branches before the sums (Swin v2).
       norm_pre: whether the tokens are normalized before the first block too (CLIP).
+      final_norm: whether the tokens are normalized after the last block (not in RADIO).
       mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
         'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
       layer_scale: initial value of a learned factor for each channel of every branch
@@ -114,6 +115,7 @@ class Model(base.Model):
     norm_eps: float = 1e-6
     norm_place: str = 'pre'
     norm_pre: bool = False
+    final_norm: bool = True
     mlp: str = 'mlp'
     layer_scale: float | None = None
     registers: int = 0
@@ -336,7 +338,7 @@ class Model(base.Model):
             self.drop_path,
             scan=self.scan,
             remat=self.remat,
-            final_norm=not self.fc_norm and self.norm_place != 'post',
+            final_norm=self.final_norm and not self.fc_norm and self.norm_place != 'post',
             norm_eps=self.norm_eps,
             dtype=dtype,
             norm=_vit_parts.norm(self),

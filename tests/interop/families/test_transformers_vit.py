@@ -188,6 +188,7 @@ def test_a_model_without_a_class_token_is_written_as_i_jepa(posemb, tmp_path, im
     [
         ({'pool': 'map'}, "no ViT with pool 'map'"),
         ({'pool': 'gap', 'fc_norm': True}, 'no ViT with fc_norm True'),
+        ({'final_norm': False}, 'no ViT with final_norm False'),
         ({'positions': 'rope'}, "no ViT with positions 'rope'"),
         ({'norm': 'rms'}, "no ViT with norm 'rms'"),
         ({'head_norm': 'batch'}, 'no ViT with a norm before its head'),

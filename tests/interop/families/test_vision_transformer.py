@@ -495,7 +495,10 @@ def test_a_model_that_is_not_known(tmp_path):
         interop.read(tmp_path / 'a.npz')
 
 
-@pytest.mark.parametrize('field', [{'pool': 'patches'}, {'head_norm': 'batch'}, {'fc_norm': True}])
+@pytest.mark.parametrize(
+    'field',
+    [{'pool': 'patches'}, {'head_norm': 'batch'}, {'fc_norm': True}, {'final_norm': False}],
+)
 def test_models_that_its_readers_would_take_for_others(field):
     ((name, value),) = field.items()
     with pytest.raises(UserError, match=f'files hold no ViT with {name} {value!r}'):

@@ -123,6 +123,12 @@ def norm_place(found: Arguments) -> dict[str, str]:
     return {'norm_place': 'res_post'} if is_post else {}
 
 
+def final_norm(found: Arguments) -> dict[str, bool]:
+    """The field of models without a norm after the blocks, which also have none of the mean."""
+    no_norm = False in (found.get('final_norm'), found.get('use_post_transformer_norm'))
+    return {'final_norm': False} if no_norm else {}
+
+
 def positions(found: Arguments, source: str) -> str:
     """Our `positions`: rotary ones of EVA-02, PE and DINOv3, or 'none'.
 

@@ -84,7 +84,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
         posemb='none' if positions != 'none' or _has_relative(params) else 'learn',
-        fields=_fields(params, norm, positions) | _timm_arguments.norm_place(arguments),
+        fields=_fields(params, norm, positions)
+        | _timm_arguments.norm_place(arguments)
+        | _timm_arguments.final_norm(arguments),
     )
     imported = _pooled(imported, arguments.get('global_pool'))
     if 'class' not in arguments:

@@ -50,7 +50,10 @@ TABLE: names.Table = (
 )
 _CLIP = _transformers.Kind(
     'transformers CLIP vision tower',
-    ('clip_vision_model', 'clip', 'chinese_clip_vision_model', 'metaclip_2_vision_model'),
+    (
+        *('clip_vision_model', 'clip', 'chinese_clip_vision_model', 'metaclip_2_vision_model'),
+        *('metaclip_2', 'altclip_vision_model', 'altclip', 'clipseg_vision_model'),
+    ),
     TABLE,
     prefixes=(_PREFIX,),
     unused=('embeddings.position_ids',),
@@ -60,6 +63,8 @@ _CLIP = _transformers.Kind(
         'num_attention_heads': 12,
     },
 )
+# A classifier on CLIP takes the mean of the patches that no norm follows.
+_CLASSIFIER = {'pool': 'patches', 'final_norm': False}
 _SIGLIP = _transformers.Kind(
     'transformers SigLIP vision tower',
     ('siglip_vision_model', 'siglip', 'siglip2_vision_model', 'siglip2'),
@@ -84,7 +89,8 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A CLIPVisionModel (its `pooler_output` is our `pre_logits`), also with its projection; a
-    SiglipVisionModel or Siglip2VisionModel; or a SiglipForImageClassification.
+    SiglipVisionModel or Siglip2VisionModel; or a CLIPForImageClassification or a
+    SiglipForImageClassification.
 
     Raises:
       UserError: if there is a tower for text, too; if parameters are unknown, absent or of the
@@ -97,17 +103,16 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     config = {**extra, **(extra.get('vision_config') or {})}
     config.setdefault('model_type', kind.types[0])
     used = {name.replace('.in_proj_', '.in_proj.'): a for name, a in kind.used(flat).items()}
-    if is_clip and 'classifier.weight' in used:
-        raise UserError(
-            f'{kind.source}: no model here classifies the mean of patches that are not normalized'
-        )
-    if 'classifier.weight' in used:  # the pooling is not used
-        used = {n: a for n, a in used.items() if not kind.plain(n).startswith('head.')}
+    classifies = is_clip and 'classifier.weight' in used
+    if 'classifier.weight' in used:  # what follows the tokens that it takes is not used
+        unused = 'post_layernorm.' if is_clip else 'head.'
+        used = {n: a for n, a in used.items() if not kind.plain(n).startswith(unused)}
     used = torch_layout.parted(used, kind.source)
     parts = {name: _shaped(kind.plain(name), array) for name, array in used.items()}
     if (projection := parts.get('visual_projection.weight')) is not None:
         parts['visual_projection.bias'] = np.zeros(len(projection), np.float32)
-    return _transformers.read(kind, parts, config, rows=int(is_clip))
+    fields = _CLASSIFIER if classifies else {}
+    return _transformers.read(kind, parts, config, rows=int(is_clip), fields=fields)
 
 
 def _shaped(name: str, array: np.ndarray) -> np.ndarray:

@@ -26,7 +26,10 @@ _PREFIX = 'vit.'
 # By pool: the beginning of the names of classes, and the prefix of parameters in those with a head.
 _CLASSES = {'cls': ('ViT', _PREFIX), 'gap': ('IJepa', 'ijepa.')}
 # Fields that have to be so, beside those that the parameters show.
-_ONLY = {'positions': 'none', 'norm': 'layer', 'norm_place': 'pre', 'no_bias': '', 'fc_norm': False}
+_ONLY: dict[str, Any] = {
+    **{'positions': 'none', 'norm': 'layer', 'norm_place': 'pre', 'no_bias': ''},
+    **{'fc_norm': False, 'final_norm': True},
+}
 
 
 # Without the prefix of all parts but the classifier in a model with a head.

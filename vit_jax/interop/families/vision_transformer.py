@@ -117,7 +117,7 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
     held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
     held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',), 'no_bias': ('',)}
-    held |= {'posemb': ('learn', 'sincos2d')}
+    held |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,)}
     for field, plain in held.items():
         if model.get(field, plain[0]) not in plain:
             raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
