@@ -5,16 +5,30 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
+import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 
 STYLE = (
+    ':root{color-scheme:light dark;--ink:#1f2430;--back:#fff;--line:#e4e6eb;--code:#f3f4f7}'
+    '@media(prefers-color-scheme:dark){:root{--ink:#dfe3ea;--back:#14161b;--line:#343945;'
+    '--code:#22262f}.drawing img{filter:invert(1) hue-rotate(180deg)}}'
     'body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;'
-    'color:#1f2430}h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}img{max-width:100%}'
-    'table{border-collapse:collapse;font-size:.85em;display:block;overflow-x:auto}'
-    'td,th{padding:.25em .7em;text-align:right;border-bottom:1px solid #e4e6eb;white-space:nowrap}'
-    'td:first-child,th:first-child{text-align:left}code{background:#f3f4f7;padding:0 .25em}'
+    'color:var(--ink);background:var(--back);overflow-wrap:anywhere}'
+    'h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}img{max-width:100%}'
+    'table,pre{font-size:.85em;overflow-x:auto}table{border-collapse:collapse;display:block}'
+    'td,th{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--line);'
+    'white-space:nowrap}td:first-child,th:first-child{text-align:left}'
+    'code,pre{background:var(--code);padding:0 .25em}pre{padding:.7em;overflow-wrap:normal}'
+    'summary{cursor:pointer}.drawing{display:inline-block;position:relative;vertical-align:top;'
+    'width:min(100%,33em);overflow-x:auto;cursor:zoom-in}.drawing img{width:100%}'
+    '.drawing input{position:absolute;opacity:0}'
+    '.drawing:focus-within{outline:1px solid var(--line)}'
+    '.drawing:has(:checked){width:100%;cursor:zoom-out}'
+    '.drawing :checked+img{width:max(100%,60em);max-width:none}'
 )
+# The page may load nothing and run nothing: all it shows is inside.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +62,21 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A PNG file beside the page."""
+    """A picture beside the page; an SVG is a drawing, which is enlarged by a click."""
 
     name: str
     words: str
 
 
-Block = Heading | Text | Lines | Table | Picture
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """Long text as it is, below a title that unfolds it."""
+
+    title: str
+    text: str
+
+
+Block = Heading | Text | Lines | Table | Picture | Folded
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -76,6 +98,8 @@ def _markdown(block: Block) -> str:
             return '\n'.join(f'| {" | ".join(row)} |' for row in cells)
         case Picture(name, words):
             return f'![{words}]({name})'
+        case Folded(title, text):
+            return '\n'.join([f'{title}:', '', *(f'    {line}' for line in text.split('\n'))])
 
 
 def one_file(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
@@ -83,13 +107,15 @@ def one_file(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
 
     Args:
       blocks: of the page, the title first.
-      pictures: PNGs by name.
+      pictures: their files by name.
     """
     title = next(block.text for block in blocks if isinstance(block, Heading))
     body = '\n'.join(_html(block, pictures) for block in blocks)
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}'
-        f'</title>\n<style>{STYLE}</style>\n{body}\n</html>\n'
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n{body}\n</html>\n'
     )
 
 
@@ -103,10 +129,24 @@ def _html(block: Block, pictures: Mapping[str, bytes]) -> str:
             return '<ul>' + ''.join(f'<li>{_inline(line)}</li>' for line in lines) + '</ul>'
         case Table(rows):
             head, *rest = rows
-            return f'<table>{_row(head, "th")}{"".join(_row(row, "td") for row in rest)}</table>'
+            body = ''.join(_row(row, 'td') for row in rest)
+            return f'<table tabindex="0">{_row(head, "th")}{body}</table>'
         case Picture(name, words):
-            data = base64.b64encode(pictures[name]).decode()
-            return f'<img alt="{html.escape(words)}" src="data:image/png;base64,{data}">'
+            return _embedded(name, html.escape(words), pictures[name])
+        case Folded(title, text):
+            return (
+                f'<details><summary>{_inline(title)}</summary>'
+                f'<pre tabindex="0">{html.escape(text)}</pre></details>'
+            )
+
+
+def _embedded(name: str, words: str, content: bytes) -> str:
+    data, kind = base64.b64encode(content).decode(), mimetypes.guess_type(name)[0]
+    image = f'<img alt="{words}" src="data:{kind};base64,{data}">'
+    if not name.endswith('.svg'):
+        return image
+    toggle = f'<input type="checkbox" aria-label="enlarge: {words}">'
+    return f'<label class="drawing">{toggle}{image}</label>'
 
 
 def _row(cells: Sequence[str], tag: str) -> str:

@@ -38,12 +38,15 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list(dict.fromkeys(found))
     rows = [read_run(run, flops_of) for run in different]
-    configs = [_flat(run_folder.read_config(run) or {}) for run in different]
+    return [row | values for row, values in zip(rows, differences(different), strict=True)]
+
+
+def differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:
+    """For every run, the config values in which the runs differ, such as `config.model.width`."""
+    configs = [_flat(run_folder.read_config(folder) or {}) for folder in folders]
     every = list(dict.fromkeys(key for config in configs for key in config))
     differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
-    for row, config in zip(rows, configs, strict=True):
-        row |= {f'config.{key}': config.get(key) for key in differing}
-    return rows
+    return [{f'config.{key}': config.get(key) for key in differing} for config in configs]
 
 
 def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:

@@ -91,11 +91,22 @@ def read_result(folder: paths.Path) -> dict[str, float] | None:
     The reason in the file of a run that ended early is left out. A damaged file counts as none, so
     that the run is evaluated again.
     """
+    result = _read_result(folder)
+    if result is None:
+        return None
+    return {name: value for name, value in result.items() if name != ENDED}
+
+
+def read_ending(folder: paths.Path) -> str:
+    """The reason why a run ended before its last step; empty if it did not."""
+    return str((_read_result(folder) or {}).get(ENDED, ''))
+
+
+def _read_result(folder: paths.Path) -> dict[str, Any] | None:
     if (text := paths.read_text(folder / RESULT, errors='replace')) is None:
         return None
     try:
-        result = dict(json.loads(text))
-        return {name: value for name, value in result.items() if name != ENDED}
+        return dict(json.loads(text))
     except (ValueError, TypeError):
         _log.warning('%s is damaged: the run is to be evaluated again', folder / RESULT)
         return None

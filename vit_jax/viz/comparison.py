@@ -71,18 +71,23 @@ def read(folders: Sequence[str]) -> list[History]:
       UserError: for a folder without logged metrics.
     """
     histories = []
-    for folder in folders:
-        path = paths.path(folder)
-        series = run_folder.read_series(path)
+    for folder, name in zip(folders, labels(folders), strict=True):
+        series = run_folder.read_series(paths.path(folder))
         if 'train/step_sec' not in series:
             raise UserError(f'{folder!r} holds no run that has logged anything')
-        above = f'{paths.absolute(folder).parent.name}/' if path.name.isdecimal() else ''
-        histories.append(History(f'{above}{path.name}', series))
-    if len({history.name for history in histories}) < len(histories):  # sweep/0/run, sweep/1/run
-        return [
-            dataclasses.replace(c, name=str(f)) for c, f in zip(histories, folders, strict=True)
-        ]
+        histories.append(History(name, series))
     return histories
+
+
+def labels(folders: Sequence[str]) -> list[str]:
+    """The names of run folders; the folders as given if two of them have one name."""
+    found = [_label(paths.absolute(folder)) for folder in folders]
+    return found if len(set(found)) == len(found) else list(folders)  # sweep/0/run, sweep/1/run
+
+
+def _label(folder: paths.Path) -> str:
+    above = f'{folder.parent.name}/' if folder.name.isdecimal() else ''
+    return f'{above}{folder.name}'
 
 
 def matching(histories: Sequence[History], metric: str) -> list[str]:

@@ -136,6 +136,19 @@ def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
     return np.array(canvas.buffer_rgba())[..., :3]
 
 
+def svg(figure: Figure) -> bytes:
+    """Render a figure as SVG without a background; the same figure has the same bytes."""
+    import matplotlib
+
+    _take_literally(figure)
+    for axes in figure.axes:
+        axes.set_facecolor('none')
+    drawn = io.BytesIO()
+    with matplotlib.rc_context({'svg.hashsalt': 'vit_jax'}):
+        figure.savefig(drawn, format='svg', facecolor='none', metadata={'Date': None})
+    return drawn.getvalue()
+
+
 def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     """Write a figure in the format of the path's suffix; the folder is made if missing.
 
