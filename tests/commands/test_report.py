@@ -86,10 +86,28 @@ def test_an_unfinished_run_is_said_to_be_so(tmp_path, capsys):
         (tmp_path / name / 'metrics.jsonl').write_text(lines)
         assert report(capsys, tmp_path / name, '--out', tmp_path / f'{name}.html')[0] == 0
     assert 'unfinished, 0 steps so far' in (tmp_path / 'begun.html').read_text()
-    assert 'Nothing has been logged yet.' in (tmp_path / 'begun.html').read_text()
+    assert 'There is nothing to draw yet.' in (tmp_path / 'begun.html').read_text()
     assert 'unfinished, 3 steps so far' in (tmp_path / 'going.html').read_text()
     assert report(capsys, tmp_path, '--out', tmp_path / 'both.html')[0] == 0
     assert 'The runs have the same config.' in (tmp_path / 'both.html').read_text()
+
+
+def test_pictures_that_are_large_are_named_and_links_left_out(tmp_path, capsys):
+    config = {'batch_size': 8, 'model': {'name': 'vit'}}
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    (tmp_path / 'large.png').write_bytes(bytes(2**21 + 1))
+    (tmp_path / 'link.png').symlink_to(tmp_path / 'config.json')
+    assert report(capsys, tmp_path, '--out', tmp_path / 'a.html')[0] == 0
+    page = (tmp_path / 'a.html').read_text()
+    assert 'not shown here: large.png' in page and '<img' not in page and 'link.png' not in page
+
+
+def test_damaged_metadata_are_one_line(smoke_run, tmp_path, capsys):
+    run = pathlib.Path(shutil.copytree(smoke_run, tmp_path / 'run'))
+    (run / 'checkpoints' / '20' / 'meta' / 'metadata').write_text('{"confi')
+    code, said = report(capsys, run, '--out', tmp_path / 'a.html')
+    assert code == 2 and 'damaged metadata' in said and said.count('\n') == 1
+    assert not (tmp_path / 'a.html').exists()
 
 
 def test_mistakes_are_one_line_and_leave_no_file(smoke_run, tmp_path, capsys):

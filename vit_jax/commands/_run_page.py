@@ -157,20 +157,20 @@ def _head(corner: str, found: Sequence[Run]) -> list[str]:
 def _drawings(found: Sequence[Run]) -> tuple[list[Block], Files]:
     """A drawing for each panel: of a run by kinds of metrics, of several by metrics."""
     histories = [run.history for run in found if run.history.series]
-    if not histories:
-        return [Text('Nothing has been logged yet.')], {}
-    shown, files = [], {}
+    shown: list[Block] = []
+    files: Files = {}
     for i, (words, figure) in enumerate(_figures(found, histories)):
         name = f'curve_{i}.svg'
         files[name] = figures.svg(figure)
         shown.append(Picture(name, words))
-    return [Text('A click on a drawing enlarges it.'), *shown], files
+    words = 'A click on a drawing enlarges it.' if shown else 'There is nothing to draw yet.'
+    return [Text(words), *shown], files
 
 
 def _figures(found: Sequence[Run], histories: Sequence[History]) -> list[tuple[str, Any]]:
     """Alternative texts and figures."""
     if len(found) == 1:
-        series = histories[0].series
+        series = found[0].history.series
         remarks = curves.remarks(run_folder.read_config(found[0].folder) or {}, series)
         return [
             (_words(histories, group), curves.draw(series, {key: group}, '', remarks))
