@@ -62,8 +62,18 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A BeitModel, whose `pooler_output` is our `pre_logits`, or a BeitForImageClassification.
 
+    A Data2VecVisionModel without pooler has no final norm, unless it is to take the class token.
+
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
     used = {n: a for n, a in _KIND.used(flat).items() if not n.endswith('relative_position_index')}
-    return _transformers.read(_KIND, used, extra, posemb='none')
+    fields = {'pool': 'patches', 'final_norm': False} if _is_bare(used, extra) else {}
+    return _transformers.read(_KIND, used, extra, posemb='none', fields=fields)
+
+
+def _is_bare(used: Flat, extra: Mapping[str, Any]) -> bool:
+    """Whether it is a model whose norm is that of the pooler, without its pooler."""
+    known = {_KIND.plain(name) for name in used}
+    with_norm = {'layernorm.weight', 'pooler.layernorm.weight', 'classifier.weight'} & known
+    return bool(extra.get('model_type') and extra.get('use_mean_pooling', True)) and not with_norm

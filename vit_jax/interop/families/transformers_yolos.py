@@ -1,0 +1,57 @@
+"""The ViT of a YOLOS of transformers: safetensors, and config.json.
+
+Its detection tokens, which come last there, are registers: blocks do not depend on the order of
+tokens. The detection head is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.families import _transformers, transformers_vit
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+POSITIONS = 'bicubic'
+_TOKENS, _POSITIONS = 'embeddings.detection_tokens', 'embeddings.position_embeddings'
+_HEADS = ('class_labels_classifier.', 'bbox_predictor.')
+_KIND = _transformers.Kind(
+    'transformers YOLOS',
+    ('yolos',),
+    ((_TOKENS, 'register_tokens'), *transformers_vit.TABLE),
+    prefixes=('vit.',),
+    unused=_HEADS,
+    defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return _TOKENS in {_KIND.plain(name) for name in flat}
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A YolosModel, whose pooler is our `pre_logits`, or that of a YolosForObjectDetection.
+
+    Raises:
+      UserError: if positions are added to later blocks, too; if parameters are unknown, absent or
+        of the wrong shape, or do not fit the config.
+    """
+    if any(name.endswith('mid_position_embeddings') for name in flat):
+        raise UserError(f'{_KIND.source}: no model here adds positions between its blocks')
+    used = _KIND.used(flat)
+    by_name = {_KIND.plain(name): name for name in used}
+    tokens, table = (used.get(by_name.get(name, '')) for name in (_TOKENS, _POSITIONS))
+    if tokens is None or table is None or tokens.ndim != 3 or table.ndim != 3:
+        raise UserError(f'{_KIND.source}: {_TOKENS} and {_POSITIONS} [1 N D] are not in the file')
+    count = tokens.shape[1]
+    ends = np.split(table, [1, max(table.shape[1] - count, 1)], axis=1)
+    used[by_name[_POSITIONS]] = np.concatenate([ends[0], ends[2], ends[1]], axis=1)
+    imported = _transformers.read(_KIND, used, extra, rows=1 + count)
+    if any(name.startswith(_HEADS) for name in flat):
+        return imported.with_notes('the detection head is left out: a YOLOS is read as its ViT')
+    return imported
