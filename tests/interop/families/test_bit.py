@@ -1,13 +1,17 @@
 """BiT in the forms of others: the same outputs as Hugging Face's, and every form reads back."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 from flax import linen as nn
 from flax import traverse_util
+from helpers import timm_bit, timm_forms
 
 from vit_jax import interop
 from vit_jax.errors import UserError
+from vit_jax.interop import files
 from vit_jax.interop.families import bit
 from vit_jax.models import bit_resnet
 
@@ -222,3 +226,43 @@ def test_the_pooling_of_big_vision_ignores_what_is_beyond_the_border(params, ima
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(found[:, 1:, 1:], zeros[:, 1:, 1:])
     assert (found[:, 0] < zeros[:, 0]).any()
+
+
+def timm_files(folder, **changed):
+    row = json.loads(timm_bit.GOLDEN.read_text())
+    config = {**timm_bit.CONFIG, **changed}
+    files.write_safetensors(folder, timm_forms.parameters(row['shapes']), config)
+    return np.array(row['logits'])
+
+
+@pytest.mark.parity
+def test_logits_of_timm(tmp_path):
+    logits = timm_files(tmp_path)
+    imported = interop.read(tmp_path)
+    assert imported.model_config['layers'] == (2, 1)
+    assert imported.notes == ()
+    batch = timm_forms.images(timm_bit.SIDE)
+    found = jax.jit(imported.model.apply)({'params': imported.params}, batch)['logits'][0]
+    np.testing.assert_allclose(found, logits, atol=1e-5 * np.abs(logits).max(), rtol=0)
+
+
+def test_the_stored_logits_are_those_of_timm():
+    pytest.importorskip('timm')
+    stored, found = json.loads(timm_bit.GOLDEN.read_text()), timm_bit.golden()
+    np.testing.assert_allclose(found['logits'], stored['logits'], rtol=1e-4)
+    assert found['shapes'] == stored['shapes']
+
+
+@pytest.mark.parametrize(
+    ('changed', 'words'),
+    [
+        ({'architecture': 'resnetv2_50'}, "names 'resnetv2_50'; of its ResNets only BiTs"),
+        ({'architecture': None}, "names ''; of its ResNets only BiTs"),
+        ({'model_args': {'stem_type': 'same'}}, 'model_args stem_type in config.json'),
+        ({'global_pool': 'max'}, "global_pool 'max' in config.json"),
+    ],
+)
+def test_other_resnets_of_timm(changed, words, tmp_path):
+    timm_files(tmp_path, **changed)
+    with pytest.raises(UserError, match=words):
+        interop.read(tmp_path)

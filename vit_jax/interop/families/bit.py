@@ -1,4 +1,4 @@
-"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): released .npz, big_vision's, Hugging Face's."""
+"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): of .npz, big_vision, Hugging Face and timm."""
 
 from __future__ import annotations
 
@@ -51,21 +51,29 @@ _BIG_VISION: names.Table = (
     ('norm-pre-head', 'norm'),
     ('head', 'head'),
 )
-_LAYER = 'bit.encoder.stages.{0}.layers.{0}'
-_HUGGING_FACE: names.Table = (
-    ('bit.embedder.convolution.weight', 'root/conv/kernel'),
-    (f'{_LAYER}.downsample.conv.weight', f'{_BLOCK}/proj/kernel'),
-    *((f'{_LAYER}.conv{i}.weight', f'{_BLOCK}/conv{i}/kernel') for i in (1, 2, 3)),
-    *((f'{_LAYER}.norm{i}.weight', f'{_BLOCK}/norm{i}/scale') for i in (1, 2, 3)),
-    *((f'{_LAYER}.norm{i}.bias', f'{_BLOCK}/norm{i}/bias') for i in (1, 2, 3)),
-    ('bit.norm.weight', 'norm/scale'),
-    ('bit.norm.bias', 'norm/bias'),
-    ('classifier.1.weight', 'head/kernel'),
-    ('classifier.1.bias', 'head/bias'),
+
+
+def _torch(root: str, layer: str, norm: str, head: str) -> names.Table:
+    return (
+        (f'{root}.weight', 'root/conv/kernel'),
+        (f'{layer}.downsample.conv.weight', f'{_BLOCK}/proj/kernel'),
+        *((f'{layer}.conv{i}.weight', f'{_BLOCK}/conv{i}/kernel') for i in (1, 2, 3)),
+        *((f'{layer}.norm{i}.weight', f'{_BLOCK}/norm{i}/scale') for i in (1, 2, 3)),
+        *((f'{layer}.norm{i}.bias', f'{_BLOCK}/norm{i}/bias') for i in (1, 2, 3)),
+        (f'{norm}.weight', 'norm/scale'),
+        (f'{norm}.bias', 'norm/bias'),
+        (f'{head}.weight', 'head/kernel'),
+        (f'{head}.bias', 'head/bias'),
+    )
+
+
+_HUGGING_FACE = _torch(
+    *('bit.embedder.convolution', 'bit.encoder.stages.{0}.layers.{0}', 'bit.norm', 'classifier.1')
 )
+_TIMM = _torch('stem.conv', 'stages.{0}.blocks.{0}', 'norm', 'head.fc')
 _SIZE = (224, 224)  # written for transformers if the model takes images of any size
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
-_BIG_VISION_SOURCE = 'big_vision BiT npz'
+_BIG_VISION_SOURCE, _TIMM_SOURCE = 'big_vision BiT npz', 'timm BiT'
 _NO_CONFIG = (
     'the padding of its convolutions is unknown without a config.json: taken for the model of the '
     "paper, not for one with global_padding 'SAME'"
@@ -74,12 +82,15 @@ _POOL_BORDER = (
     'the file cannot represent that the first pooling of this model ignores the padding: its '
     'readers pad with zeros'
 )
-# phrase for people: the table, and the name of the last norm, by which the form is known
+# phrase for people: the table, and the name of a norm, by which the form is known
 _FORMS: dict[str, tuple[names.Table, str]] = {
     _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
     _BIG_VISION_SOURCE: (_BIG_VISION, 'norm-pre-head/scale'),
     _HF_SOURCE: (_HUGGING_FACE, 'bit.norm.weight'),
+    _TIMM_SOURCE: (_TIMM, 'stages.0.blocks.0.norm3.weight'),
 }
+_ARCHITECTURE = re.compile(r'resnetv2_\d+x\d_bit')
+_KNOWN = {'num_classes', 'in_chans', 'global_pool'}  # what timm's model_args may set
 # What the config.json of Hugging Face must say for its model to be the one of the paper.
 _REQUIRED = {
     'layer_type': 'preactivation',
@@ -108,6 +119,10 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     assert source is not None
     if source == _HF_SOURCE:
         _require_paper(extra)
+    if source == _TIMM_SOURCE:
+        _require_architecture(extra)
+    is_torch = source in (_HF_SOURCE, _TIMM_SOURCE)
+    if is_torch:
         flat = {name: _permuted(array, (2, 3, 1, 0)) for name, array in flat.items()}
     renamed = names.rename(flat, _FORMS[source][0], source)
     arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
@@ -120,9 +135,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return normalization.folded(
-        imported, extra, normalization.UNKNOWN if source == _HF_SOURCE else ''
-    )
+    return normalization.folded(imported, extra, normalization.UNKNOWN if is_torch else '')
 
 
 def write_npz(params: Mapping[str, Any]) -> Flat:
@@ -220,6 +233,21 @@ def _require_paper(config: Mapping[str, Any]) -> None:
                 f'{_HF_SOURCE}: config.json says {key}={found!r}; the model of the paper, which '
                 f'is the one here, has {value!r}'
             )
+
+
+def _require_architecture(config: Mapping[str, Any]) -> None:
+    """Refuse other ResNets of timm, which have the same names."""
+    name = str(config.get('architecture') or '').partition('.')[0]
+    if not _ARCHITECTURE.fullmatch(name):
+        raise UserError(
+            f'{_TIMM_SOURCE}: config.json names {name!r}; of its ResNets only BiTs, such as '
+            "'resnetv2_50x1_bit', are read"
+        )
+    said = config.get('model_args') or {}
+    changed, pool = said.keys() - _KNOWN, {**config, **said}.get('global_pool', 'avg')
+    if changed or pool != 'avg':
+        what = f'model_args {", ".join(sorted(changed))}' if changed else f'global_pool {pool!r}'
+        raise UserError(f'{_TIMM_SOURCE}: {what} in config.json: not the model of the paper')
 
 
 def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
