@@ -23,6 +23,8 @@ FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('ViT', 'vit_tiny_patch16_224', {}),
     ('ViT', 'vit_base_patch16_gap_224', {}),
     ('ViT', 'eva_large_patch14_196', {}),
+    ('hybrids of R26 and R50', 'vit_tiny_r_s16_p8_224', {'patch_size': 8, 'img_size': 64}),
+    ('hybrids of R26 and R50', 'vit_small_r26_s32_224', {'patch_size': 1, 'img_size': 64}),
     ('DeiT', 'deit_tiny_patch16_224', {}),
     ('DeiT, distilled', 'deit_tiny_distilled_patch16_224', {}),
     ('BEiT', 'beit_base_patch16_224', {}),

@@ -13,7 +13,7 @@ from helpers.pictures import count, drawn, images_like, shapes, spec
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.hybrid import VARIANTS, Block, Conv, Model, ResNet, Root, variant
+from vit_jax.models.hybrid import VARIANTS, Block, Model, ResNet, Root, parts, variant
 from vit_jax.profiling import flops
 from vit_jax.tree_paths import path_name
 
@@ -246,7 +246,7 @@ def test_gradients_are_finite_and_reach_every_parameter():
 
 
 def test_a_constant_kernel_has_a_finite_gradient():
-    conv = Conv(32, 3)
+    conv = parts('authors', jnp.float32)[0](32, 3)
     x = images_like(1, 4, 4, 8)
     grad = jax.jit(jax.grad(lambda p: (conv.apply(p, x) ** 2).sum() + conv.apply(p, x).sum()))
     for value in (0.0, 0.5):

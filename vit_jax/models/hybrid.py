@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.models import vit
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.resnet import Stage, block_order, check_layers
@@ -27,10 +27,19 @@ VARIANTS = {
     'R50+L/32': ((3, 4, 6, 3), 'L', 1),
 }
 
-# A variance far below rounding error, which keeps the derivative of the standard deviation of a
-# constant kernel finite.
-Conv = functools.partial(StdConv, var_eps=1e-20, std_eps=1e-5)
-Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-6)
+# Added to the variance and the deviation of kernels, and to the variance of group norms. The first
+# one of the authors is far below rounding error: it keeps the derivative of the standard deviation
+# of a constant kernel finite.
+EPSILONS = {'authors': (1e-20, 1e-5, 1e-6), 'timm': (1e-8, 0.0, 1e-5)}
+
+
+def parts(epsilons: str, dtype: Any) -> tuple[Any, Any]:
+    """Convolutions and norms, as in EPSILONS."""
+    var_eps, std_eps, norm_eps = EPSILONS[epsilons]
+    return (
+        functools.partial(StdConv, var_eps=var_eps, std_eps=std_eps, dtype=dtype),
+        functools.partial(nn.GroupNorm, num_groups=32, epsilon=norm_eps, dtype=dtype),
+    )
 
 
 def variant(name: str) -> dict[str, Any]:
@@ -50,6 +59,7 @@ class Model(vit.Model):
 
     Attributes:
       layers: blocks of each ResNet stage; () is the root alone.
+      epsilons: in the ResNet: those of the 'authors' or of 'timm'.
       patch_size: side of a patch on the feature map, which is 4, 8, 16 or 32 times smaller than
         the image after 0 or 1, 2, 3 or 4 stages.
     The others are those of `vit.Model`.
@@ -60,9 +70,14 @@ class Model(vit.Model):
 
     layers: tuple[int, ...] = (3, 4, 9)
     patch_size: int = 1
+    epsilons: str = 'authors'
+
+    weightless = (*vit.Model.weightless, 'epsilons')
+    noted = (*vit.Model.noted, 'epsilons')
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
+        check_choice('epsilons', self.epsilons, EPSILONS)
         super().__post_init__()
 
     @property
@@ -84,7 +99,7 @@ class Model(vit.Model):
                 f'images are {height}x{width}: this hybrid needs positive multiples of '
                 f'{self.stride} pixels; resize them or choose other layers or patch_size'
             )
-        x = ResNet(self.layers, dtype, name='resnet')(images)
+        x = ResNet(self.layers, dtype, self.epsilons, name='resnet')(images)
         return PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(x)
 
 
@@ -93,12 +108,14 @@ class ResNet(nn.Module):
 
     layers: tuple[int, ...]
     dtype: Any = jnp.float32
+    epsilons: str = 'authors'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        x = Root(64, self.dtype, name='root')(images)
+        common = {'dtype': self.dtype, 'epsilons': self.epsilons}
+        x = Root(64, **common, name='root')(images)
         for i, depth in enumerate(self.layers):
-            block = functools.partial(Block, width=64 * 2**i, dtype=self.dtype)
+            block = functools.partial(Block, width=64 * 2**i, **common)
             x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
         return x
 
@@ -108,11 +125,13 @@ class Root(nn.Module):
 
     width: int
     dtype: Any = jnp.float32
+    epsilons: str = 'authors'
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        x = Conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
-        x = nn.relu(Norm(dtype=self.dtype, name='norm')(x))
+        conv, norm = parts(self.epsilons, self.dtype)
+        x = conv(self.width, 7, stride=2, name='conv')(images)
+        x = nn.relu(norm(name='norm')(x))
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding='SAME')
 
 
@@ -129,11 +148,11 @@ class Block(nn.Module):
     width: int
     stride: int = 1
     dtype: Any = jnp.float32
+    epsilons: str = 'authors'
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        conv = functools.partial(Conv, dtype=self.dtype)
-        norm = functools.partial(Norm, dtype=self.dtype)
+        conv, norm = parts(self.epsilons, self.dtype)
         y = nn.relu(norm(name='norm1')(conv(self.width, name='conv1')(x)))
         y = conv(self.width, 3, self.stride, name='conv2')(y)
         y = conv(4 * self.width, name='conv3')(nn.relu(norm(name='norm2')(y)))

@@ -5,7 +5,7 @@ Dosovitskiy et al., 2021, arXiv:2010.11929, with the parts of later families to 
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -128,12 +128,12 @@ class Model(base.Model):
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
-    weightless = (
+    weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'attention_dropout', 'drop_path', 'head_norm', 'head_bias', 'posemb_std'),
         *('gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype'),
     )
     binding = (*base.Model.binding, 'norm_place')
-    noted = (*base.Model.noted, 'positions')
+    noted: ClassVar[tuple[str, ...]] = (*base.Model.noted, 'positions')
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)

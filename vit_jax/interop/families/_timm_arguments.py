@@ -38,6 +38,7 @@ _PLAIN = {
     'pos_embed': ('learn',),
     'pool_include_prefix': (False,),
     'num_kv_heads': (None,),
+    'padding_same': (True,),
     'gated_attn': (False,),
     'rope_type': (None, '', 'cat', 'dinov3'),
 }

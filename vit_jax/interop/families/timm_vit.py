@@ -24,6 +24,23 @@ _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _RELATIVE = 'relative_position_bias_table'
 _MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
+# The ResNet of a hybrid, and its root, which timm calls otherwise if it is all there is.
+_BACKBONE = 'patch_embed.backbone'
+_UNIT = (f'{_BACKBONE}.stages.{{0}}.blocks.{{0}}', 'resnet/stage_{0}/block_{0}')
+_RESNET: names.Table = (
+    *(
+        (f'{_BACKBONE}.{root}{layer}', f'resnet/root/{layer}')
+        for root in ('stem.', '')
+        for layer in ('conv', 'norm')
+    ),
+    *(
+        (f'{_UNIT[0]}.{layer}{i}', f'{_UNIT[1]}/{layer}{i}')
+        for layer in ('conv', 'norm')
+        for i in (1, 2, 3)
+    ),
+    (f'{_UNIT[0]}.downsample.conv', f'{_UNIT[1]}/proj'),
+    (f'{_UNIT[0]}.downsample.norm', f'{_UNIT[1]}/proj_norm'),
+)
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
 TABLE: names.Table = (
@@ -50,6 +67,7 @@ TABLE: names.Table = (
     ('head', 'head'),
     (f'{_BLOCK[0]}.attn.{_RELATIVE}', f'{_BLOCK[1]}/attention/position_bias/table'),
     (f'rel_pos_bias.{_RELATIVE}', 'position_bias/table'),
+    *_RESNET,
 )
 
 
@@ -102,6 +120,7 @@ def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
     """Fields of the model that are not those of every ViT."""
     fields = {'norm': norm, 'positions': positions}
     fields |= {'qk_norm': norm} if 'encoder/block_0/attention/q_norm/scale' in params else {}
+    fields |= {'epsilons': 'timm'} if 'resnet/root/conv/kernel' in params else {}
     plain = {'norm': 'layer', 'positions': 'none'}
     return {key: value for key, value in fields.items() if value != plain.get(key)}
 

@@ -126,7 +126,7 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
 
 def losses(model: Mapping[str, Any]) -> list[str]:
     """Fields of a model that such a file cannot represent and its readers compute otherwise."""
-    said = {'gelu': 'tanh', 'norm_eps': 1e-6}
+    said = {'gelu': 'tanh', 'norm_eps': 1e-6, 'epsilons': 'authors'}
     return [
         f'readers of .npz files compute with {field} {value}, this model with {model[field]}'
         for field, value in said.items()
