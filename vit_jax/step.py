@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from vit_jax import apply as apply_lib
 from vit_jax import gradients
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
-from vit_jax.optim import schedules
+from vit_jax.optim import param_groups, schedules
 from vit_jax.optim.schedules import CONSTANT
 from vit_jax.tasks.base import Task
 
@@ -106,6 +106,7 @@ def make_train_step(
     axis_name: str | None = None,
     total_steps: int = 1,
     to_steps: Callable[[str], int] = int,
+    freeze: Sequence[str] = (),
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
@@ -122,6 +123,8 @@ def make_train_step(
       axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
       total_steps: length of training, for `ema_schedule`.
       to_steps: turns a duration such as `'5%'` into steps.
+      freeze: patterns of the parameters that `tx` leaves as they are. They are not differentiated
+        by, so that no backward pass is computed for them alone.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
@@ -131,7 +134,8 @@ def make_train_step(
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
-      their weighted total, and the norms of gradient, update and parameters.
+      their weighted total, and the norms of the gradient (without frozen parameters), update and
+      parameters.
 
     Raises:
       UserError: for an argument outside its range.
@@ -149,17 +153,19 @@ def make_train_step(
         with stochastic.example_positions(positions):
             batch = task.augment(augment_key, batch)
 
-        def forward(params, collections, examples):
+        def forward(trained, collections, examples):
+            params = gradients.merge(trained, state.params)
             apply = apply_lib.Training(model, params, collections, keys, state.ema, state.step)
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
         differentiate = gradients.coupled if task.couples_rows else gradients.separable
         examples = gradients.Examples(batch, positions)
+        trained = param_groups.trained(state.params, freeze)
         grads, metrics, collections = differentiate(
-            forward, task.loss, state.params, state.collections, examples, split
+            forward, task.loss, trained, state.collections, examples, split
         )
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        updates, opt_state = tx.update(whole(grads, state.params), state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
@@ -171,6 +177,16 @@ def make_train_step(
         return (keep_finite(state, after, metrics) if max_skips else after), metrics
 
     return train_step
+
+
+def whole(grads: PyTree, params: PyTree) -> PyTree:
+    """The gradients of all parameters: zeros for those that were not differentiated by."""
+    return jax.tree.map(
+        lambda grad, param: jnp.zeros_like(param) if grad is None else grad,
+        grads,
+        params,
+        is_leaf=lambda x: x is None,
+    )
 
 
 def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:

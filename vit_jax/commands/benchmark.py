@@ -58,13 +58,13 @@ def main(argv: Sequence[str]) -> int:
         options = config.optim.to_dict() | constant | {'lr_delays': ()}
         return optim.make(params, 1, int, model.layer_order(), **options)[0]
 
-    options = {'batch_size': rows, 'per_row': per_row, 'steps': args.steps}
+    options: dict[str, Any] = {'batch_size': rows, 'per_row': per_row, 'steps': args.steps}
     with status('forward'):
         results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
     if not args.forward_only:
         with status('train'):
-            train = benchmark.time_train(model, task, tx, layout, spec, **options, **step)
-        results['train'] = train
+            options |= step | {'freeze': defaults.arguments(config, 'optim')['freeze']}
+            results['train'] = benchmark.time_train(model, task, tx, layout, spec, **options)
     environment = benchmark.environment(layout)
     print_title(config, rows, row.example, environment)
     print_table(spec, results)

@@ -102,7 +102,7 @@ def make(
       lr_delays: pairs of a pattern and a duration until which the parameters stay as they are, such
         as `(('/prototypes/', '1 epochs'),)`. The optimizer follows their gradients all the same.
       freeze: patterns of the parameters that stay as they are. They have no
-        optimizer state, and their gradients do not count for `clip_norm`.
+        optimizer state, and their gradients are not computed.
       layer_decay: see `param_groups.layer_scale`.
       clip_norm: global norm above which the gradients are scaled down to it.
       **kwargs: keywords of the optimizer; dtypes may be strings.

@@ -82,11 +82,22 @@ def frozen(
         return tx
 
     def label(path: str) -> str:
-        return 'frozen' if any(re.search(p, path) for p in patterns) else 'trained'
+        return 'frozen' if _is_frozen(path, patterns) else 'trained'
 
     return optax.partition(
         {'trained': tx, 'frozen': optax.set_to_zero()}, lambda tree: map_paths(label, tree)
     )
+
+
+def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
+    """The parameters to differentiate by: None in place of those that match a pattern."""
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: None if _is_frozen(path_name(keys), patterns) else leaf, params
+    )
+
+
+def _is_frozen(path: str, patterns: Sequence[str]) -> bool:
+    return any(re.search(pattern, path) for pattern in patterns)
 
 
 def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -87,13 +87,14 @@ def time_train(
     per_row: float = 1,
     steps: int = 20,
     seed: int = 0,
+    freeze: Sequence[str] = (),
     ema_decay: float = 0.0,
     **step: Any,
 ) -> Timing:
     """Times the train step; `tx` makes the optimizer from the parameters' shapes.
 
-    A row of the batch holds `per_row` examples on average; `step` are further keywords of
-    `step.make_train_step`.
+    A row of the batch holds `per_row` examples on average; `freeze` and `step` are further
+    arguments of `step.make_train_step`.
     """
     batch = synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
@@ -107,7 +108,13 @@ def time_train(
         return step_lib.init_state(init_variables(), optimizer, seed, ema=ema_decay > 0)
 
     train_step = step_lib.make_train_step(
-        model, task, optimizer, layout.axis_name, ema_decay=ema_decay, **step
+        model,
+        task,
+        optimizer,
+        layout.axis_name,
+        freeze=freeze,
+        ema_decay=ema_decay,
+        **step,
     )
     compiled = layout.compile_train(train_step, jax.eval_shape(init))
     on_device, state = layout.put_batch(batch), layout.create(init)

@@ -241,7 +241,14 @@ def make_program(
 
     abstract_state = jax.eval_shape(init)
     train_step = step_lib.make_train_step(
-        model, task, tx, layout.axis_name, times.total_steps, times.steps, **step
+        model,
+        task,
+        tx,
+        layout.axis_name,
+        times.total_steps,
+        times.steps,
+        defaults.arguments(config, 'optim')['freeze'],
+        **step,
     )
     program = Program(
         model=model,
