@@ -13,7 +13,7 @@ from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn import attention_kernel
-from vit_jax.nn.attention import causal_mask
+from vit_jax.nn.attention import Call, causal_mask
 from vit_jax.nn.attention_choice import Devices, runs_on, takes_kernel
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.multi_head import MultiHeadAttention
@@ -310,22 +310,22 @@ def test_dropout_that_does_not_act_is_no_obstacle(calls):
 
 
 def test_a_sequence_has_to_fit_the_chip():
-    shape = (1, 577, 768)
+    call = Call((1, 577, 768), 577, 12, 'bfloat16')
     with runs_on(TPU):
-        assert takes_kernel('auto', shape, 577, 12, 2)
+        assert takes_kernel('auto', call)
         # The compiler of TPUs makes no product of one row.
-        assert not takes_kernel('auto', (2, 1, 768), 577, 12, 2)
-        assert not takes_kernel('auto', (2, 577, 768), 1, 12, 2)
-        longest = (1, 928, 256)
-        assert takes_kernel('auto', longest, 928, 8, 2)
-        assert not takes_kernel('auto', longest, 928, 8, 2, drops=True)
+        assert not takes_kernel('auto', call._replace(shape=(2, 1, 768)))
+        assert not takes_kernel('auto', call._replace(keys=1))
+        longest = Call((1, 928, 256), 928, 8, 'bfloat16')
+        assert takes_kernel('auto', longest)
+        assert not takes_kernel('auto', longest._replace(rate=0.1))
     with runs_on(Devices('TPU v4')):
-        assert takes_kernel('auto', (1, 197, 768), 197, 12, 2)
-        assert not takes_kernel('auto', shape, 577, 12, 2)
+        assert takes_kernel('auto', call._replace(shape=(1, 197, 768), keys=197))
+        assert not takes_kernel('auto', call)
         with pytest.raises(UserError, match='577 tokens of width 768 need'):
-            takes_kernel('pallas', shape, 577, 12, 2)
+            takes_kernel('pallas', call)
         with pytest.raises(UserError, match='100 and 2000 tokens of width 768 need'):
-            takes_kernel('pallas', (1, 100, 768), 2000, 12, 2)
+            takes_kernel('pallas', call._replace(shape=(1, 100, 768), keys=2000))
 
 
 def test_an_unknown_name_is_refused():

@@ -128,6 +128,30 @@ class Segments(NamedTuple):
         return (self.query[..., :, None] == self.key[..., None, :])[..., None, :, :]
 
 
+class Call(NamedTuple):
+    """The attention of a layer, as far as the choice depends on it.
+
+    Attributes:
+      shape: of the queries, [B N D].
+      keys: M.
+      num_heads: H.
+      dtype: name of the type of queries, keys and values.
+      layout: how many of queries, keys and values come in each array, see `fused_attention`.
+      masked, segmented, causal: whether there is such a mask.
+      rate: the share of weights that are dropped.
+    """
+
+    shape: tuple[int, ...]
+    keys: int
+    num_heads: int
+    dtype: str
+    layout: tuple[int, ...] = (3,)
+    masked: bool = False
+    segmented: bool = False
+    causal: bool = False
+    rate: float = 0.0
+
+
 def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:
     """True where a token is not padding, for all heads and queries."""
     return (tokens != pad)[:, None, None]

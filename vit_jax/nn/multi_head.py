@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
-from vit_jax.nn.attention import Segments, attend, attention_weights, causal_mask
+from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import on_every_device, takes_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
@@ -197,8 +197,14 @@ class MultiHeadAttention(nn.Module):
         if self.relative is not None:
             own = self.position_bias()
             bias = own if bias is None else bias + own
-        if self._takes_kernel(query, key, mask, bias, train):
-            projected = self._side_by_side(query, key, value, rotary)
+        tokens = {'q': query, 'k': key, 'v': value}
+        call = Call(
+            *(query.shape, key.shape[-2], self.num_heads, jnp.dtype(self.dtype).name),
+            *(self._layout(tokens, rotary), mask is not None, segments is not None, causal),
+            rate=self.dropout if train else 0.0,
+        )
+        if self._takes_kernel(call, mask, bias):
+            projected = self._side_by_side(tokens, rotary)
             return self._attend_in_kernel(projected, mask, segments, causal, train)
         if segments is not None:
             mask = _both(mask, segments.mask())
@@ -241,9 +247,7 @@ class MultiHeadAttention(nn.Module):
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
-    def _takes_kernel(
-        self, query: Array, key: Array, mask: Array | None, bias: Array | None, train: bool
-    ) -> bool:
+    def _takes_kernel(self, call: Call, mask: Array | None, bias: Array | None) -> bool:
         if self.attention == 'xla' or self.is_initializing():
             return False
         if self.is_mutable_collection('intermediates'):  # the weights are requested
@@ -253,10 +257,7 @@ class MultiHeadAttention(nn.Module):
             obstacle = 'knows no biases of scores'
         elif mask is not None and mask.shape[1:-1] != (1, 1):
             obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
-        itemsize = jnp.dtype(self.dtype).itemsize
-        shape, keys = query.shape, key.shape[-2]
-        drops = train and self.dropout > 0
-        return takes_kernel(self.attention, shape, keys, self.num_heads, itemsize, drops, obstacle)
+        return takes_kernel(self.attention, call, obstacle)
 
     def _attend_in_kernel(
         self,
@@ -283,11 +284,15 @@ class MultiHeadAttention(nn.Module):
         heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
         return self.out(heads)
 
-    def _side_by_side(
-        self, query: Array, key: Array, value: Array, rotary: Rotary | None
-    ) -> tuple[Array, ...]:
+    def _layout(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[int, ...]:
+        """How many of queries, keys and values each array of `_side_by_side` has."""
+        if self.qk_norm is not None or rotary is not None:
+            return (1, 1, 1)
+        runs = (run for name in self.kernels for _, run in _runs(tuple(tokens[c] for c in name)))
+        return tuple(run.stop - run.start for run in runs)
+
+    def _side_by_side(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[Array, ...]:
         """Queries, keys and values as the kernel takes them; normed and rotated before it."""
-        tokens = dict(zip('qkv', (query, key, value), strict=True))
         projected = tuple(
             x
             for name in self.kernels
@@ -295,7 +300,7 @@ class MultiHeadAttention(nn.Module):
         )
         if self.qk_norm is None and rotary is None:
             return projected
-        width = query.shape[-1]
+        width = tokens['q'].shape[-1]
         parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
         for i, letter in enumerate('qk'):
             x = self._normed(letter, parts[i].reshape(*parts[i].shape[:-1], self.num_heads, -1))

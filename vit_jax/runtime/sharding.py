@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.runtime import meanwhile
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
@@ -135,6 +136,7 @@ class Jit:
             self.num_shards,
             partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
             whole=self.mesh.shape['tensor'] == 1,
+            measure=_measure_on(self.mesh),
         )
 
     def to_global(self, state: PyTree) -> PyTree:
@@ -177,14 +179,19 @@ class Pmap:
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state
-        train_step = _traced_for(Devices(_kind(self.mesh)), train_step)
+        train_step = _traced_for(self._target, train_step)
         step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
         return lambda state, batch: _first_metrics(step(state, batch))
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        eval_step = _traced_for(Devices(_kind(self.mesh)), eval_step)
+        eval_step = _traced_for(self._target, eval_step)
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
         return lambda variables, batch: _first(step(variables, batch))
+
+    @property
+    def _target(self) -> Devices:
+        """A device, for every replica."""
+        return Devices(_kind(self.mesh), measure=_measure_on(self.mesh))
 
     @property
     def _devices(self) -> list[jax.Device] | None:
@@ -209,6 +216,21 @@ Layout = Jit | Pmap
 
 def _kind(mesh: Mesh) -> str:
     return mesh.devices.flat[0].device_kind
+
+
+def _tpu_here(mesh: Mesh) -> jax.Device | None:
+    """A TPU of the mesh that this process can use; None if it has none, as ahead of time."""
+    here = {*jax.local_devices()}
+    return next((d for d in mesh.devices.flat if d.platform == 'tpu' and d in here), None)
+
+
+def _measure_on(mesh: Mesh) -> Callable[[Callable[[], float]], float] | None:
+    """See `Devices.measure`."""
+    device = _tpu_here(mesh)
+    if device is None:
+        return None
+    several = len({d.process_index for d in mesh.devices.flat}) > 1
+    return partial(meanwhile.largest, device, several)
 
 
 def _traced_for(devices: Devices, step: Callable) -> Callable:

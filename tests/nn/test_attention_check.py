@@ -1,0 +1,155 @@
+"""The attention kernel is compared with XLA's attention where it will run; here it is plain JAX."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.nn import attention_check, attention_choice, attention_kernel
+from vit_jax.nn.attention import Call
+from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.runtime import meanwhile, sharding
+
+REAL = functools.partial(attention_kernel.fused_attention, interpret=True)
+CALL = Call((16, 20, 32), 20, 2, 'float32')
+SIZE = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
+
+
+HERE = Devices('TPU v5 lite', measure=meanwhile.apart)
+
+
+@jax.custom_vjp
+def wrong_gradient(x):
+    return x
+
+
+wrong_gradient.defvjp(lambda x: (x, None), lambda _, g: (1.1 * g,))
+
+
+def of_first_key(projected, *args):
+    return REAL(tuple(x.at[:, 0].add(0.5) for x in projected), *args)
+
+
+def unmasked(projected, num_heads, mask, *args):
+    return REAL(projected, num_heads, None, *args)
+
+
+def failing(*args):
+    raise ValueError('Mosaic failed\nto compile')
+
+
+BROKEN = {
+    'one wrong token': of_first_key,
+    'no mask': unmasked,
+    'wrong gradient': lambda x, *args: REAL(tuple(map(wrong_gradient, x)), *args),
+    'NaN': lambda *args: jnp.nan * REAL(*args),
+    'no program': failing,
+}
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch):
+    """No process has measured anything, and the kernel is intact."""
+    monkeypatch.setattr(attention_check, '_doubts', {})
+    monkeypatch.setattr(attention_kernel, 'fused_attention', REAL)
+    attention_choice._warn_once.cache_clear()
+
+
+def broken(monkeypatch, name):
+    monkeypatch.setattr(attention_kernel, 'fused_attention', BROKEN[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'call',
+    [
+        CALL,
+        CALL._replace(dtype='bfloat16', layout=(2, 1), masked=True, rate=0.3),
+        CALL._replace(dtype='bfloat16', keys=200, layout=(1, 2), segmented=True),
+        CALL._replace(dtype='bfloat16', layout=(1, 1, 1), causal=True),
+    ],
+)
+def test_an_intact_kernel_differs_by_rounding(call):
+    found = attention_check.largest_difference(call)
+    assert found < (1e-5 if call.dtype == 'float32' else attention_check.TOLERANCE / 2)
+
+
+@pytest.mark.parametrize('name', BROKEN)
+def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
+    broken(monkeypatch, name)
+    call = CALL._replace(masked=True)
+    assert attention_check.doubt(call, meanwhile.apart)
+    assert not caplog.records
+    with runs_on(HERE):
+        with pytest.raises(UserError, match="choose 'xla'") as caught:
+            attention_choice.takes_kernel('pallas', call)
+        assert '\n' not in str(caught.value)
+        assert not attention_choice.takes_kernel('auto', call)
+
+
+def gradient(attention, devices):
+    """The program of a ViT's gradient, and its result."""
+    model = vit.Model(**SIZE, attention=attention, scan=True, remat='names')
+    images = jnp.linspace(-1, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    params = jax.tree.map(lambda s: jnp.full(s.shape, 0.1), shapes)
+
+    def loss(params):
+        with runs_on(devices):
+            return (model.apply(params, images)['pre_logits'] ** 2).sum()
+
+    traced = jax.jit(jax.grad(loss)).trace(params)
+    return str(traced.jaxpr), traced.lower().compile()(params)
+
+
+@pytest.mark.slow
+def test_it_is_compared_once_while_a_step_is_traced(caplog):
+    with caplog.at_level(logging.WARNING):
+        program, found = gradient('auto', HERE)
+    assert 'pallas_call' in program
+    (line,) = (record.message for record in caplog.records)
+    assert 'differs from the attention of XLA by up to 0.00% for 5 queries, 5 keys' in line
+    expected = gradient('xla', HERE)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, expected)
+
+
+@pytest.mark.slow
+def test_a_broken_kernel_leaves_the_step_to_xla_with_one_warning(monkeypatch, caplog):
+    broken(monkeypatch, 'wrong gradient')
+    program, _ = gradient('auto', HERE)
+    (line,) = (record.message for record in caplog.records)
+    assert 'more than 3%; the attention of XLA takes its place' in line
+    assert program == gradient('xla', HERE)[0]
+    with pytest.raises(UserError, match='differs from the attention of XLA by up to'):
+        gradient('pallas', HERE)
+
+
+def test_what_is_not_here_is_not_measured(monkeypatch):
+    broken(monkeypatch, 'no program')
+    with runs_on(Devices('TPU v5 lite')):
+        assert attention_choice.takes_kernel('pallas', CALL)
+
+
+@pytest.mark.parametrize('strategy', ['jit', 'pmap'])
+def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
+    layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
+    assert layout._target.measure is None
+    monkeypatch.setattr(sharding, '_tpu_here', lambda mesh: mesh.devices.flat[1])
+    measure, seen = layout._target.measure, []
+
+    def found():
+        array = jnp.ones(()) + 0.5
+        seen.append(array.devices())
+        return float(array)
+
+    @jax.jit
+    def program(x):
+        return x + measure(found)
+
+    assert program(1.0) == 2.5
+    assert seen == [{jax.devices()[3]}]

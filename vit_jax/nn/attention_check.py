@@ -1,0 +1,141 @@
+"""A check of the attention kernel on the device that is about to run it, against XLA's attention.
+
+Both compute the result and the gradients of a few random rows with the shapes, dtype and masks of
+the layer. The check compiles and runs one small program for each kind of layer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.errors import one_line
+from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
+
+_log = logging.getLogger(__name__)
+ROWS = 2
+# Of the largest value of an array. In bfloat16 the two differ by less than a fifth of it, as
+# `tests/nn/test_attention_check.py` finds; a wrong row, mask or scale exceeds it many times over.
+TOLERANCE = 0.03
+
+_doubts: dict[Call, str] = {}
+
+
+def doubt(call: Call, measure: Callable[[Callable[[], float]], float]) -> str:
+    """The reason why the kernel is not trusted with a layer; empty if it is.
+
+    Every kind of layer is measured once in a process. Its largest difference is logged.
+
+    Args:
+      call: of the layer.
+      measure: see `attention_choice.Devices`.
+    """
+    call = call._replace(shape=(ROWS, *call.shape[1:]))
+    if call not in _doubts:
+        _doubts[call] = _measured(call, measure)
+    return _doubts[call]
+
+
+def _measured(call: Call, measure: Callable[[Callable[[], float]], float]) -> str:
+    failures = []
+
+    def own() -> float:
+        try:
+            found = largest_difference(call)
+        except Exception as e:  # of the compiler, too
+            failures.append(one_line(str(e)))
+            return float('inf')
+        return found if found == found else float('inf')
+
+    found = measure(own)
+    (_, queries, width), keys = call.shape, call.keys
+    layer = f'{queries} queries, {keys} keys, width {width}, {call.num_heads} heads, {call.dtype}'
+    if failures:
+        return f'fails on this device for {layer}: {failures[0]}'
+    text = f'differs from the attention of XLA by up to {found:.2%} for {layer}'
+    if found > TOLERANCE:
+        return f'{text}, more than {TOLERANCE:.0%}'
+    _log.warning('the attention kernel %s', text)
+    return ''
+
+
+def largest_difference(call: Call) -> float:
+    """The largest difference of results or gradients, as a share of the largest value of each.
+
+    NaN if any value is.
+    """
+    from vit_jax.nn.attention_kernel import fused_attention
+
+    def by_kernel(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
+        options = (call.causal, call.rate)
+        return fused_attention(projected, call.num_heads, mask, segments, kept, *options)
+
+    def by_xla(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
+        return _plain(call, projected, mask, segments, kept)
+
+    @jax.jit
+    def difference() -> Array:
+        projected, grad, *seen = _inputs(call)
+        pairs = zip(
+            *(_with_gradients(f, projected, grad, *seen) for f in (by_kernel, by_xla)), strict=True
+        )
+        return jnp.stack([jnp.abs(a - b).max() / jnp.abs(b).max() for a, b in pairs]).max()
+
+    return float(difference())
+
+
+def _with_gradients(
+    function: Callable[..., Array], projected: tuple[Array, ...], grad: Array, *seen: Any
+) -> list[Float[Array, '...']]:
+    out, pull = jax.vjp(lambda x: function(x, *seen), projected)
+    return [x.astype(jnp.float32) for x in (out, *pull(grad)[0])]
+
+
+def _inputs(call: Call) -> tuple[Any, ...]:
+    """Random projections and a gradient of the result; mask, segments and kept weights, if any."""
+    (rows, queries, width), keys = call.shape, call.keys
+    first, second, third = jax.random.split(jax.random.key(0), 3)
+
+    def normal(key: Array, tokens: int, columns: int) -> Array:
+        return jax.random.normal(key, (rows, tokens, columns)).astype(call.dtype)
+
+    projected = tuple(
+        normal(jax.random.fold_in(first, i), keys if i else queries, n * width)
+        for i, n in enumerate(call.layout)
+    )
+    # The last row of keys is as long as it can be, others are shorter.
+    last = keys - keys // 3 * jnp.arange(rows)[::-1, None]
+    mask = jnp.arange(keys) < last if call.masked else None
+    segments = None
+    if call.segmented:
+        segments = Segments(
+            *(1 + 3 * jnp.arange(n)[None].repeat(rows, 0) // n for n in (queries, keys))
+        )
+    kept = None
+    if call.rate:
+        weights = (rows, call.num_heads, queries, keys)
+        kept = jax.random.bernoulli(third, 1 - call.rate, weights)
+    return projected, normal(second, queries, width), mask, segments, kept
+
+
+def _plain(call: Call, projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
+    """`fused_attention` by the functions of `nn/attention.py`."""
+    width = call.shape[-1]
+    parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
+    query, key, value = (x.reshape(*x.shape[:2], call.num_heads, -1).swapaxes(1, 2) for x in parts)
+    masks = [] if mask is None else [mask[:, None, None]]
+    masks += [] if segments is None else [segments.mask()]
+    masks += [causal_mask(query.shape[-2])] if call.causal else []
+    seen = masks[0] if masks else None
+    for other in masks[1:]:
+        seen = seen & other
+    weights = attention_weights(query, key, seen)
+    if kept is not None:
+        weights = jnp.where(kept, weights / (1 - call.rate), 0.0)
+    out = attend(weights, value).swapaxes(1, 2)
+    return out.reshape(*out.shape[:2], width)
