@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import command, sky, slurm
+from vit_jax.launch import cloud_tpu, command, sky, slurm
 from vit_jax.runtime import processes
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
@@ -152,7 +152,7 @@ def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
     ],
 )
 def test_number_of_machines_of_a_slice(tpu, hosts):
-    assert sky.hosts(tpu) == hosts
+    assert cloud_tpu.hosts(tpu) == hosts
     words = sky.task(sky.SkyJob(['train', '--workdir', 'gs://b/r'], 'a', tpu))['run'].split()
     assert ('--distributed' in words) == (hosts > 1)
 
@@ -162,7 +162,7 @@ def test_number_of_machines_of_a_slice(tpu, hosts):
 )
 def test_no_such_tpu(tpu):
     with pytest.raises(UserError, match='--tpu'):
-        sky.hosts(tpu)
+        cloud_tpu.hosts(tpu)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ def test_no_such_tpu(tpu):
 )
 def test_what_would_be_lost_with_the_machine_is_refused(words):
     with pytest.raises(UserError, match='give a bucket'):
-        command.require_bucket(words)
+        command.require_bucket('sky', words)
 
 
 @pytest.mark.parametrize(
     'words', [['train', '--workdir=s3://b/r'], ['benchmark', '--config', 'a.py']]
 )
 def test_what_outlives_the_machine_is_not_refused(words):
-    command.require_bucket(words)
+    command.require_bucket('sky', words)
 
 
 def test_processes_that_cannot_share_a_command():

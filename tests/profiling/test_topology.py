@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.launch import sky
+from vit_jax.launch import cloud_tpu
 from vit_jax.profiling import topology
 
 
@@ -34,7 +34,7 @@ def test_other_names_are_refused(text):
 
 @pytest.mark.parametrize('name', ['v4', 'v5litepod', 'v5p', 'v6e'])
 def test_every_slice_that_can_be_rented_up_to_256_has_a_topology(name):
-    for size in (n for n in sky.GENERATIONS[name].sizes if n <= 256 and not n & (n - 1)):
+    for size in (n for n in cloud_tpu.GENERATIONS[name].sizes if n <= 256 and not n & (n - 1)):
         parsed = topology.parse(f'{name}-{size}')
         assert parsed.chips * parsed.chip.counted == size
 

@@ -1,4 +1,4 @@
-"""Launch a command: as a Slurm job, or on Cloud TPUs by SkyPilot."""
+"""Launch a command: as a Slurm job, or on Cloud TPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
+from vit_jax.commands import _launch_flags as flags_of
 from vit_jax.commands import preflight, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import flags as config_flags
@@ -19,7 +20,7 @@ from vit_jax.launch.command import extras_of, require_installed
 
 
 def main(argv: Sequence[str]) -> int:
-    """Submits the command after `--`, or prints the script that would be submitted."""
+    """Submits or runs the command after `--`, or prints what would be submitted."""
     words = list(argv)
     flags, command = words, []
     if '--' in words:
@@ -33,8 +34,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
     args = parser(flags[0]).parse_args(flags[1:])
     config = check(command)
-    print(ACTIONS[flags[0]](args, command, config), end='')
-    return 0
+    return ACTIONS[flags[0]](args, command, config)
 
 
 def parser(launcher: str) -> Parser:
@@ -43,72 +43,15 @@ def parser(launcher: str) -> Parser:
     made.epilog = 'What follows -- is a command of vit_jax with its flags: -- train --config ...'
     made.add_argument('--job-name', metavar='NAME', help='vit-jax-COMMAND by default')
     made.add_argument(
-        '--restarts', type=_count, default=3, metavar='N', help='of a job that failed; 3 by default'
+        '--restarts',
+        type=flags_of.count,
+        default=3,
+        metavar='N',
+        help='of a job that failed; 3 by default',
     )
     made.add_argument('--dry-run', action='store_true', help='print what would be submitted')
-    {'slurm': _slurm_flags, 'sky': _sky_flags}[launcher](made)
+    getattr(flags_of, launcher)(made)
     return made
-
-
-def _slurm_flags(made: Parser) -> None:
-    made.add_argument('--nodes', type=_positive, default=1, metavar='N')
-    made.add_argument(
-        '--gpus', type=_count, default=0, metavar='G', help='a node; one process each'
-    )
-    made.add_argument(
-        '--cpus-per-task', type=_count, default=0, metavar='C', help='of each process, for loaders'
-    )
-    made.add_argument('--array', type=_count, default=0, metavar='K', help='so many sweep workers')
-    made.add_argument('--partition', default='', metavar='P')
-    made.add_argument('--time', default='', metavar='T', help='the limit, as 12:00:00')
-    made.add_argument(
-        '--grace',
-        type=_positive,
-        default=120,
-        metavar='SECONDS',
-        help='the job gets the signal to save its state so long before the limit; 120 by default',
-    )
-    made.add_argument(
-        '--sbatch',
-        action='append',
-        default=[],
-        metavar='OPTION',
-        help='one more of sbatch, as account=vision; may be repeated',
-    )
-
-
-def _sky_flags(made: Parser) -> None:
-    made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
-    made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
-    made.add_argument('--region', default='')
-    made.add_argument(
-        '--preflight', action='store_true', help='first compile for the slice: does training fit?'
-    )
-    made.add_argument('--zone', default='')
-    for flag, metavar, what in (
-        ('--env', 'NAME=VALUE', 'a variable of the command; may be repeated'),
-        ('--mount', '/FOLDER=gs://BUCKET', 'a bucket as a folder; may be repeated'),
-    ):
-        made.add_argument(flag, action='append', type=_pair, default=[], metavar=metavar, help=what)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
-    return int(text)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition('=')
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f'{text!r} is not NAME=VALUE')
-    return name, value
-
-
-def _positive(text: str) -> int:
-    if not (number := _count(text)):
-        raise argparse.ArgumentTypeError('must be at least 1')
-    return number
 
 
 def check(command: Sequence[str]) -> ConfigDict | None:
@@ -150,7 +93,7 @@ def _check_config(words: Sequence[str]) -> ConfigDict | None:
     return config_lib.load(file, overrides) if file else None
 
 
-def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> str:
+def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a job to Slurm by sbatch."""
     from vit_jax.launch import slurm, submit
 
@@ -172,15 +115,20 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
         python=sys.executable,
     )
     script = slurm.script(job)
-    return script if args.dry_run else f'submitted job {submit.slurm(script)}\n'
+    print(script if args.dry_run else f'submitted job {submit.slurm(script)}\n', end='')
+    return 0
 
 
-def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> str:
+def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
     from vit_jax.launch import sky, submit
 
-    if args.preflight:
-        _preflight(args.tpu, command)
+    if args.slices > 1:
+        raise UserError(
+            f'launch sky: --slices {args.slices}: SkyPilot rents one slice a job; launch tpu and '
+            'launch gke take several'
+        )
+    _preflight(args, command)
     name = args.job_name or f'vit-jax-{command[0]}'
     task = sky.text(
         sky.SkyJob(
@@ -196,31 +144,62 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
             mounts=dict(args.mount),
         )
     )
-    if args.dry_run:
-        return task
-    if not pathlib.Path('constraints.txt').is_file():
+    if not args.dry_run and not pathlib.Path('constraints.txt').is_file():
         raise UserError(
             'launch sky copies the current folder: run it in the root of the repository'
         )
-    return submit.sky(name, task)
+    print(task if args.dry_run else submit.sky(name, task), end='')
+    return 0
 
 
-def _preflight(tpu: str, command: Sequence[str]) -> None:
-    """Compile the training step for the slice; the report goes to standard error.
+def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
+    """Rent Cloud TPUs by gcloud, run the command there, and rent again after preemption."""
+    from vit_jax.launch import remote, tpu, tpu_loop
+
+    job = tpu.TpuJob(
+        command,
+        args.job_name or f'vit-jax-{command[0]}',
+        args.tpu,
+        args.zone,
+        project=args.project,
+        extras=extras_of(command, config),
+        slices=args.slices,
+        fewest=args.min_slices or args.slices,
+        spot=args.spot,
+        flex_start=args.flex_start,
+        restarts=args.restarts,
+        env=dict(args.env),
+        prepare=args.setup,
+        options=args.gcloud,
+    )
+    tpu.check(job)
+    _preflight(args, command)
+    if args.dry_run:
+        print(tpu.text(job), end='')
+        return 0
+    remote.files()
+    return tpu_loop.Loop(job, tpu_loop.Pace(args.poll, 60 * args.patience)).run()
+
+
+def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
+    """Compile the training step for a slice if asked; the report goes to standard error.
 
     Raises:
       UserError: if the step does not fit there, or the command does not train.
     """
+    if not args.preflight:
+        return
     if command[0] != 'train':
-        raise UserError('launch sky: --preflight works only with `train`')
+        raise UserError('launch: --preflight works only with `train`')
     _, config = train.parse(command[1:])
     with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
-        code = preflight.check(config, tpu)
+        code = preflight.check(config, args.tpu)
     if code:
-        raise UserError(f'launch sky: it does not fit on {tpu}; nothing was submitted')
+        raise UserError(f'launch: it does not fit on {args.tpu}; nothing was submitted')
 
 
-ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], str]] = {
+ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], int]] = {
     'slurm': slurm,
     'sky': sky,
+    'tpu': tpu,
 }

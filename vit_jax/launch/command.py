@@ -56,8 +56,12 @@ def require_installed(needed: Sequence[str], what: str) -> None:
             raise extras.missing(what, extra)
 
 
-def require_bucket(words: Sequence[str]) -> None:
+def require_bucket(launcher: str, words: Sequence[str]) -> None:
     """Check that the results of the command outlive its machine.
+
+    Args:
+      launcher: for the message.
+      words: after `vit_jax`, as `['train', '--config', ...]`.
 
     Raises:
       UserError: if its --workdir is a local folder.
@@ -68,6 +72,6 @@ def require_bucket(words: Sequence[str]) -> None:
     workdir = parser.parse_known_args(list(words))[0].workdir
     if workdir is not None and not workdir.startswith(BUCKETS):
         raise UserError(
-            'launch sky: the machine is deleted when the job ends or is preempted, and '
+            f'launch {launcher}: the machine is deleted when the job ends or is preempted, and '
             f'{workdir or "its runs/"} with it: give a bucket, as --workdir gs://BUCKET/RUN'
         )

@@ -1,0 +1,225 @@
+"""A queued resource of Cloud TPUs, through the Google Cloud CLI.
+
+The commands are those of `gcloud compute tpus queued-resources`
+(cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources), and the states those of
+`QueuedResourceState` of the Cloud TPU API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from vit_jax.errors import UserError
+from vit_jax.launch import cloud_tpu
+
+ACTIVE = 'ACTIVE'
+ABSENT = 'ABSENT'
+UNKNOWN = 'UNKNOWN'  # gcloud itself failed
+LABEL = 'vit-jax'
+INSTALL = 'cloud.google.com/sdk/docs/install'
+SECONDS = 600  # limit for a call that only asks
+LONG_SECONDS = 3600  # limit for a call that copies or installs
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """How a call ended.
+
+    Attributes:
+      code: exit code; 255 if a machine could not be reached.
+      out, err: text that it printed.
+    """
+
+    code: int
+    out: str = ''
+    err: str = ''
+
+    @property
+    def reason(self) -> str:
+        """The line that says why the call failed."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith('ERROR:')]
+        return (errors or lines or ['it does not say why'])[-1].removeprefix('ERROR: ')
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A queued resource as the service describes it.
+
+    Attributes:
+      state: of the request; `ABSENT` if there is none.
+      label: by which its launcher knows it.
+      slices: their number.
+      error: why it failed.
+    """
+
+    state: str
+    label: str = ''
+    slices: int = 1
+    error: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """One queued resource.
+
+    Attributes:
+      name: of the resource, and of its nodes.
+      zone: where it is.
+      tpu: type of its slices, as `v5litepod-16`.
+      project: the default one of gcloud if empty.
+      spot: whether it may be preempted, at a lower price.
+      flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.
+      label: by which the launcher knows it.
+      options: more options of `create`, as `network=lab`.
+    """
+
+    name: str
+    zone: str
+    tpu: str
+    project: str = ''
+    spot: bool = False
+    flex_start: str = ''
+    label: str = ''
+    options: Sequence[str] = ()
+
+    def creation(self, slices: int) -> list[str]:
+        """The command that requests so many slices; flex-start is in the alpha commands only."""
+        nodes = [f'--node-count={slices}', f'--node-prefix={self.name}']
+        flex = ['--provisioning-model=flex-start', f'--max-run-duration={self.flex_start}']
+        return [
+            *self._command('create', 'alpha' if self.flex_start else ''),
+            f'--accelerator-type={self.tpu.removeprefix("tpu-")}',
+            f'--runtime-version={cloud_tpu.runtime(self.tpu)}',
+            *(nodes if slices > 1 else [f'--node-id={self.name}']),
+            f'--labels={LABEL}={self.label}',
+            *(['--spot'] if self.spot else []),
+            *(flex if self.flex_start else []),
+            *(f'--{option.removeprefix("--")}' for option in self.options),
+        ]
+
+    def deletion(self) -> list[str]:
+        """The command that deletes the resource with its machines."""
+        return [*self._command('delete'), '--force']
+
+    def description(self) -> list[str]:
+        """The command that describes the resource."""
+        return [*self._command('describe'), '--format=json']
+
+    def remote(self, script: str, everywhere: bool) -> list[str]:
+        """The command that runs a script on every machine, or on the first."""
+        which = 'all' if everywhere else '0'
+        return [
+            *self._command('ssh'),
+            f'--node={which}',
+            f'--worker={which}',
+            '--strict-host-key-checking=no',
+            f'--command={script}',
+        ]
+
+    def upload(self, path: str | pathlib.Path, to: str) -> list[str]:
+        """The command that copies a file into the home folder on every machine."""
+        return [
+            *self._words('scp', ''),
+            str(path),
+            f'{self.name}:{to}',
+            *self._where(),
+            '--node=all',
+            '--worker=all',
+            '--strict-host-key-checking=no',
+        ]
+
+    def look(self) -> Found:
+        """The resource as it is now."""
+        answer = call(self.description())
+        if answer.code:
+            known = 'NOT_FOUND' in answer.err
+            return Found(ABSENT) if known else Found(UNKNOWN, error=answer.reason)
+        return described(answer.out)
+
+    def _command(self, verb: str, track: str = '') -> list[str]:
+        return [*self._words(verb, track), self.name, *self._where()]
+
+    def _words(self, verb: str, track: str) -> list[str]:
+        return [
+            'gcloud',
+            *([track] if track else []),
+            *f'compute tpus queued-resources {verb}'.split(),
+        ]
+
+    def _where(self) -> list[str]:
+        project = [f'--project={self.project}'] if self.project else []
+        return [f'--zone={self.zone}', *project, '--quiet']
+
+
+def described(text: str) -> Found:
+    """The resource that JSON of `describe` tells of."""
+    try:
+        fields = json.loads(text)
+        state = fields['state']
+        (spec,) = fields.get('tpu', {}).get('nodeSpec', [{}])
+        return Found(
+            state['state'],
+            label=spec.get('node', {}).get('labels', {}).get(LABEL, ''),
+            slices=int(spec.get('multisliceParams', {}).get('nodeCount', 1)),
+            error=state.get('failedData', {}).get('error', {}).get('message', ''),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Found(UNKNOWN, error='gcloud describes the resource in an unknown form')
+
+
+def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
+    """Run a command to its end and return how it ended; Ctrl-C ends it first.
+
+    Args:
+      words: of the command line.
+      limit: seconds after which it is ended.
+
+    Raises:
+      UserError: if gcloud is not installed.
+    """
+    try:
+        # A session of its own, so that Ctrl-C reaches this process alone.
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors='replace',
+            start_new_session=True,
+        )
+    except FileNotFoundError as e:
+        raise UserError(
+            f'launch tpu: {words[0]} was not found; install it ({INSTALL}), or use --dry-run'
+        ) from e
+    with process:
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return Answer(255, err=f'no answer within {limit:.0f} seconds')
+        except BaseException:
+            _end(process)
+            raise
+    return Answer(process.returncode, out, err)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a command with all processes that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command line as a shell reads it."""
+    return shlex.join(words)

@@ -1,0 +1,123 @@
+"""A command on rented Cloud TPUs without a cluster: what to request and what to run there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+from vit_jax.errors import UserError
+from vit_jax.launch import cloud_tpu, command, queued, remote
+
+NAME = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
+DURATION = re.compile(r'([1-9]\d*[smhd])+')
+OPTION = re.compile(r'(--)?[a-z][a-z-]*(=.*)?')
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuJob:
+    """A command to run on Cloud TPUs, with its resources.
+
+    Attributes:
+      words: the command, as `['train', '--config', ...]`.
+      name: of the resource.
+      tpu: type of a slice, as `v5litepod-16`.
+      zone: where it is.
+      project: the default one of gcloud if empty.
+      extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
+      slices: their number.
+      fewest: the number with which the job goes on if there are no more.
+      spot: whether it may be preempted, at a lower price.
+      flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.
+      restarts: limit on restarts after failures; those after a preemption do not count.
+      env: environment variables of the command.
+      prepare: shell commands that prepare each machine, as mounting a disk.
+      options: more options of the request, as `network=lab`.
+    """
+
+    words: Sequence[str]
+    name: str
+    tpu: str
+    zone: str
+    project: str = ''
+    extras: Sequence[str] = ()
+    slices: int = 1
+    fewest: int = 1
+    spot: bool = False
+    flex_start: str = ''
+    restarts: int = 3
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prepare: str = ''
+    options: Sequence[str] = ()
+
+    def resource(self) -> queued.Resource:
+        """The queued resource of the job; its label tells the jobs of one name apart."""
+        what = repr((*self.words, self.tpu, self.slices, self.fewest))
+        return queued.Resource(
+            self.name,
+            self.zone,
+            self.tpu,
+            project=self.project,
+            spot=self.spot,
+            flex_start=self.flex_start,
+            label=hashlib.sha256(what.encode()).hexdigest()[:16],
+            options=self.options,
+        )
+
+    def install(self) -> str:
+        """The script that installs the code on a machine."""
+        return remote.install(self.name, self.extras, self.words[0] == 'sweep', self.prepare)
+
+    def start(self, slices: int) -> str:
+        """The script that starts the command on a machine of so many slices."""
+        words = command.for_processes(self.words, slices * cloud_tpu.hosts(self.tpu))
+        return remote.start(self.name, words, {**cloud_tpu.ENVIRON, **self.env})
+
+
+def check(job: TpuJob) -> None:
+    """Check the job before anything is rented.
+
+    Raises:
+      UserError: for an invalid name or number, data that cannot be reached, or results that would
+        be lost.
+    """
+    if not NAME.fullmatch(job.name):
+        raise UserError(
+            f'launch tpu: --job-name {job.name!r}: must be at most 40 lower-case letters, digits '
+            'and -, and begin with a letter'
+        )
+    cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.fewest)
+    places = (('--zone', job.zone), ('--project', job.project))
+    cloud_tpu.check_names('tpu', job.env, places)
+    if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
+        raise UserError(
+            f'launch tpu: --flex-start {job.flex_start!r}: must be a duration, as 24h, and '
+            'without --spot'
+        )
+    for option in job.options:
+        if not OPTION.fullmatch(option):
+            raise UserError(f'launch tpu: --gcloud {option!r}: must be NAME or NAME=VALUE')
+    command.require_bucket('tpu', job.words)
+    if '://' in (folder := job.env.get('TFDS_DATA_DIR', '')):
+        raise UserError(
+            f'launch tpu: TFDS_DATA_DIR={folder}: data are read from folders; copy or mount them '
+            'by --setup'
+        )
+    for slices in range(job.fewest, job.slices + 1):
+        job.start(slices)
+
+
+def text(job: TpuJob) -> str:
+    """The commands of a job that is never preempted, one a line or paragraph."""
+    resource = job.resource()
+    lines = [
+        resource.creation(job.slices),
+        resource.description(),
+        resource.upload('CODE.tgz', f'{job.name}.tgz'),
+        resource.remote(job.install(), everywhere=True),
+        resource.remote(job.start(job.slices), everywhere=True),
+        resource.remote(remote.status(job.name, 0), everywhere=False),
+        resource.deletion(),
+    ]
+    return ''.join(f'{queued.shown(line)}\n' for line in lines)
