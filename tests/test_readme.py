@@ -48,8 +48,8 @@ COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.r
 
 
 def task_of(args):
-    """The task of a run that is not there, by the name of its folder."""
-    return 'siglip' if 'siglip' in (args.workdir or '') else 'classify'
+    """The task of a run or a checkpoint that is not there, by its name."""
+    return 'siglip' if 'siglip' in (args.workdir or args.checkpoint or '') else 'classify'
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +71,8 @@ def check(words, capsys):
         words, launched = words[:cut], words[cut + 1 :]
         check(launched, capsys)
     action = words[:1] if name in WITH_ACTIONS else []
-    own = (
-        words[words.index('--workdir') :][:2] if name == 'predict' and '--workdir' in words else []
-    )
+    named = [word for word in ('--workdir', '--checkpoint') if name == 'predict' and word in words]
+    own = words[words.index(named[0]) :][:2] if named else []
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from vit_jax.data import vocabulary
+from vit_jax.data import tokenizer_files, vocabulary
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
 
@@ -70,26 +71,36 @@ def test_a_vocabulary_goes_to_other_processes(vocab):
 def test_a_file(vocab, tmp_path):
     path = tmp_path / 'v.model'
     path.write_bytes(vocab.model)
-    assert vocabulary.load(path) == vocab
+    assert tokenizer_files.load(path) == vocab
 
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r'no\.model.*No such file.*python -m vit_jax vocab'):
-        vocabulary.load(tmp_path / 'no.model')
+        tokenizer_files.load(tmp_path / 'no.model')
     path = tmp_path / 'text.model'
     path.write_text('hello')
     with pytest.raises(UserError, match=r'text\.model.*no SentencePiece model'):
-        vocabulary.load(path)
+        tokenizer_files.load(path)
 
 
-def test_other_special_ids_are_refused(tmp_path):
+def test_other_special_ids_are_refused_for_pairs(tmp_path):
     text = tmp_path / 'text'
     text.write_text('\n'.join(sentences()))
     sentencepiece.SentencePieceTrainer.train(
         input=str(text), model_prefix=str(tmp_path / 'default'), vocab_size=50, minloglevel=2
     )
+    vocab = tokenizer_files.load(tmp_path / 'default.model')
     with pytest.raises(UserError, match='has pad -1, bos 1, eos 2, unk 0 instead of pad 0'):
-        vocabulary.load(tmp_path / 'default.model')
+        parse_transforms('tokenize', vocab)
+    (step,) = parse_transforms("tokenize('caption', 50, pad=2)", vocab).steps
+    ids = step({'caption': 'a man'}, np.random.default_rng())['caption']
+    assert ids[-1] == 2
+    assert vocab.decode(ids) == 'a man'
+
+
+def test_padding_that_is_no_id_is_refused(vocab):
+    with pytest.raises(UserError, match='pad=60: the vocabulary has 60 ids'):
+        parse_transforms("tokenize('caption', 5, pad=60)", vocab)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
-from vit_jax.data import vocabulary
+from vit_jax.data import tokenizer_files, vocabulary
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.plans.buckets import Cut
 from vit_jax.errors import UserError
@@ -228,11 +228,11 @@ def text_config(text: dict[str, object]) -> ConfigDict:
 @pytest.mark.slow
 def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None:
     result = one_run(text_config(text), tmp_path / 'run')
-    vocab = vocabulary.load(text['vocab'])
+    vocab = tokenizer_files.load(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
     run = inference_lib.open_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
-    assert vocabulary.load(run.config.data.vocab) == vocab
+    assert tokenizer_files.load(run.config.data.vocab) == vocab
     _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
     assert train_flops(meta, ['my_text']) > 0

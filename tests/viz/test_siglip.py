@@ -6,14 +6,13 @@ import pathlib
 import numpy as np
 import pytest
 
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.data.vocabulary import EOS, Bytes
 from vit_jax.errors import UserError
-from vit_jax.models.siglip import Model
 from vit_jax.tasks.siglip import Task
 from vit_jax.viz import figures, siglip
 from vit_jax.viz.photo import Context, Photo
 
-MODEL = Model(vocab_size=260, length=8, width=12, embed_dim=12)
 IMAGE = np.zeros((6, 6, 3), np.uint8)
 BYTES = Bytes()
 PHOTO = Photo(pathlib.Path('a.png'), IMAGE, {'image': IMAGE}, '')
@@ -25,10 +24,14 @@ def flags(*words):
     return parser.parse_args(words)
 
 
-def adapted(*words, vocab=BYTES):
+def encode(field, text):
+    (step,) = parse_transforms(f"tokenize('{field}', 8)", BYTES).steps
+    return step({field: text}, np.random.default_rng())[field]
+
+
+def adapted(*words, encode=encode):
     viz = siglip.Viz()
-    context = Context(flags=flags(*words), vocab=vocab)
-    viz.adapt_model(MODEL, context)
+    context = Context(flags=flags(*words), vocab=BYTES, encode=encode)
     return viz, viz.adapt_task(Task(), context), context
 
 
@@ -90,4 +93,4 @@ def test_texts_that_cannot_be(words, said):
 
 def test_no_vocabulary():
     with pytest.raises(UserError, match='the checkpoint has no vocabulary'):
-        adapted('--texts', 'a', vocab=None)
+        adapted('--texts', 'a', encode=None)

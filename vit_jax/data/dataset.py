@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.data import plans, sources, vocabulary
+from vit_jax.data import plans, sources, tokenizer_files, vocabulary
 from vit_jax.data.batches import Batch, Process, Shape, Spec, as_facts
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan
@@ -170,7 +170,8 @@ class Section:
       classes: take only these, numbered from 0 on in this order.
       transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
         `{method}` and `{transforms}` are those of the checkpoint `config.init.from`.
-      vocab: the file of a subword vocabulary, which encodes texts; 'bytes' for their bytes.
+      vocab: the file of a subword vocabulary or a tokenizer.json, which encodes texts; 'bytes' for
+        their bytes.
       buckets: lengths in tokens that sequences are padded to.
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
         'target', those of the target without padding.
@@ -201,7 +202,7 @@ class Section:
 
     def examples(self, numbering: SourceInfo | None = None) -> Examples:
         """Open the source, with classes numbered as those of `numbering`, by their ids."""
-        loaded = vocabulary.load(self.vocab) if self.vocab else None
+        loaded = tokenizer_files.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
         if self.split is None:
             raise UserError(f'{self.source}: no split is given; name one')

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import io
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,14 @@ class Encoded:
         """Decode the image; BrokenRecord if the file is damaged."""
         with _named(self._name, self._data):
             return _whole_jpeg(self._data, self.shape[2])
+
+
+def read_file(path: pathlib.Path) -> bytes:
+    """The bytes of an image's file; BrokenRecord if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BrokenRecord(f'{path}: {error.strerror}') from error
 
 
 def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:

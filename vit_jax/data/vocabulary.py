@@ -1,7 +1,9 @@
-"""Vocabularies, which all begin with the same four ids: SentencePiece models, or bytes.
+"""Vocabularies: SentencePiece models, tokenizers of checkpoints, or bytes.
 
 Kudo and Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer".
-A run keeps its model in its folder as `vocab.model`, so that later commands need no other file.
+Those made here begin with the same four ids, which encoder-decoders need; models of images and
+texts take any. A run keeps its vocabulary in its folder as `vocab.model`, so that later commands
+need no other file.
 """
 
 from __future__ import annotations
@@ -12,21 +14,24 @@ import hashlib
 import io
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import paths as storage
 from vit_jax.storage import run_folder
 
-PAD, BOS, EOS, UNK = range(4)
+PAD, BOS, EOS, UNK = OWN_IDS = tuple(range(4))
 KINDS = ('unigram', 'bpe')
-BYTES = 'bytes'  # in place of the file of a vocabulary
 
 
 class Tokenizer(Protocol):
     """Conversion of text into ids and back, by a `Vocabulary` or by a source of ids."""
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -52,6 +57,12 @@ class Vocabulary:
     def __len__(self) -> int:
         return self._processor.vocab_size()
 
+    @functools.cached_property
+    def special(self) -> tuple[int, ...]:
+        """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
+        names = ('pad', 'bos', 'eos', 'unk')
+        return tuple(getattr(self._processor, f'{name}_id')() for name in names)
+
     @property
     def digest(self) -> str:
         """The sha256 of the model."""
@@ -63,11 +74,11 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of the ids before the first end; padding and beginnings have none."""
-        return self._processor.decode(known(content(ids), len(self)))
+        return self._processor.decode(known(content(ids, self.special), len(self), self.special))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The piece of each id, as the axes of attention maps show them."""
-        return [self._processor.id_to_piece(i) for i in known(ids, len(self))]
+        return [self._processor.id_to_piece(i) for i in known(ids, len(self), self.special)]
 
     @functools.cached_property
     def _processor(self) -> Any:
@@ -76,12 +87,14 @@ class Vocabulary:
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Vocabulary, (self.model,)
+        return type(self), (self.model,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
     """The bytes of UTF-8 as ids, after the four special ones, as in ByT5, arXiv:2105.13626."""
+
+    special: ClassVar[tuple[int, ...]] = OWN_IDS
 
     def __len__(self) -> int:
         return UNK + 1 + 256
@@ -101,45 +114,30 @@ class Bytes:
         return [special[i] if i <= UNK else chr(i - UNK - 1) for i in known(ids, len(self))]
 
 
-def content(ids: Sequence[int] | np.ndarray) -> list[int]:
+def content(ids: Sequence[int] | np.ndarray, special: Sequence[int] = OWN_IDS) -> list[int]:
     """The ids before the first end, without padding and beginnings."""
+    pad, bos, eos, _ = special
     words = [int(i) for i in ids]
-    words = words[: words.index(EOS)] if EOS in words else words
-    return [i for i in words if i not in (PAD, BOS)]
+    words = words[: words.index(eos)] if eos in words else words
+    return [i for i in words if i not in (pad, bos)]
 
 
-def known(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
-    """The ids, with `UNK` in place of those from `size` up, which a larger model may predict."""
-    return [int(i) if i < size else UNK for i in ids]
+def known(
+    ids: Sequence[int] | np.ndarray, size: int, special: Sequence[int] = OWN_IDS
+) -> list[int]:
+    """The ids, unknown in place of those from `size` up, which a larger model may predict."""
+    return [int(i) if i < size else special[3] for i in ids]
 
 
-def load(path: str | pathlib.Path) -> Vocabulary | Bytes:
-    """Load the vocabulary in a file, or that of 'bytes', which needs none.
-
-    Raises:
-      UserError: if it is missing, it is not a SentencePiece model, or its first ids are not
-        padding, beginning, end and unknown.
-    """
-    if path == BYTES:
-        return Bytes()
-    try:
-        vocab = Vocabulary(storage.path(path).read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"vocabulary {str(path)!r}: {error.strerror}; make one by 'python -m vit_jax vocab'"
-        ) from error
-    try:
-        processor = vocab._processor
-    except RuntimeError as error:
-        raise UserError(f'vocabulary {str(path)!r}: no SentencePiece model') from error
-    ids = {name: getattr(processor, f'{name}_id')() for name in ('pad', 'bos', 'eos', 'unk')}
-    if list(ids.values()) != [PAD, BOS, EOS, UNK]:
-        have = ', '.join(f'{name} {i}' for name, i in ids.items())
-        raise UserError(
-            f'vocabulary {str(path)!r}: has {have} instead of pad 0, bos 1, eos 2, unk 3; make '
-            "one by 'python -m vit_jax vocab'"
+def require_own_ids(vocab: Tokenizer) -> None:
+    """Raise ValueError unless the special ids are those that encoder-decoders work with."""
+    if vocab.special != OWN_IDS:
+        names = ('pad', 'bos', 'eos', 'unk')
+        have = ', '.join(f'{name} {i}' for name, i in zip(names, vocab.special, strict=True))
+        raise ValueError(
+            f'the vocabulary has {have} instead of pad 0, bos 1, eos 2, unk 3; make one by '
+            "'python -m vit_jax vocab'"
         )
-    return vocab
 
 
 def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:

@@ -27,6 +27,7 @@ from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS
 from vit_jax.data import batches, vocabulary
+from vit_jax.data.transforms import of_texts_alone, without_annotations
 from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.sizes import any_size, example_spec, input_size, own_normalization
 from vit_jax.interop import adapt, preprocessing
@@ -169,8 +170,9 @@ def open_model(
     if trained.step is not None:
         return trained
     size = input_size(trained)
-    own = '' if image_size else stored.transforms
-    transforms = own or preprocessing.resized(stored.transforms, size)
+    own = '' if image_size or not without_annotations(stored.transforms) else stored.transforms
+    resized = preprocessing.resized(stored.transforms, size)
+    transforms = own or '|'.join(filter(None, (resized, of_texts_alone(stored.transforms))))
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,

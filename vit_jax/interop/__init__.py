@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, labels, normalization, preprocessing, towers
+from vit_jax.interop import families, files, labels, normalization, preprocessing, texts, towers
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
@@ -72,7 +72,8 @@ def read(
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the transforms of its files, unless its family has its own."""
     text = imported.transforms or preprocessing.transforms(extra, imported.image_size)
-    return imported.with_groups(data={**imported.config.data, 'transforms': text})
+    read = imported.with_groups(data={**imported.config.data, 'transforms': text})
+    return texts.with_tokenizer(read, extra)
 
 
 def _with_transforms(written: Written, text: str) -> Written:

@@ -19,10 +19,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import places, released
-from vit_jax.interop.hub import INDEX, PICKLES, WEIGHTS
+from vit_jax.interop.hub import INDEX, PICKLES, TOKENIZERS, WEIGHTS
 from vit_jax.storage import paths
 
 Flat = dict[str, np.ndarray]  # name -> array
+TOKENIZER = 'file of the tokenizer'  # key in the config
 
 _CONFIG = 'config.json'
 _PREPROCESSOR, _PROCESSOR = 'preprocessor_config.json', 'processor_config.json'
@@ -42,7 +43,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
 
     The config holds the parsed preprocessor_config.json, or that part of processor_config.json,
-    under that name, if there is one; and timm's description of its images as `pretrained_cfg`.
+    under that name, if there is one; timm's description of its images as `pretrained_cfg`; and the
+    name of a tokenizer's file as `TOKENIZER`.
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
@@ -183,7 +185,9 @@ def _read_configs(folder: str) -> dict[str, Any]:
     preprocessor = nested or _read_json(_join(folder, _PREPROCESSOR))
     if not isinstance(preprocessor, dict | None):
         raise UserError(f'{_join(folder, _PROCESSOR)}: image_processor is no JSON object')
-    return config if preprocessor is None else config | {_PREPROCESSOR: preprocessor}
+    tokenizers = [path for name in TOKENIZERS if Path(path := _join(folder, name)).is_file()]
+    found = {_PREPROCESSOR: preprocessor, TOKENIZER: tokenizers[0] if tokenizers else None}
+    return config | {key: value for key, value in found.items() if value is not None}
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -27,6 +27,8 @@ from vit_jax.storage import paths, servers
 
 SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
+# The first one that there is: of SigLIP, and of Gemma, which SigLIP 2 takes.
+TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 _REVISION = r'refs/\w+/[\w.-]+|[^/@:]+'
@@ -151,7 +153,9 @@ def _weights(names: Sequence[str], place: Place) -> list[str]:
 
 def _with_configs(names: Iterable[str], weights: list[str]) -> list[str]:
     folder = weights[0].rpartition('/')[0]
-    beside = [f'{folder}/{name}' if folder else name for name in CONFIGS]
+    tokenizer = next((name for name in TOKENIZERS if name in names), None)
+    wanted = (*CONFIGS, tokenizer) if tokenizer and not folder else CONFIGS
+    beside = [f'{folder}/{name}' if folder else name for name in wanted]
     return [name for name in beside if name in names] + weights
 
 

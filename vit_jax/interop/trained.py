@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects
-from vit_jax.data import vocabulary
+from vit_jax.data import tokenizer_files, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
 from vit_jax.tree_paths import param_paths
@@ -131,7 +131,7 @@ class TrainedModel:
           UserError: if it cannot be read.
         """
         path = self.data_config.get('vocab') or self.config.data.get('vocab')
-        return vocabulary.load(path) if path else None
+        return tokenizer_files.load(path) if path else None
 
     @functools.cached_property
     def model(self) -> Any:

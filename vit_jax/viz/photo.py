@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import pathlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +21,7 @@ Fields = Mapping[str, np.ndarray]  # the arrays of one example, or of the predic
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """The part of a tokenizer that pictures, and the flags of `predict`, need."""
-
-    def encode(self, text: str, /) -> np.ndarray: ...
+    """The part of a tokenizer that pictures need."""
 
     def decode(self, ids: Any, /) -> str: ...
 
@@ -120,6 +118,7 @@ class Context:
       class_ids: of the classes in the files of the run's data; empty where they are not known.
       flags: of the command `predict`, including those of the task's `Viz`.
       vocab: decodes token ids; None if the data have no text.
+      encode: (field, text) -> ids, as the data's transforms make them; None as for `vocab`.
       model: name of the model, for titles.
     """
 
@@ -128,6 +127,7 @@ class Context:
     vocab: Vocabulary | None = None
     model: str = ''
     class_ids: tuple[int, ...] = ()
+    encode: Callable[[str, str], np.ndarray] | None = None
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number where the data has no names."""

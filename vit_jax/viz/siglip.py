@@ -18,7 +18,6 @@ from vit_jax.viz.photo import Context, Fields, Photo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EOS = 2  # as of every vocabulary
 CELL = 0.55  # inches: side of an image, and of a cell of the matrix
 NAMES = 'a photo of a {}'
 
@@ -30,7 +29,6 @@ class Viz(base.Viz):
     bar = 'probability'
 
     def __init__(self) -> None:
-        self._length = 0
         self._texts: list[str] = []
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
@@ -45,11 +43,6 @@ class Viz(base.Viz):
         )
         parser.add_argument('--top', type=int, default=5, metavar='K', help='texts to show')
 
-    def adapt_model(self, model: Any, context: Context) -> Any:
-        """The model as it is; keeps the length of its texts."""
-        self._length = model.length
-        return model
-
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task that matches images with the texts of the flags.
 
@@ -57,13 +50,13 @@ class Viz(base.Viz):
           UserError: if there are no texts, one is empty or there twice, or there is no vocabulary.
         """
         self._texts = texts_of(context.flags)
-        if context.vocab is None:
-            raise UserError('the checkpoint has no vocabulary to read texts by')
-        rows = np.zeros((len(self._texts), self._length), int)
-        for row, text in zip(rows, self._texts, strict=True):
-            ids = [*context.vocab.encode(text)[: self._length - 1].tolist(), EOS]
-            row[: len(ids)] = ids
-        return dataclasses.replace(task, prompts=tuple(map(tuple, rows.tolist())))
+        if context.encode is None:
+            raise UserError(
+                'the checkpoint has no vocabulary to read texts by: put the tokenizer of its '
+                'authors beside it, spiece.model or tokenizer.json'
+            )
+        rows = [context.encode(task.text, text).tolist() for text in self._texts]
+        return dataclasses.replace(task, prompts=tuple(map(tuple, rows)))
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The most similar texts of an image, the best first."""

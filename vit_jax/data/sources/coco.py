@@ -218,11 +218,7 @@ def require_inside(listed: Iterable[dict[str, Any]]) -> None:
 
 def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
     """Read an image, uint8 [H, W, 3]; BrokenRecord if it is missing or has another size."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BrokenRecord(f'{path}: {error.strerror}') from error
-    image = images.decode_image(data, name=str(path))
+    image = images.decode_image(images.read_file(path), name=str(path))
     if image.shape[:2] != size:
         raise BrokenRecord(
             f'{path}: has {image.shape[0]} x {image.shape[1]} pixels, {size[0]} x {size[1]} by its '

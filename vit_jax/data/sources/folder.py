@@ -18,7 +18,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import images, listing, order
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,7 @@ class Source:
         return images.decoded(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
-        path = self._folder / self._files[index]
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BrokenRecord(f'{path}: {error.strerror}') from error
+        data = images.read_file(self._folder / self._files[index])
         return {'image': data, 'label': int(self._labels[index])}
 
     def labels(self) -> np.ndarray:

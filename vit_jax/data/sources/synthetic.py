@@ -6,11 +6,12 @@ Two tasks that a correct encoder-decoder learns in minutes, without any download
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo, UnknownSplit
-from vit_jax.data.vocabulary import EOS, UNK, content, known
+from vit_jax.data.vocabulary import EOS, OWN_IDS, UNK, content, known
 from vit_jax.errors import UserError, nearest
 
 TASKS = {'copy': slice(None), 'reverse': slice(None, None, -1)}
@@ -23,6 +24,8 @@ PIECES = ('<pad>', '<s>', '</s>', '<unk>', *(f'\u2581{digit}' for digit in range
 
 class Digits:
     """Sequences as text: digits with spaces between, '3 1 4'."""
+
+    special: ClassVar[tuple[int, ...]] = OWN_IDS
 
     def __len__(self) -> int:
         return len(PIECES)

@@ -22,18 +22,26 @@ returns the function that is applied to each example:
                                         arrays of the image's size.
 
 When `predict` reads a file, the record has only an image. A transform of labels and the like is
-then left out if it is marked `@of_annotations` below `@transform`.
+then left out if it is marked `@of_annotations` below `@transform`. A transform of texts is marked
+`@of_texts` there: texts that `predict` is given go through these alone.
 
 Inputs are never modified. `rng` is a `numpy.random.Generator` of this example alone, valid until
 the call returns.
 """
 
-from vit_jax.data.transforms.parse import Transforms, parse_transforms, without_annotations
-from vit_jax.data.transforms.registry import of_annotations, transform
+from vit_jax.data.transforms.parse import (
+    Transforms,
+    of_texts_alone,
+    parse_transforms,
+    without_annotations,
+)
+from vit_jax.data.transforms.registry import of_annotations, of_texts, transform
 
 __all__ = [
     'Transforms',
     'of_annotations',
+    'of_texts',
+    'of_texts_alone',
     'parse_transforms',
     'transform',
     'without_annotations',

@@ -82,6 +82,16 @@ def without_annotations(spec: str) -> str:
     return '|'.join(map(ast.unparse, kept))
 
 
+def of_texts_alone(spec: str) -> str:
+    """The transforms of texts in the text, for texts that come without an image.
+
+    Raises:
+      UserError: if the text is malformed, or a name is wrong.
+    """
+    nodes = calls.parse_transforms(spec)
+    return '|'.join(ast.unparse(node) for node in nodes if registry.is_of_texts(_factory(node)))
+
+
 def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
     """The arguments, with the defaults, of the last transform `name` in a text; None without it.
 

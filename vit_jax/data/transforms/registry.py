@@ -15,6 +15,7 @@ Factory = TypeVar('Factory', bound=Callable[..., Callable[..., Any]])
 PACKAGE = __name__.rpartition('.')[0]
 _MARK = '_is_vit_jax_transform'
 _ANNOTATIONS = '_is_of_annotations'
+_TEXTS = '_is_of_texts'
 _CROPS = '_crops_at_once'
 
 
@@ -36,6 +37,17 @@ def of_annotations(factory: Factory) -> Factory:
 def is_of_annotations(factory: Callable[..., Any]) -> bool:
     """Whether a transform is left out for images without annotations."""
     return getattr(factory, _ANNOTATIONS, False) is True
+
+
+def of_texts(factory: Factory) -> Factory:
+    """Mark a transform of annotations that takes texts alone, and is applied to those of flags."""
+    setattr(factory, _TEXTS, True)
+    return of_annotations(factory)
+
+
+def is_of_texts(factory: Callable[..., Any]) -> bool:
+    """Whether a transform takes the texts of a record alone."""
+    return getattr(factory, _TEXTS, False) is True
 
 
 def crops_at_once(factory: Factory) -> Factory:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable
 
 import numpy as np
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms.registry import of_annotations, transform
-from vit_jax.data.vocabulary import EOS, Tokenizer
+from vit_jax.data.transforms.registry import of_texts, transform
+from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids
 from vit_jax.errors import UserError
 
 SIDES = ('source', 'target')
@@ -16,7 +18,7 @@ Apply = Callable[[Record], Record]
 
 
 @transform
-@of_annotations
+@of_texts
 def lower(*fields: str) -> Apply:
     """Write texts in lower case, by default both sides of a pair."""
     names = _names(fields) or SIDES
@@ -28,7 +30,24 @@ def lower(*fields: str) -> Apply:
 
 
 @transform
-@of_annotations
+@of_texts
+def canonicalize(*fields: str) -> Apply:
+    """Write texts in lower case, without ASCII punctuation, and with single spaces.
+
+    As the tokenizer of SigLIP does in transformers, and the evaluators of google-research/
+    big_vision do with prompts.
+    """
+    names, punctuation = _names(fields) or SIDES, str.maketrans('', '', string.punctuation)
+
+    def apply(record: Record) -> Record:
+        texts = {name: _text(record, name).lower().translate(punctuation) for name in names}
+        return record | {n: re.sub(r'\s+', ' ', text).strip() for n, text in texts.items()}
+
+    return apply
+
+
+@transform
+@of_texts
 def swap() -> Apply:
     """Swap source and target, to translate in the other direction."""
 
@@ -39,23 +58,25 @@ def swap() -> Apply:
 
 
 @transform
-@of_annotations
+@of_texts
 def tokenize(
     field: str | int | None = None,
     length: int | None = None,
     max_len: int | None = None,
+    pad: int = PAD,
     *,
     vocab: Tokenizer | None = None,
 ) -> Apply:
-    """Encode texts as ids, int32 [n], with eos at the end.
+    """Encode texts as ids, int32 [n], with the vocabulary's eos at the end.
 
     Args:
       field: the text to encode, for example 'caption'; by default both sides of a pair. A number
         is `max_len`.
-      length: of the ids of a field: longer texts are cut, shorter ones padded with 0, and the
+      length: of the ids of a field: longer texts are cut, shorter ones padded, and the
         record gets `FIELD_mask`, bool [length], true for real ids.
       max_len: texts of more ids, eos included, are cut; None for no limit.
-      vocab: that of `config.data.vocab`.
+      pad: id behind the end; SigLIP repeats its eos, 1.
+      vocab: that of `config.data.vocab`. For pairs it has the special ids of `vit_jax vocab`.
     """
     if isinstance(field, int):
         field, max_len = None, field
@@ -67,7 +88,11 @@ def tokenize(
     if max_len is not None and max_len < 2:
         name = 'max_len' if length is None else 'length'
         raise ValueError(f'{name}={max_len}: must be at least 2')
-    keep = None if max_len is None else max_len - 1
+    if field is None:
+        require_own_ids(vocab)
+    if not 0 <= pad < len(vocab):
+        raise ValueError(f'{pad=}: the vocabulary has {len(vocab)} ids')
+    eos, keep = vocab.special[2], None if max_len is None else max_len - 1
     names = SIDES if field is None else _names((field,))
 
     def apply(record: Record) -> Record:
@@ -76,10 +101,10 @@ def tokenize(
             text = _text(record, name)
             if field is not None and not text.strip():
                 raise UserError(f'the text {name!r} is empty: give it one, or leave the record out')
-            ids = np.append(vocab.encode(text)[:keep], np.int32(EOS))
+            ids = np.append(vocab.encode(text)[:keep], np.int32(eos))
             if length is not None:
                 made[f'{name}_mask'] = np.arange(length) < len(ids)
-                ids = np.pad(ids, (0, length - len(ids)))
+                ids = np.pad(ids, (0, length - len(ids)), constant_values=pad)
             made[name] = ids
         return record | made
 

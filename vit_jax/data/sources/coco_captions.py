@@ -1,0 +1,85 @@
+"""`coco_captions:PATH`: images with captions in the format of COCO, arXiv:1504.00325.
+
+PATH/captions_SPLIT.json, or PATH/annotations/captions_SPLIT.json
+PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import images
+from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data.sources import coco
+from vit_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+PREFIX = 'captions_'
+
+
+class Source:
+    """Records {image, caption, image_id}, one a caption, by the ids of images and captions.
+
+    `image_id` is the number of the image among those of the file, so that an evaluation of
+    retrieval knows which captions are of the same one. Empty captions are left out, and the log
+    says how many.
+    """
+
+    def __init__(self, path: str, split: str):
+        root = pathlib.Path(path).expanduser()
+        self._name = f'source coco_captions:{path}'
+        file = coco.find_annotations(root, split, PREFIX, self._name)
+        content = coco.read_json(file, self._name)
+        with coco.coco_format(file, self._name):
+            self._images = sorted(content['images'], key=lambda image: image['id'])
+            self._captions = _captions(content['annotations'], self._images)
+            if lost := len(content['annotations']) - len(self._captions):
+                log.warning('%s: %d empty captions left out', file, lost)
+            if not self._captions:
+                raise ValueError('it has no captions')
+            self._folder = coco.image_folder(root, split, self._images, self._name)
+        self.info = SourceInfo(0, ())
+
+    def __len__(self) -> int:
+        return len(self._captions)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
+        """The record with the bytes of the image's file; BrokenRecord if it cannot be read."""
+        number, caption = self._captions[index]
+        data = images.read_file(self._path(number))
+        return {'image': data, 'caption': caption, 'image_id': number}
+
+    def labels(self) -> np.ndarray:
+        raise UserError(f'{self._name}: an image has captions, and no class itself')
+
+    def record_name(self, index: int, /) -> str:
+        return str(self._path(self._captions[index][0]))
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / self._images[number]['file_name']
+
+
+def _captions(
+    annotations: list[dict[str, Any]], listed: list[dict[str, Any]]
+) -> list[tuple[int, str]]:
+    """Numbers of images with their captions, in the order of images, then of captions."""
+    numbers = {image['id']: number for number, image in enumerate(listed)}
+    if len(numbers) < len(listed):
+        raise ValueError('two images have the same id')
+    found = []
+    for one in annotations:
+        if one['image_id'] not in numbers:
+            raise ValueError(f'caption {one["id"]} is of the unknown image {one["image_id"]}')
+        if not isinstance(one['caption'], str):
+            raise ValueError(f'caption {one["id"]} is no text')
+        if one['caption'].strip():
+            found.append((numbers[one['image_id']], one['id'], one['caption'].strip()))
+    return [(number, caption) for number, _, caption in sorted(found)]
