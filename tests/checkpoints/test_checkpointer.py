@@ -162,6 +162,14 @@ def test_the_newest_and_the_multiples_stay(tmp_path):
         assert checkpointer.steps() == [4, 8, 10, 11]
 
 
+def test_steps_that_are_named_stay(tmp_path):
+    with Checkpointer(tmp_path, keep_last=1, keep_steps=(2, 3)) as checkpointer:
+        for step in range(1, 6):
+            checkpointer.save(step, {'params': jnp.float32(step)}, {})
+        checkpointer.wait()
+        assert checkpointer.steps() == [2, 3, 5]
+
+
 def test_order_is_by_step_whatever_the_clock_says(directory):
     os.utime(directory / '8', (4e9, 4e9))
     os.utime(directory / '16', (0, 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +39,7 @@ class Checkpointer:
       directory: has one directory a step; made by the first save.
       keep_last: number of newest steps to keep, at least 1.
       keep_every: multiples of it are kept for good; 0 for none.
+      keep_steps: further steps that are saved and kept for good, as for other runs to branch off.
       keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
         better: the step with the best one is saved when it is evaluated, and kept until another is
         better; `--step best` reads it. Empty for none.
@@ -46,6 +47,7 @@ class Checkpointer:
     Attributes:
       is_lost: whether the last save was deleted while it was written, so that another is due at
         once. In a job of several processes this is an error.
+      keep_steps: as given.
     """
 
     def __init__(
@@ -54,17 +56,16 @@ class Checkpointer:
         *,
         keep_last: int = 2,
         keep_every: Steps = 0,
+        keep_steps: Sequence[Steps] = (),
         keep_best: str = '',
     ) -> None:
         if keep_last < 1 or keep_every < 0:
-            raise UserError(
-                f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {keep_last} and '
-                f'{keep_every}'
-            )
+            wrong = f'{keep_last} and {keep_every}'
+            raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
         logging.getLogger('absl').addFilter(troubles.not_a_traceback_of_orbax)
         self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)
-        self._keep = keep_last, keep_every
+        self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
@@ -153,7 +154,7 @@ class Checkpointer:
         self._newest, self._saving = self._saving, None
         self._staging.clear()
         if jax.process_index() == 0:
-            manifest.prune(self.directory, *self._keep, self._best)
+            manifest.prune(self.directory, *self._keep, {self._best, *self.keep_steps})
 
     def close(self) -> None:
         """Wait for the save in the background and end Orbax's threads."""

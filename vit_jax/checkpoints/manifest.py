@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from vit_jax.storage import paths, step_folder
@@ -99,15 +99,15 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
     return None, damaged
 
 
-def prune(root: Path, keep_last: int, keep_every: int, best: int | None = None) -> None:
-    """Delete finished steps but the newest `keep_last`, the multiples of `keep_every`, and `best`.
+def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | None]) -> None:
+    """Delete finished steps but the newest `keep_last`, the multiples of `keep_every`, and `kept`.
 
     Orbax's `CheckpointManager` does not do this for us: it counts steps without regard to their
     manifests, deletes them in place, where a kill leaves half a step that looks finished, and
     does not reach s3://.
     """
     for step in step_folder.finished(root)[:-keep_last]:
-        if step != best and (not keep_every or step % keep_every):
+        if step not in kept and (not keep_every or step % keep_every):
             _delete(root / str(step))
 
 

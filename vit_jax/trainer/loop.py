@@ -110,10 +110,12 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
         if due_evals(training, step):
             with meter.paused():
                 last = evaluate(training, state, step, hooks, last.bests)
-        stopping = stopping or last.verdict is Verdict.INTERRUPTED
+        # Whoever ends a run by `report` may go on with it later.
+        stopping = stopping or last.verdict in (Verdict.INTERRUPTED, Verdict.PRUNED)
         ending = last.verdict is Verdict.ENDED
         if (
             due(step, timetable.checkpoint, total)
+            or step in checkpointer.keep_steps
             or stopping
             or ending
             or is_best(last.bests, step)
