@@ -9,6 +9,7 @@ import optuna
 
 from vit_jax import extras
 from vit_jax.errors import UserError
+from vit_jax.sweeps import asha
 
 
 def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -29,17 +30,19 @@ def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
-    """Optuna's pruner of that name.
+    """Optuna's pruner of that name; none for ASHA, which pauses trials instead.
 
     Raises:
       UserError: if it does not take these options.
     """
-    classes = {
+    classes: dict[str, Any] = {
         'none': optuna.pruners.NopPruner,
+        asha.NAME: asha.Asha,
         'median': optuna.pruners.MedianPruner,
         'hyperband': optuna.pruners.HyperbandPruner,
     }
     try:
-        return classes[name](**options)
+        made = classes[name](**options)
     except (TypeError, ValueError) as e:
         raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e
+    return optuna.pruners.NopPruner() if name == asha.NAME else made

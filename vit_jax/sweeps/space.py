@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, nearest
 
 Point = dict[str, Any]
 SEARCHES = ('tpe', 'cmaes', 'random')
-PRUNERS = ('none', 'median', 'hyperband')
+PRUNERS = ('none', 'median', 'hyperband', 'asha')
 DIRECTIONS = ('minimize', 'maximize')
 
 
@@ -60,8 +60,9 @@ class Sweep:
       space: the choices of a search, by dimension.
       trials: number of runs of a search, including points.
       search: `tpe`, `cmaes` or `random`.
-      pruner: `none`, `median` or `hyperband`, fed by the evaluations of the runs.
-      pruner_options: keywords of Optuna's pruner; steps in them are those of the trainer.
+      pruner: `none`, `median`, `hyperband` or `asha`, fed by the evaluations of the runs.
+      pruner_options: keywords of Optuna's pruner, or of `vit_jax.sweeps.asha.Asha`; steps in them
+        are those of the trainer.
       overrides: changes of the base config for every run, by dimension.
       seed: of the search.
       retries: how often in a row a trial is continued after its worker died without saving anything

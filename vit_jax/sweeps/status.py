@@ -12,25 +12,27 @@ from optuna.trial import FrozenTrial, TrialState
 
 from vit_jax.errors import UserError
 from vit_jax.storage import lock
-from vit_jax.sweeps import space
+from vit_jax.sweeps import asha, branches, space
 from vit_jax.sweeps.study import Study, state_name
 
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def counts(study: Study) -> dict[str, int]:
-    """Number of trials in each state, with `interrupted` and `diverged` as states of their own."""
+    """Number of trials in each state; also `interrupted`, `paused` and `diverged`."""
     trials, at_work = study.trials(), workers(study)
     found = collections.Counter(trial.state for trial in trials)
     running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
     pruned = [trial for trial in trials if trial.state == TrialState.PRUNED]
     diverged = sum('diverged' in trial.user_attrs for trial in pruned)
+    paused = sum(is_paused(study, t) and t.number not in at_work for t in trials)
     tally = {state.name.lower(): found[state] for state in TrialState}
     return tally | {
         'running': running,
         'pruned': len(pruned) - diverged,
         'diverged': diverged,
-        'interrupted': found[TrialState.RUNNING] - running,
+        'paused': paused,
+        'interrupted': found[TrialState.RUNNING] - running - paused,
     }
 
 
@@ -47,11 +49,20 @@ def rows(study: Study) -> list[list[str]]:
     """A row for each started trial: number, state, last evaluated step, value, point."""
     at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
-    return [[*_progress(trial, at_work), *_point(study, trial)] for trial in begun]
+    return [[*_progress(study, trial, at_work), *_point(study, trial)] for trial in begun]
 
 
-def _progress(trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
-    return [str(trial.number), outcome(trial, at_work), last_step(trial), value(trial)]
+def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
+    state = outcome(trial, at_work)
+    if state == 'interrupted' and is_paused(study, trial):
+        state = 'paused'
+    return [str(trial.number), state, last_step(trial), value(trial)]
+
+
+def is_paused(study: Study, trial: FrozenTrial) -> bool:
+    """Whether the trial waits at a rung of ASHA."""
+    rule = asha.of_sweep(study.sweep)
+    return rule is not None and trial.state == TrialState.RUNNING and rule.is_paused(trial)
 
 
 def _point(study: Study, trial: FrozenTrial) -> list[str]:
@@ -122,7 +133,7 @@ def best(study: Study) -> FrozenTrial:
 
 def command(study: Study, trial: FrozenTrial) -> str:
     """The command that repeats the trial's training, in a new folder next to that of the sweep."""
-    point = {**study.sweep.overrides, **trial.params}
+    point = branches.resolved({**study.sweep.overrides, **trial.params}, study.run_folder)
     flags = [f'--config.{text}' for text in space.overrides(point)]
     place = ('--workdir', f'{study.folder}-{trial.number:04d}')
     words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)

@@ -16,7 +16,14 @@ from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 JOURNAL = 'journal:'
-_KINDS = {'run': int, 'folder': str, 'attempt': dict | None, 'error': str, 'diverged': str}
+_KINDS = {
+    'run': int,
+    'folder': str,
+    'attempt': dict | None,
+    'error': str,
+    'diverged': str,
+    'promoted': int,
+}
 
 
 def absolute(storage: str) -> str:

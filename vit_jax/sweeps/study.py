@@ -7,6 +7,7 @@ Attributes of a trial beside Optuna's own:
   folder, config  of its run
   attempt         number of attempts since the last save, and the step of that save
   run             the trial whose run it continues, if it was queued again
+  promoted        the number of rungs of ASHA that it may pass
   error           the reason of its failure
   diverged        the reason why it was stopped as diverged
 """
@@ -30,7 +31,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
-from vit_jax.sweeps import search, space, storages
+from vit_jax.sweeps import branches, search, space, storages
 from vit_jax.trainer import metrics
 
 ROOT = pathlib.Path('runs')
@@ -84,12 +85,12 @@ class Study:
         return self.folder / 'claims' / str(number)
 
     def config(self, point: dict[str, Any]) -> ConfigDict:
-        """The config of a trial.
+        """The config of a trial; a branch starts from the run folder of its trunk.
 
         Raises:
           UserError: if it cannot have these values, or names code that is not allowed.
         """
-        return vary(self.base, point, self._check_names)
+        return vary(self.base, branches.resolved(point, self.run_folder), self._check_names)
 
     def require_allowed(self) -> None:
         """Check the config of every trial before any is claimed.
@@ -176,6 +177,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for mistakes that would make trials fail."""
     search.make_sampler(sweep.search, sweep.seed)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
+    branches.require_trunks(sweep)
     metrics.check(base, sweep.metric, 'sweep')
     for point in space.corners(sweep):
         vary(base, point)

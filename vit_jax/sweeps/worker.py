@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import math
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +24,14 @@ from vit_jax.runtime.hangs import Stalled
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage.lock import InUse
-from vit_jax.sweeps import space
-from vit_jax.sweeps.claims import claimed, end, fail, note
+from vit_jax.sweeps import asha, space
+from vit_jax.sweeps.claims import claimed, end, fail, more_to_come, note, pause, promote
 from vit_jax.sweeps.storages import intact
 from vit_jax.sweeps.study import Study, run_number
 from vit_jax.trainer import metrics, train
 from vit_jax.trainer.meter import Diverged
+
+WAIT_SECONDS = 1.0
 
 
 @dataclasses.dataclass
@@ -41,6 +45,13 @@ class Work:
 
     finished: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
+
+
+class Idle(enum.Enum):
+    """The reason why no trial is claimed."""
+
+    WAIT = 'the trials of other workers may leave some to claim'
+    OVER = 'nothing is left'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +74,8 @@ class ClaimedTrial:
 def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Work:
     """Run trials until none is left to claim, or `limit` of them are finished.
 
+    While other workers are at trunks that branches need, or at trials of ASHA, this one waits.
+
     Args:
       study: as from `open_study`.
       limit: at least 1.
@@ -78,34 +91,49 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
                 # The other processes of the worker wait for the claim.
                 with Watchdog(step_timeout), intact(f'the study {study.name!r}'):
                     claim = held.enter_context(next_trial(study))
-                if claim is None:
+                if claim is Idle.OVER:
                     break
-                if failure := run(study, claim, step_timeout):
-                    done.failures.append(f'trial {claim.number}: {failure}')
-            done.finished += 1
-            jax.clear_caches()  # the next trial may have another shape
+                where = attend(study, claim, done, step_timeout)
             if preemption.reached():
-                raise train.Preempted(f'stopped after trial {claim.number}')
+                raise train.Preempted(f'stopped {where}')
     return done
 
 
+def attend(study: Study, claim: ClaimedTrial | Idle, done: Work, step_timeout: float | None) -> str:
+    """Run the claimed trial, or wait a moment without one; return after what, for a message."""
+    if isinstance(claim, Idle):
+        time.sleep(WAIT_SECONDS)
+        return 'while it waited for other workers'
+    failure = run(study, claim, step_timeout)
+    if failure:
+        done.failures.append(f'trial {claim.number}: {failure}')
+    done.finished += failure is not None
+    jax.clear_caches()  # the next trial may have another shape
+    return f'after trial {claim.number}'
+
+
 @contextlib.contextmanager
-def next_trial(study: Study) -> Iterator[ClaimedTrial | None]:
-    """Claim a trial on process 0 and broadcast it to all others; None if nothing is left."""
-    with claimed(study) if jax.process_index() == 0 else contextlib.nullcontext() as trial:
-        words = trial and [trial.number, run_number(trial), suggest(study, trial)]
-        if (words := processes.broadcast(words)) is None:
-            yield None
+def next_trial(study: Study) -> Iterator[ClaimedTrial | Idle]:
+    """Claim a trial on process 0 and broadcast it to all others."""
+    first = jax.process_index() == 0
+    with claimed(study) if first else contextlib.nullcontext() as trial:
+        words: Any = trial and [trial.number, run_number(trial), suggest(study, trial)]
+        if first and trial is None:
+            words = (Idle.WAIT if more_to_come(study) else Idle.OVER).value
+        words = processes.broadcast(words)
+        if isinstance(words, str):
+            yield Idle(words)
         else:
             number, run, point = words
             yield ClaimedTrial(number, point, study.run_folder(run), trial)
 
 
-def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str:
+def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str | None:
     """Train a trial and report to the study; return the error if its config cannot run.
 
     A run that diverges counts as pruned, so that a search learns from it. An interrupted trial
-    stays in the state running, and another worker continues it.
+    stays in the state running, and another worker continues it; so does one that ASHA pauses, for
+    which None is returned.
     """
     if claim.trial:
         words = ' '.join(space.overrides(claim.point))
@@ -113,6 +141,9 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
     try:
         value = train_trial(study, claim, step_timeout)
     except train.Pruned:
+        if asha.of_sweep(study.sweep):
+            pause(claim.trial)
+            return None
         end(claim.trial, TrialState.PRUNED)
     except Diverged as e:
         note(claim.trial, 'diverged', str(e))
@@ -182,6 +213,8 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
         assert trial is not None
         if step not in known:
             trial.report(value, step)
+        if asha.of_sweep(study.sweep):
+            return not promote(study, trial)
         return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:

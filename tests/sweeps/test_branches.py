@@ -1,0 +1,128 @@
+"""Branches of a sweep: they start from the run of another trial, once it has got there."""
+
+import pytest
+
+pytest.importorskip('optuna')
+
+from helpers.digests import tree_digest
+from helpers.studies import make
+from optuna.trial import TrialState
+
+from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.errors import UserError
+from vit_jax.storage import run_folder
+from vit_jax.sweeps import branches, claims, status, study, worker
+from vit_jax.sweeps.space import Sweep
+from vit_jax.trainer import train
+
+CONFIG = 'tests/helpers/linear.py'
+TRUNK = {
+    'total': '8 steps',
+    'optim.schedule.cooldown': '0 steps',
+    'checkpoint.keep_steps': '(4,)',
+    'branch.from': '',
+    'branch.step': 0,
+}
+BRANCH = {
+    'total': '6 steps',
+    'optim.schedule.cooldown': '2 steps',
+    'checkpoint.keep_steps': '()',
+    'branch.from': 'trial:0',
+    'branch.step': 4,
+}
+COMMON = {
+    'optim.schedule.name': 'constant',
+    'optim.schedule.warmup': '2 steps',
+    'every.eval': '100%',
+    'every.checkpoint': '',
+    'checkpoint.keep_last': 1,
+}
+
+
+@pytest.mark.slow
+def test_a_branch_is_a_run_of_its_length_cooled_down(tmp_path, one_device):
+    alone = BRANCH | {'branch.from': '', 'branch.step': 0}
+    sweep = Sweep(CONFIG, 'test/accuracy', points=[TRUNK, BRANCH, alone], overrides=COMMON)
+    study.create(sweep, 'name', folder=tmp_path)
+    made = study.open_study('name', folder=tmp_path, allowed=['helpers'])
+    assert worker.work(made).failures == []
+    assert run_folder.steps(made.run_folder(0)) == [4, 8]
+    stored = run_folder.read_config(made.run_folder(1))
+    assert stored['branch'] == {'from': str(made.run_folder(0)), 'step': 4}
+    digests = [
+        tree_digest(checkpoint_lib.load_variables(made.run_folder(n) / 'checkpoints')[1])
+        for n in (1, 2)
+    ]
+    assert digests[0] == digests[1]
+    assert f'--config.branch.from={made.run_folder(0)}' in status.command(made, made.trials()[1])
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """The kept steps of each run folder, by its name."""
+    found: dict[str, list[int]] = {}
+    monkeypatch.setattr(run_folder, 'steps', lambda folder: found.get(folder.name, []))
+    return found
+
+
+def numbers(made):
+    return [frozen.number for frozen in claims.candidates(made)]
+
+
+def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):
+    made = make(tmp_path, points=[TRUNK, BRANCH])
+    assert numbers(made) == [0]
+    with claims.claimed(made) as trial:
+        worker.suggest(made, trial)
+        assert numbers(made) == [0]
+        assert claims.more_to_come(made)
+        kept['0000'] = [4]
+        assert numbers(made) == [0, 1]
+    # Its worker died: another one takes up the trunk, which has to reach what other branches need.
+    assert numbers(made) == [0, 1]
+
+
+def test_a_worker_waits_for_the_trunk_of_another(tmp_path, kept, monkeypatch, fake_training):
+    made = make(tmp_path, points=[TRUNK, BRANCH])
+    fake_training(lambda config, step: config.branch.step)
+    with claims.claimed(made) as trial:
+        worker.suggest(made, trial)
+        monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0000': [4]}))
+        assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
+    assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
+
+
+def test_a_branch_of_a_failed_trunk_fails_and_both_are_queued_again(tmp_path, kept, monkeypatch):
+    def run(config, folder, **_):
+        raise UserError('no kept step' if config.branch.step else 'no data')
+
+    monkeypatch.setattr(train, 'train', run)
+    made = make(tmp_path, points=[TRUNK, BRANCH])
+    done = worker.work(made)
+    assert done.failures == ['trial 0: no data', 'trial 1: no kept step']
+    assert study.retry(made) == 2
+    assert numbers(made) == [2]
+    kept['0000'] = [4]
+    assert numbers(made) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'branch.from': 'trial:1'}, 'a branch needs a trunk, the number of an earlier point'),
+        ({'branch.from': 'trial:-1'}, 'a branch needs a trunk'),
+        ({'branch.step': 0}, 'give branch.step'),
+    ],
+)
+def test_a_branch_without_a_trunk_is_refused(tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        make(tmp_path / 'study', points=[TRUNK, BRANCH | change])
+    assert not (tmp_path / 'study').exists()
+
+
+def test_a_folder_is_left_as_it_is(tmp_path):
+    made = make(tmp_path, points=[TRUNK, BRANCH])
+    assert branches.resolved({'branch.from': '/runs/a'}, made.run_folder) == {
+        'branch.from': '/runs/a'
+    }
+    assert branches.resolved(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')

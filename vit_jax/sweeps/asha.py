@@ -1,0 +1,98 @@
+"""ASHA, asynchronous successive halving: trials pause at rungs, and workers promote the best.
+
+Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", algorithm 2. Rung k is the
+first evaluation at or after step min_resource * reduction_factor^k. A trial that reaches it stops
+there with its state saved. It goes on, on any worker, once it is among the best
+1 / reduction_factor of all trials that have reached the rung so far. Nothing but evaluations and
+promotions is remembered, both in the storage, so that it does not matter which worker dies when.
+
+Optuna's successive halving and Hyperband do not pause trials: where fewer than `reduction_factor`
+have reached a rung, the best of these goes on at once, however bad it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from vit_jax.errors import UserError
+from vit_jax.sweeps import space
+
+NAME = 'asha'
+PROMOTED = 'promoted'  # attribute of a trial: the number of rungs that it may pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Asha:
+    """Keywords of `pruner_options`.
+
+    Attributes:
+      min_resource: step of the lowest rung.
+      reduction_factor: the best of so many are promoted.
+
+    Raises:
+      UserError: for a value out of range.
+    """
+
+    min_resource: int
+    reduction_factor: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (('min_resource', 1), ('reduction_factor', 2)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f'sweep: pruner_options: {name}={value!r} must be at least {least}')
+
+    def rungs(self, trial: FrozenTrial) -> list[float]:
+        """The trial's value at each rung that it has reached."""
+        found: list[float] = []
+        for step, value in sorted(trial.intermediate_values.items()):
+            while step >= self.min_resource * self.reduction_factor ** len(found):
+                found.append(value)
+        return found
+
+    def is_paused(self, trial: FrozenTrial) -> bool:
+        """Whether the trial has reached a rung that it may not pass yet."""
+        return len(self.rungs(trial)) > promotions(trial)
+
+    def promotable(self, trials: Sequence[FrozenTrial], maximize: bool) -> list[FrozenTrial]:
+        """Paused trials that may go on, those of the highest rung first.
+
+        If nothing else is left to run and no trial is complete, it is the best one of the highest
+        rung, so that a study always ends with a finished run.
+        """
+        rungs = {t.number: self.rungs(t) for t in trials if t.state != TrialState.FAIL}
+        paused = [t for t in trials if t.state == TrialState.RUNNING and self.is_paused(t)]
+        paused.sort(key=lambda t: (-promotions(t), _rank(rungs[t.number][promotions(t)], maximize)))
+
+        def is_among_the_best(trial: FrozenTrial) -> bool:
+            rung = promotions(trial)
+            ranks = sorted((_rank(v[rung], maximize), n) for n, v in rungs.items() if len(v) > rung)
+            best = ranks[: len(ranks) // self.reduction_factor]
+            return trial.number in (number for _, number in best)
+
+        found = [t for t in paused if is_among_the_best(t)]
+        return found or (paused[:1] if self._is_over(trials) else [])
+
+    def _is_over(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Whether all trials are paused or ended, and none of them is complete."""
+        states = {t.state for t in trials}
+        going = any(t.state == TrialState.RUNNING and not self.is_paused(t) for t in trials)
+        return not going and not states & {TrialState.WAITING, TrialState.COMPLETE}
+
+
+def of_sweep(sweep: space.Sweep) -> Asha | None:
+    """The sweep's ASHA; None if its pruner is another."""
+    return Asha(**sweep.pruner_options) if sweep.pruner == NAME else None
+
+
+def promotions(trial: FrozenTrial) -> int:
+    """The number of rungs that the trial may pass."""
+    return int(trial.user_attrs.get(PROMOTED, 0))
+
+
+def _rank(value: float, maximize: bool) -> float:
+    return math.inf if math.isnan(value) else -value if maximize else value
