@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vit_jax.scaling import manifest, page
+from vit_jax.scaling import manifest, page, settings
 
 
 def make_row(folder, parameters=1000, seen=5000, size=1000, lr=1e-3, **optim):
@@ -24,8 +24,8 @@ def test_an_entry_has_what_repeats_a_run(tmp_path):
     assert {name: one[name] for name in expected} == expected
     assert (one['parametrization'], len(one['digest'])) == ('standard', 12)
     config = json.loads((tmp_path / 'a' / 'config.json').read_text())
-    assert one['digest'] == manifest.digest(dict(reversed(config.items())))
-    assert one['digest'] != manifest.digest(config | {'seed': 1})
+    assert one['digest'] == settings.digest(dict(reversed(config.items())))
+    assert one['digest'] != settings.digest(config | {'seed': 1})
     header, row = manifest.table([one])
     assert header[:3] == ['run', 'digest', 'parameters'] and 'hardware' not in header
     assert row[header.index('epochs')] == '5'

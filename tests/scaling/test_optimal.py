@@ -166,7 +166,8 @@ def test_two_rows_of_one_run_count_once():
     rows = runs()
     found = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
     assert len(found.points.y) == len(rows)
-    assert 'the mean of their log losses counts once' in found.notes[0]
+    assert found.notes[0] == '1 row(s) are copies of another and count once'
+    assert 'the mean of their log losses is weighted by their number' in found.notes[1]
 
 
 @pytest.mark.parametrize(

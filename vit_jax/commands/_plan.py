@@ -20,9 +20,19 @@ def plan(argv: Sequence[str]) -> int:
     """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
     parser = Parser(COMMAND, plan.__doc__)
     add_flags(parser)
+    add = parser.add_argument
+    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds of each run with others')
+    add(
+        '--target',
+        type=float,
+        metavar='FLOPS',
+        help='of that prediction (default: 4 x the largest)',
+    )
+    add('--noise', type=float, default=0.02, help='of log y between seeds (default: %(default)s)')
     args, config = config_lib.parse_config_args(parser, argv)
     from vit_jax.profiling.plan import CORE, Machine, lines
 
+    _check(args)
     machine = Machine(args.device, args.mfu)
     runs = read_runs(args, config)
     print(align(lines(runs, machine), left=0))
@@ -35,7 +45,60 @@ def plan(argv: Sequence[str]) -> int:
         f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
         f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
     )
+    if said := _repeated(runs):
+        print(said)
+    if args.seeds:
+        _print_designs(runs, args)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.seeds < 0:
+        raise UserError(f'--seeds {args.seeds}: must be at least 0')
+    if args.target is not None and not 0 < args.target < float('inf'):
+        raise UserError(f'--target {args.target:g}: must be positive')
+    if not 0 < args.noise < 1:
+        raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
+
+
+def _repeated(runs: Sequence[PlannedRun]) -> str:
+    """The cost of runs that differ from an earlier one in the seed alone; empty without any."""
+    seen: set[str] = set()
+    again = []
+    for run in runs:
+        setting = str({name: value for name, value in run.point.items() if name != 'seed'})
+        if 'seed' in run.point and setting in seen:
+            again.append(run.flops)
+        seen.add(setting)
+    share = sum(again) / sum(run.flops for run in runs)
+    said = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
+    return said if again else ''
+
+
+def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
+    """Print what seeds cost, and what they and other runs of the same cost tell."""
+    from vit_jax.scaling import design
+
+    each = [run.flops / run.count for run in runs for _ in range(run.count)]
+    target = args.target or 4 * max(each)
+    found = design.designs(each, args.seeds, target)
+    if not found or any(run.count > 1 for run in runs):
+        total = args.seeds * sum(each) / 1e18
+        print(
+            f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; their use for a law can be told '
+            f'of {design.LEAST} planned runs or more that differ in FLOPs'
+        )
+        return
+    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in design.LAWS)]]
+    for one in found:
+        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
+        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
+    print(align(table, left=1))
+    print(
+        f'error: expected of y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs with '
+        f'b = {design.EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; c is half of y at '
+        'the largest run. A law that bends misleads the more\nthe farther the target is'
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.commands import compare
 from vit_jax.errors import UserError
 from vit_jax.profiling.cost import train_flops
-from vit_jax.scaling import manifest, runs
+from vit_jax.scaling import manifest, runs, settings
 from vit_jax.scaling.page import Block, Folded, Heading, Lines, Picture, Table, Text
 from vit_jax.storage import paths, run_folder, step_folder
 from vit_jax.viz import comparison, curves, figures, names
@@ -285,7 +285,7 @@ def _checkpoints(found: Sequence[Run]) -> list[Block]:
     """The digest of every finished step: that of its manifest, which has those of its files."""
     rows = []
     for run in found:
-        config = manifest.digest(run_folder.read_config(run.folder) or {})
+        config = settings.digest(run_folder.read_config(run.folder) or {})
         saved = [
             _digest(run.folder / run_folder.CHECKPOINTS / str(s))
             for s in run_folder.steps(run.folder)

@@ -217,6 +217,7 @@ def add_fit_flags(
         help=f'an error or a loss; 1-COL for one minus an accuracy{shown}',
     )
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
+    add('--seed', metavar='COL', help='rows with equal x are one point: COL has their seeds')
     held = parser.add_mutually_exclusive_group()
     held.add_argument('--holdout-column', metavar='COL', help='1: fit on the row, 0: held out')
     held.add_argument(
@@ -257,6 +258,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
         against=against,
         frontier=args.frontier,
         bootstrap=args.bootstrap,
+        seed=args.seed,
     )
 
 
@@ -295,6 +297,10 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     print(f'{options.form}: {table.formula(options.form)}')
     print(align(lines, left=len(options.by)))
     for curve in curves:
+        if curve.seeds.several:
+            print(f'{curve.label}: {curve.seeds.words}')
+        for note in curve.notes:
+            print(f'{curve.label}: {note}')
         if isinstance(curve.fit, choice.MeanFit):
             print(f'{curve.label}: {curve.fit.chosen}')
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):

@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import forms
+from vit_jax.scaling.seeds import Seeds
 
 AUTO = 'auto'
 FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
@@ -63,9 +64,9 @@ class MeanFit(fit_lib.Fit):
 
     @property
     def dof(self) -> float:
-        """Points less the mean number of the forms' parameters, at least 2."""
+        """Points less the mean number of the forms' parameters, plus what seeds add, at least 2."""
         used = sum(part.weight * len(part.fit.form.names) for part in self.parts)
-        return max(self.n_points - used, 2)
+        return max(self.n_points - used + self.noise.dof, 2)
 
     @property
     def chosen(self) -> str:
@@ -76,7 +77,14 @@ class MeanFit(fit_lib.Fit):
         )
 
 
-def fit(x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> fit_lib.Fit:
+def fit(
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    seeds: Seeds | None = None,
+) -> fit_lib.Fit:
     """Fit the forms that the number of points allows, and weight them by an inner hold-out.
 
     Weights are proportional to the inverse square of the error on the upper half in x, predicted
@@ -85,24 +93,26 @@ def fit(x: np.ndarray, y: np.ndarray, *, bootstrap: int = 0, seed: int = 0) -> f
 
     Args:
       x, y: [N] or [N, K] and [N]: points that may be seen.
-      bootstrap, seed: as in `fit.fit`.
+      bootstrap, seed, seeds: as in `fit.fit`.
 
     Raises:
       UserError: as `fit.fit`.
     """
     if x.ndim == 2 and x.shape[1] > 1:
-        return fit_lib.fit(forms.find('joint'), x, y, bootstrap=bootstrap, seed=seed)
-    inner = {name: held for name in CANDIDATES if (held := hold_out_upper(name, x, y)) is not None}
+        return fit_lib.fit(forms.find('joint'), x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
+    tried = {name: hold_out_upper(name, x, y, seeds) for name in CANDIDATES}
+    inner = {name: held for name, held in tried.items() if held is not None}
     errors = {name: error for name, (error, _) in inner.items()}
     found = []
     for name, weight in _weights(errors).items():
         try:
-            one = fit_lib.fit(forms.find(name), x, y, bootstrap=bootstrap, seed=seed)
+            form = forms.find(name)
+            one = fit_lib.fit(form, x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
         except UserError:
             continue
         found.append(Part(one, weight, errors[name]))
     if not found:
-        return _few(x, y)
+        return _few(x, y, seeds)
     total = sum(part.weight for part in found)
     parts = tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
     first = parts[0].fit
@@ -131,7 +141,9 @@ def name(fit: fit_lib.Fit) -> str:
     return AUTO if isinstance(fit, MeanFit) else fit.form.name
 
 
-def hold_out_upper(name: str, x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+def hold_out_upper(
+    name: str, x: np.ndarray, y: np.ndarray, seeds: Seeds | None = None
+) -> tuple[float, float] | None:
     """Fit a form below half of the largest x, and measure its error above.
 
     Returns:
@@ -146,7 +158,8 @@ def hold_out_upper(name: str, x: np.ndarray, y: np.ndarray) -> tuple[float, floa
     if free <= 0 or below.all():
         return None
     try:
-        found = fit_lib.fit(form, x[below], y[below])
+        seen = None if seeds is None else seeds.take(below)
+        found = fit_lib.fit(form, x[below], y[below], seeds=seen)
     except UserError:
         return None
     return fit_lib.rmse(found, x[~below], y[~below]), found.rmse * np.sqrt(below.sum() / free)
@@ -162,9 +175,9 @@ def _weights(errors: dict[str, float]) -> dict[str, float]:
     return dict(sorted(kept.items(), key=lambda item: -item[1]))
 
 
-def _few(x: np.ndarray, y: np.ndarray) -> fit_lib.Fit:
+def _few(x: np.ndarray, y: np.ndarray, seeds: Seeds | None) -> fit_lib.Fit:
     """The largest form that has fewer parameters than there are points, with a note."""
     form = forms.with_fewer(forms.find('shifted'), len(y))
-    found = fit_lib.fit(form, x, y)
+    found = fit_lib.fit(form, x, y, seeds=seeds)
     note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'
     return _without_band(found, f'{note}; they cannot tell a break: no band')

@@ -12,7 +12,11 @@ from scipy import optimize, stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import doubts
+from vit_jax.scaling import noise as noise_lib
+from vit_jax.scaling import seeds as seeds_lib
 from vit_jax.scaling.forms import Bounds, Form, Theta
+from vit_jax.scaling.noise import Noise
+from vit_jax.scaling.seeds import Seeds
 
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 BAND = (0.05, 0.95)
@@ -48,6 +52,7 @@ class Fit:
       rmse: root mean square of log(fitted) - log(y) on those.
       replicates: [R, P], theta of each bootstrap sample; R may be 0.
       warnings: a line for each doubt, such as a parameter that is not identified.
+      noise: of log y of a point, from the errors of the fit and from seeds.
     """
 
     form: Form
@@ -57,6 +62,7 @@ class Fit:
     rmse: float
     replicates: np.ndarray
     warnings: tuple[str, ...]
+    noise: Noise = dataclasses.field(default_factory=Noise)
 
     @property
     def params(self) -> dict[str, float]:
@@ -75,8 +81,8 @@ class Fit:
 
     @property
     def dof(self) -> float:
-        """Points less parameters, at least 2: the degrees of freedom of the bands."""
-        return max(self.n_points - len(self.form.names), 2)
+        """Points less parameters, plus what seeds add, at least 2: of Student's distribution."""
+        return max(self.n_points - len(self.form.names) + self.noise.dof, 2)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The curve [N] at x, [N] or [N, K], in the units of the table."""
@@ -111,6 +117,7 @@ def fit(
     seed: int = 0,
     objective: Objective = LOG_HUBER,
     starts: int = 0,
+    seeds: Seeds | None = None,
 ) -> Fit:
     """Fit a form to points.
 
@@ -122,6 +129,8 @@ def fit(
       seed: of the bootstrap.
       objective: that is minimized, unless the form has an estimator of its own.
       starts: number of starting points, the first ones; 0 for all.
+      seeds: the runs behind each point, if points are means. They weight the errors, unless the
+        form has an estimator of its own, and with the residuals they determine the noise.
 
     Raises:
       UserError: for fewer points than parameters, a single value of x, or values that are not
@@ -131,6 +140,8 @@ def fit(
     _check(form, x, y)
     order = np.lexsort((y, *x.T[::-1]))
     x, y = x[order], y[order]
+    seeds = seeds_lib.single(len(y)) if seeds is None else seeds.take(order)
+    weights = seeds.weights
     scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
     x, y = x / scales[0], y / scales[1]
     bounds = form.bounds(x, y)
@@ -138,12 +149,15 @@ def fit(
         theta = form.solve(x, y)
     else:
         begins = form.starts(x, y)[: starts or None]
-        theta = _search(form, x, y, begins, bounds, objective)
+        theta = _search(form, x, y, begins, bounds, objective, weights=weights)
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
-    # A curve with p parameters fits n points more closely than the truth does.
-    noise = residuals * np.sqrt(len(y) / max(len(y) - len(form.names), 1))
-    replicates = _bootstrap(form, x, fitted, noise, theta, bootstrap, seed)
+    noise = noise_lib.pooled(weights * residuals, len(y) - len(form.names), seeds)
+    draw = noise_lib.draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
+    replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
+    lines = doubts.lines(
+        form, theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates, scales
+    )
     return Fit(
         form=form,
         theta=theta,
@@ -151,7 +165,8 @@ def fit(
         n_points=len(y),
         rmse=rms(residuals),
         replicates=replicates,
-        warnings=doubts.lines(form, theta, bounds, residuals, jacobian, replicates, scales),
+        warnings=(*([noise.problem] if noise.problem else []), *lines),
+        noise=noise,
     )
 
 
@@ -212,13 +227,19 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _loss(
-    theta: Theta, form: Form, x: np.ndarray, log_y: np.ndarray, objective: Objective
+    theta: Theta,
+    form: Form,
+    x: np.ndarray,
+    log_y: np.ndarray,
+    objective: Objective,
+    weights: np.ndarray | float = 1.0,
 ) -> tuple[float, np.ndarray]:
-    """The objective over its delta, if that is finite, and its gradient."""
+    """The objective over its delta, if that is finite, and its gradient; weights [N] of errors."""
     fitted, jacobian = form.log_value(theta, x)
     errors = fitted - log_y
     if not objective.log:
         errors, jacobian = np.exp(fitted) - np.exp(log_y), np.exp(fitted)[:, None] * jacobian
+    errors, jacobian = weights * errors, np.multiply(jacobian.T, weights).T
     if np.isinf(objective.delta):
         errors = errors / DELTA
         return float(np.sum(errors**2) / 2), errors @ jacobian / DELTA
@@ -235,6 +256,7 @@ def _search(
     bounds: Bounds,
     objective: Objective = LOG_HUBER,
     settle: bool = True,
+    weights: np.ndarray | float = 1.0,
 ) -> Theta:
     """The best of the local minima from all starts.
 
@@ -245,7 +267,7 @@ def _search(
     descend = functools.partial(
         optimize.minimize,
         _loss,
-        args=(form, x, np.log(y), objective),
+        args=(form, x, np.log(y), objective, weights),
         jac=True,
         method='L-BFGS-B',
         bounds=bounds,
@@ -272,28 +294,24 @@ def _bootstrap(
     form: Form,
     x: np.ndarray,
     fitted: np.ndarray,
-    residuals: np.ndarray,
+    draw: Callable[[], np.ndarray],
     theta: Theta,
     count: int,
-    seed: int,
+    weights: np.ndarray,
 ) -> np.ndarray:
-    """Refit with residuals resampled in moving blocks, as neighbors are correlated (Künsch 1989).
+    """Refit to the curve with new errors.
 
     Returns:
       [count, P]: theta of each replicate, searched from that of the fit.
     """
-    n = len(fitted)
-    block = max(1, round(n ** (1 / 3)))
-    rng = np.random.default_rng(seed)
     found = np.empty((count, len(theta)))
     for i in range(count):
-        begins = rng.integers(0, n - block + 1, -(-n // block))
-        drawn = (begins[:, None] + np.arange(block)).ravel()[:n]
-        y = np.exp(fitted + residuals[drawn] - residuals.mean())
+        y = np.exp(fitted + draw() / weights)
         if form.solve:
             found[i] = form.solve(x, y)
         else:
-            found[i] = _search(form, x, y, [theta], form.bounds(x, y), settle=False)
+            bounds = form.bounds(x, y)
+            found[i] = _search(form, x, y, [theta], bounds, settle=False, weights=weights)
     return found
 
 
@@ -305,6 +323,7 @@ def summary(curve: Fit) -> dict[str, Any]:
         'bands': curve.bands,
         'n_fit': curve.n_points,
         'fit_rmse': curve.rmse,
+        'noise': curve.noise.deviation,
         'identified': not curve.warnings,
         'warnings': list(curve.warnings),
     }

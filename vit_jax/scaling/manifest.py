@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.scaling import settings
 from vit_jax.scaling.rows import short
 from vit_jax.scaling.runs import Cell
 from vit_jax.storage import paths, run_folder
@@ -29,8 +28,8 @@ def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
 
     Returns:
       For each run: run, digest (the first 12 digits of the config's SHA-256), parameters, steps,
-      batch_size, epochs, optimizer, lr, schedule, warmup, parametrization, seed and hardware; None
-      where the folder does not tell.
+      batch_size, epochs, optimizer, lr, schedule, warmup, parametrization, seed, setting (digest
+      without the seed) and hardware; None where the folder does not tell.
     """
     return [_entry(row) for row in rows]
 
@@ -42,7 +41,7 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
     shared = ('run', 'parameters', 'steps', 'batch_size', 'hardware')
     return {
         **{name: row.get(name) for name in shared},
-        'digest': digest(config),
+        'digest': settings.digest(config),
         'epochs': _epochs(row),
         'optimizer': optim.get('name'),
         'lr': optim.get('lr'),
@@ -50,13 +49,8 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
         'warmup': schedule.get('warmup'),
         'parametrization': optim.get('parametrization') or 'standard',
         'seed': config.get('seed'),
+        'setting': settings.setting(config),
     }
-
-
-def digest(config: Mapping[str, Any]) -> str:
-    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
-    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _epochs(row: Mapping[str, Cell]) -> float | None:
@@ -73,6 +67,7 @@ def doubts(found: Sequence[Entry]) -> list[str]:
         *_copied(found, 'warmup', 'warm-up'),
         *_repeated(found),
         *_mixed(found),
+        *_seeds(found),
         *_unknown(found),
     ]
 
@@ -116,6 +111,21 @@ def _mixed(found: Sequence[Entry]) -> list[str]:
     if copies:
         lines.append(f'{copies} run(s) have the same config, seed included, as another')
     return lines
+
+
+def _seeds(found: Sequence[Entry]) -> list[str]:
+    """The seeds of each setting: whether the noise between them was measured."""
+    seeds: dict[str, set[str]] = {}
+    for one in found:
+        seeds.setdefault(one['setting'], set()).add(str(one['seed']))
+    counts = [len(values) for values in seeds.values()]
+    several = [count for count in counts if count > 1]
+    if not several:
+        return [f'one seed for each of {len(counts)} settings: noise between seeds is not measured']
+    low, high = min(several), max(several)
+    number = f'{low}' if low == high else f'{low} to {high}'
+    lines = [f'{len(several)} of {len(counts)} settings have {number} seeds, the others one']
+    return lines if len(several) < len(counts) else [f'{number} seeds for every setting']
 
 
 def _unknown(found: Sequence[Entry]) -> list[str]:

@@ -102,7 +102,8 @@ def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]
     if len(seen.y) < 6:
         return None, [f'no joint law: {len(seen.y)} runs for its 5 parameters']
     try:
-        found = fit_lib.fit(forms.find('joint'), seen.x, seen.y, bootstrap=bootstrap)
+        form = forms.find('joint')
+        found = fit_lib.fit(form, seen.x, seen.y, bootstrap=bootstrap, seeds=seen.seeds)
     except UserError as e:
         return None, [f'no joint law: {e}']
     for name, term in (('N', 'A'), ('D', 'B')):

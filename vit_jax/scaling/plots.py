@@ -53,10 +53,12 @@ def draw(curves: Sequence[Curve], options: FitOptions, target: float | None = No
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
-    """A sentence on the coverage of the shades; empty if there are none."""
+    """Sentences on the coverage of the shades and on the bars; empty if there are none."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
-    said = coverage.caveat(map(choice.name, fits))
-    return textwrap.fill(f'Shades: {said}.', 110) if fits else ''
+    said = [f'Shades: {coverage.caveat(map(choice.name, fits))}.'] if fits else []
+    if any(curve.seeds.several for curve in curves):
+        said.append('Bars: one standard deviation between seeds.')
+    return '\n'.join(textwrap.fill(one, 110) for one in said)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -173,6 +175,7 @@ def _draw_curve(
         x, y = curve.beaten.T
         axes.plot(x, y, 'o', color=color, markersize=0.7 * size, alpha=0.3, markeredgewidth=0)
     _points(axes, curve.x[:, 0], curve.y, curve.kept, color, size, label)
+    _seed_bars(axes, curve, color)
     if curve.fit is None:
         return
     if target is not None:
@@ -183,6 +186,18 @@ def _draw_curve(
         axes.fill_between(grid, *band, color=color, alpha=0.18, linewidth=0)
     if mark and (boundary := _boundary(curve)) is not None:
         axes.axvline(boundary, color=color, linewidth=0.8, linestyle=':')
+
+
+def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
+    """A bar at each mean over seeds: one standard deviation of the runs up and down."""
+    chosen = curve.seeds.counts > 1
+    if not chosen.any():
+        return
+    y, ratio = curve.y[chosen], np.exp(curve.seeds.deviations[chosen])
+    reach = np.stack([y - y / ratio, y * ratio - y])
+    axes.errorbar(
+        curve.x[chosen, 0], y, reach, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5
+    )
 
 
 def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:

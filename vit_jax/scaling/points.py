@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.scaling import seeds as seeds_lib
 from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered
+from vit_jax.scaling.seeds import Seeds
 
 COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
@@ -68,6 +70,7 @@ class Points:
     Attributes:
       by: {column: value}.
       n, d, c, y: [M], all positive.
+      seeds: rows behind each point.
       cost: how C follows from N and D.
       left_out: a line for each row that is no point.
       notes: a line for each doubt about the table.
@@ -78,6 +81,7 @@ class Points:
     d: np.ndarray
     c: np.ndarray
     y: np.ndarray
+    seeds: Seeds
     cost: Cost
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
@@ -88,9 +92,9 @@ class Points:
         return np.stack([self.n, self.d], axis=1)
 
     def take(self, chosen: np.ndarray) -> Points:
-        """The points of a mask [M]."""
+        """The points of a mask [M], or of indices."""
         kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y')}
-        return dataclasses.replace(self, **kept)
+        return dataclasses.replace(self, **kept, seeds=self.seeds.take(chosen))
 
 
 def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
@@ -122,11 +126,10 @@ def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> 
     table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
     cost, notes = _cost(table, columns)
     n, d, c, y = _complete(table, cost)
-    n, d, c, y, more = _merged(n, d, c, y)
+    (n, d, c, y), seeds, more = _merged(n, d, c, y)
     order = np.lexsort((n, c))
-    return Points(
-        by, n[order], d[order], c[order], y[order], cost, tuple(left_out), tuple(notes + more)
-    )
+    found = Points(by, n, d, c, y, seeds, cost, tuple(left_out), tuple(notes + more))
+    return found.take(order)
 
 
 def _value(numbered: Numbered, column: str, flag: str) -> float:
@@ -174,21 +177,31 @@ def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...
 
 def _merged(
     n: np.ndarray, d: np.ndarray, c: np.ndarray, y: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """One point for each (N, D, C): the geometric mean of the losses of its rows."""
-    different, which, counts = np.unique(
-        np.stack([n, d, c], axis=1).round(12), axis=0, return_inverse=True, return_counts=True
+) -> tuple[list[np.ndarray], Seeds, list[str]]:
+    """One point for each (N, D, C): the geometric mean of the losses of its rows.
+
+    Returns:
+      N, D, C and the loss of each point; the rows behind it; a line on rows that were merged.
+    """
+    table = np.stack([n, d, c, y], axis=1)
+    different = table[np.sort(np.unique(table.round(12), axis=0, return_index=True)[1])]
+    notes = []
+    if copies := len(table) - len(different):
+        notes.append(f'{copies} row(s) are copies of another and count once')
+    _, first, which = np.unique(
+        different[:, :3].round(12), axis=0, return_index=True, return_inverse=True
     )
-    if len(different) == len(y):
-        return n, d, c, y, []
-    which = which.reshape(-1)
-    mean = np.exp(np.bincount(which, np.log(y)) / counts)
-    at = int(np.argmax(counts))
-    note = (
-        f'{int((counts > 1).sum())} point(s) with several rows, as N = {different[at, 0]:.4g}, '
-        f'D = {different[at, 1]:.4g}: the mean of their log losses counts once'
+    log_y, seeds = seeds_lib.merge(np.log(different[:, 3]), which.reshape(-1))
+    if not seeds.several:
+        return list(different.T), seeds_lib.single(len(different)), notes
+    at = int(np.argmax(seeds.counts))
+    n, d, c = different[first, :3].T
+    notes.append(
+        f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {n[at]:.4g}, '
+        f'D = {d[at]:.4g}: the mean of their log losses is weighted by their number; they differ '
+        f'by {100 * seeds.noise:.2g} %'
     )
-    return *different.T, mean, [note]
+    return [n, d, c, np.exp(log_y)], seeds, notes
 
 
 def conventions(columns: Columns) -> str:

@@ -43,6 +43,7 @@ def blocks(
     reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
     if reasons:
         found += [page.Heading('Runs left out'), page.Lines(reasons)]
+    found += [page.Text(line) for line in _seeds(summary)]
     if doubts := _doubts(summary):
         found += [page.Heading('Limits of the data'), page.Lines(doubts)]
     return [*found, *_manifest(entries)]
@@ -78,11 +79,24 @@ def _banded(forms: Sequence[str]) -> str:
     )
 
 
+def _seeds(summary: Mapping[str, Any]) -> list[str]:
+    """A sentence on the noise between seeds for each curve that has several."""
+    return [
+        f'{label(curve["by"])}: {seeds["runs"]} runs at {seeds["points"]} points, '
+        f'{seeds["repeated"]} of them with several seeds, whose standard deviation is '
+        f'{100 * seeds["noise"]:.2g} % of {summary["y"]}. Their geometric means are fitted, '
+        'weighted by the number of runs; the noise of the bands is that between seeds together '
+        'with the errors of the fit.'
+        for curve in summary['curves']
+        if (seeds := curve.get('seeds'))
+    ]
+
+
 def _doubts(summary: Mapping[str, Any]) -> list[str]:
     return [
         f'{label(curve["by"])}: {warning}'
         for curve in summary['curves']
-        for warning in curve['warnings']
+        for warning in (*curve['notes'], *curve['warnings'])
     ]
 
 

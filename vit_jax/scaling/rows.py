@@ -50,6 +50,33 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
     return rows
 
 
+def without_copies(group: Sequence[Numbered], x: Sequence[str], y: str) -> list[Numbered]:
+    """The rows without exact copies of others.
+
+    Args:
+      group: rows that can be fitted.
+      x, y: the columns of a curve.
+
+    Raises:
+      UserError: if a run, named in the column `run`, has two values of y at the same x.
+    """
+    kept: list[Numbered] = []
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    places: dict[tuple[str, ...], int] = {}
+    for line, row in group:
+        whole = tuple(sorted((str(name), str(value)) for name, value in row.items()))
+        if whole in seen:
+            continue
+        seen.add(whole)
+        at = tuple(cell(row, column, '--x') for column in x)
+        if (run := row.get('run')) and places.setdefault((run, *at), line) != line:
+            first = places[run, *at]
+            values = ', '.join(f'{name}={value}' for name, value in zip(x, at, strict=True))
+            raise UserError(f'lines {first} and {line}: the run {run!r} has two {y} at {values}')
+        kept.append((line, row))
+    return kept
+
+
 def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Sort by each column in turn."""
     keys = list(keys)

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.profiling import flops
+from vit_jax.scaling import settings
 from vit_jax.storage import paths, run_folder, step_folder
 from vit_jax.storage.run_folder import Series
 
@@ -26,7 +27,8 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
     """A row for every run.
 
     Unknown cells are None. Besides the columns of `read_run` there is one for each config value in
-    which the runs differ, such as `config.model.width`.
+    which the runs differ, such as `config.model.width`. If some differ in the seed alone, `setting`
+    is the same for these.
 
     Args:
       folders: run folders, or folders that hold run folders at any depth.
@@ -38,7 +40,8 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list(dict.fromkeys(found))
     rows = [read_run(run, flops_of) for run in different]
-    return [row | values for row, values in zip(rows, differences(different), strict=True)]
+    differing = zip(rows, differences(different), settings.shared(different), strict=True)
+    return [{**row, **values, **setting} for row, values, setting in differing]
 
 
 def differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:

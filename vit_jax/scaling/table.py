@@ -13,7 +13,9 @@ from threadpoolctl import threadpool_limits
 from vit_jax.errors import UserError
 from vit_jax.scaling import choice, forms, variants
 from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered
+from vit_jax.scaling import seeds as seeds_lib
+from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
+from vit_jax.scaling.seeds import Seeds
 from vit_jax.scaling.variants import Variant
 
 
@@ -34,6 +36,8 @@ class FitOptions:
       against: names of forms whose extrapolation is compared; `all` as in `variants.find`.
       frontier: keep only the points on the Pareto frontier.
       bootstrap: replicates for the bands.
+      seed: the column of seeds: rows of a curve with the same x are then one point, their mean. If
+        None, rows with the same value of the column `setting` of `collect` are.
     """
 
     x: tuple[str, ...]
@@ -46,6 +50,7 @@ class FitOptions:
     against: tuple[str, ...] = ()
     frontier: bool = False
     bootstrap: int = 100
+    seed: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +61,10 @@ class Curve:
       by: {column: value}.
       x, y: [N, K] and [N], ascending in x.
       kept: [N], whether a point was fitted.
+      seeds: runs behind each point.
       beaten: [M, K + 1], x and y of the points that are not on the frontier; M is 0 without one.
       fit: None if there are too few points; `problem` then has the reason.
+      notes: lines on its rows.
       holdout_rmse: None if nothing was held out.
       against: {variant: its holdout_rmse}; None for one that cannot be fitted.
       beside: {share held out: holdout_rmse}; None where the rest cannot be fitted.
@@ -70,9 +77,11 @@ class Curve:
     fit: fit_lib.Fit | None
     holdout_rmse: float | None
     against: dict[str, float | None]
+    seeds: Seeds
     beside: dict[float, float | None] = dataclasses.field(default_factory=dict)
     beaten: np.ndarray = dataclasses.field(default_factory=lambda: np.empty((0, 2)))
     problem: str = ''
+    notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -166,44 +175,65 @@ def _curve(
     options: FitOptions,
     others: Sequence[Variant],
 ) -> Curve:
+    for numbered in group:
+        if problem := _problem(numbered, options):
+            raise UserError(f'line {numbered[0]}: {problem}')
+    whole, group = group, without_copies(group, options.x, options.y)
+    copies = len(whole) - len(group)
+    notes = (f'{copies} row(s) are copies of another and count once',) if copies else ()
     x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
     y = np.array([number(row, options.y, '--y') for row in group])
-    bad = ~((x > 0).all(axis=1) & (y > 0) & np.isfinite(y) & np.isfinite(x).all(axis=1))
-    if bad.any():
-        line = group[int(np.argmax(bad))][0]
-        raise UserError(f'line {line}: x and y must be finite and positive to be fitted')
-    kept = _kept(x, group, options)
+    x, y, kept, seeds = _merged(x, y, _kept(x, group, options), group, options)
     beaten = np.empty((0, x.shape[1] + 1))
     if options.frontier:
         chosen = _on_frontier(x, y, kept)
         beaten = np.column_stack([x[~chosen], y[~chosen]])
-        x, y, kept = x[chosen], y[chosen], kept[chosen]
+        x, y, kept, seeds = x[chosen], y[chosen], kept[chosen], seeds.take(chosen)
     order = np.lexsort((y, *x.T[::-1]))
-    x, y, kept = x[order], y[order], kept[order]
+    x, y, kept, seeds = x[order], y[order], kept[order], seeds.take(order)
     try:
-        found = _fit(options.form, x[kept], y[kept], options.bootstrap)
+        found = _fit(options.form, x[kept], y[kept], options.bootstrap, seeds=seeds.take(kept))
     except UserError as e:
         problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
         against = dict.fromkeys([other.name for other in others])
-        return Curve(by, x, y, kept, None, None, against, problem=problem)
+        return Curve(by, x, y, kept, None, None, against, seeds, problem=problem, notes=notes)
     error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
-    against = {other.name: _extrapolation(other.fit, x, y, kept) for other in others}
+    measure = functools.partial(_extrapolation, x=x, y=y, seeds=seeds)
+    against = {other.name: measure(other.fit, kept=kept) for other in others}
     fit = functools.partial(_fit, options.form)
     beside = {
-        share: _extrapolation(fit, x, y, x[:, -1] <= (1 - share) * x[:, -1].max())
+        share: measure(fit, kept=x[:, -1] <= (1 - share) * x[:, -1].max())
         for share in options.beside
     }
-    return Curve(by, x, y, kept, found, error, against, beside, beaten)
+    return Curve(by, x, y, kept, found, error, against, seeds, beside, beaten, notes=notes)
 
 
-def _fit(name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0) -> fit_lib.Fit:
+def _merged(
+    x: np.ndarray,
+    y: np.ndarray,
+    kept: np.ndarray,
+    group: list[Numbered],
+    options: FitOptions,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Seeds]:
+    """Points with the geometric means of x and y over their seeds; one is fitted if all are."""
+    which = seeds_lib.points(group, x, options.seed)
+    log_y, seeds = seeds_lib.merge(np.log(y), which)
+    if not seeds.several:
+        return x, y, kept, seeds
+    held = np.bincount(which, ~kept) > 0
+    return seeds_lib.centers(x, which), np.exp(log_y), ~held, seeds
+
+
+def _fit(
+    name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0, *, seeds: Seeds | None = None
+) -> fit_lib.Fit:
     """The fit of a form, or of a simpler one if it has as many parameters as there are points."""
     if name == choice.AUTO:
-        return choice.fit(x, y, bootstrap=bootstrap)
+        return choice.fit(x, y, bootstrap=bootstrap, seeds=seeds)
     form = forms.find(name)
     taken = forms.with_fewer(form, len(y))
     try:
-        found = fit_lib.fit(taken, x, y, bootstrap=bootstrap)
+        found = fit_lib.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
     except UserError:
         return fit_lib.fit(form, x, y)  # raises the error for the requested form
     if taken is form:
@@ -235,15 +265,17 @@ def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def _extrapolation(
-    fit: Callable[[np.ndarray, np.ndarray], fit_lib.Fit],
+    fit: Callable[..., fit_lib.Fit],
     x: np.ndarray,
     y: np.ndarray,
     kept: np.ndarray,
+    seeds: Seeds,
 ) -> float | None:
     if kept.all():
         return None
     try:
-        return fit_lib.rmse(fit(x[kept], y[kept]), x[~kept], y[~kept])
+        found = fit(x[kept], y[kept], seeds=seeds.take(kept))
+        return fit_lib.rmse(found, x[~kept], y[~kept])
     except UserError:
         return None
 
@@ -282,11 +314,19 @@ def _curve_summary(curve: Curve) -> dict[str, Any]:
             part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
             for part in curve.fit.parts
         }
+    if curve.seeds.several:
+        result['seeds'] = {
+            'runs': int(curve.seeds.counts.sum()),
+            'points': len(curve.seeds.counts),
+            'repeated': int((curve.seeds.counts > 1).sum()),
+            'noise': curve.seeds.noise,
+        }
     beside = {f'{1 / (1 - share):g}x': error for share, error in curve.beside.items()}
     return result | {
         'holdout_rmse': curve.holdout_rmse,
         'against': curve.against,
         'beside': beside,
+        'notes': list(curve.notes),
     }
 
 

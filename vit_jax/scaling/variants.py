@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax.scaling import choice, forms
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling.fit import Objective
+from vit_jax.scaling.seeds import Seeds
 
 ALL = 'all'
 OBJECTIVES = {
@@ -37,12 +38,12 @@ class Variant:
     objective: Objective = fit_lib.LOG_HUBER
     starts: int = 0
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> fit_lib.Fit:
+    def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> fit_lib.Fit:
         """The fit to points, without a bootstrap; raises UserError as `fit.fit`."""
         if self.form == choice.AUTO:
-            return choice.fit(x, y)
+            return choice.fit(x, y, seeds=seeds)
         form = forms.find(self.form)
-        return fit_lib.fit(form, x, y, objective=self.objective, starts=self.starts)
+        return fit_lib.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
 
 
 def find(names: Sequence[str], form: str, columns: int) -> list[Variant]:

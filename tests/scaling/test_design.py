@@ -1,0 +1,83 @@
+"""Errors that are expected of designs, against laws that are drawn and fitted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.scaling import design, fit, forms, seeds
+from vit_jax.scaling.variants import OBJECTIVES
+
+LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
+
+
+def simulated(law, one, target, largest, draws, noise=0.002):
+    """The deviation of predictions by weighted least squares, in units of the noise."""
+    form, theta, _ = design.LAWS[law]
+    form, theta = forms.find(form), np.array(theta)
+    rng = np.random.default_rng(0)
+    curve = form.log_value(theta, one.x[:, None] / largest)[0]
+    truth = form.log_value(theta, np.array([[target / largest]]))[0][0]
+    runs = seeds.Seeds(one.counts, np.zeros(len(one.x)))
+    missed = []
+    for _ in range(draws):
+        y = np.exp(curve + noise * rng.standard_normal(len(curve)) / np.sqrt(one.counts))
+        found = fit.fit(form, one.x, y, objective=OBJECTIVES['log squares'], seeds=runs)
+        missed.append(np.log(found.predict(np.array([target]))[0]) - truth)
+    return np.sqrt(np.mean(np.square(missed))) / noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('law', 'x', 'better'),
+    [('a x^-b', GAP, 'small'), ('a x^-b', LADDER, 'large'), ('a x^-b + c', LADDER, 'large')],
+)
+def test_one_large_run_or_several_small_ones(law, x, better):
+    target = 4 * x[-1]
+    planned, *_, small = design.designs(x, 3, target)
+    assert small.name.startswith('without the largest') and small.cost <= planned.cost
+    for one in (planned, small):
+        assert one.errors[law] == pytest.approx(simulated(law, one, target, x[-1], 40), rel=0.35)
+    assert (small.errors[law] < planned.errors[law]) == (better == 'small')
+
+
+def test_seeds_of_each_divide_the_error_by_their_root():
+    planned, every, half, _ = design.designs(LADDER, 4, 64.0)
+    assert every.cost == 4 * planned.cost == 4 * sum(LADDER)
+    for law in design.LAWS:
+        assert every.errors[law] == pytest.approx(planned.errors[law] / 2)
+        assert every.errors[law] < half.errors[law] < planned.errors[law]
+    assert (planned.runs, every.runs, half.runs) == (5, 20, 11)
+    repeated = design.designs([*LADDER, *LADDER], 1, 64.0)
+    assert repeated[0].errors == pytest.approx(
+        {law: error / np.sqrt(2) for law, error in planned.errors.items()}
+    )
+    assert design.designs(LADDER[:3], 3, 64.0) == []
+
+
+SWEEP = """
+from vit_jax.sweeps.space import Sweep, grid
+
+def get_sweep(arg=None):
+    points = grid({'total': [f'{n} epochs' for n in (1, 2, 4, 8)], 'seed': [0, 1]})
+    return Sweep(config='experiments/vit/digits.py:smoke', metric='test/loss', points=points)
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_seeds_cost_and_tell(tmp_path, capsys):
+    file = tmp_path / 'sweep.py'
+    file.write_text(SWEEP)
+    assert main(['scaling', 'plan', str(file), '--seeds', '3']) == 0
+    said = capsys.readouterr().out
+    assert '4 of 8 runs repeat another with a new seed: 50% of FLOPs' in said
+    lines = [line for line in said.splitlines() if line.startswith(('as planned', '3 seeds of e'))]
+    planned, every = (line.rsplit(maxsplit=6) for line in lines)
+    assert int(every[1]) == 3 * int(planned[1]) == 24
+    assert float(every[2]) == pytest.approx(3 * float(planned[2]), rel=1e-3)
+    words = ['scaling', 'plan', '--config', 'experiments/vit/digits.py:smoke', '--seeds', '3']
+    assert main(words) == 0
+    assert '3 seeds of each: ' in capsys.readouterr().out
+    assert main([*words, '--noise', '2']) == 2
+    assert '--noise 2: must be more than 0 and less than 1' in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Runs that differ in the seed alone: means, weights, measured noise, and what readers are told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import fit, forms, manifest, noise, optimal, plots, points, runs, seeds, table
+from vit_jax.scaling.variants import OBJECTIVES
+
+pytestmark = pytest.mark.slow  # as a whole
+
+X = np.geomspace(1e3, 1e6, 6)
+COUNTS = (4, 3, 2, 2, 1, 1)
+
+
+def made(sigma=0.03, counts=COUNTS, seed=0, law=lambda x: 5 * x**-0.4):
+    """Rows of a table: several seeds at most x."""
+    rng = np.random.default_rng(seed)
+    return [
+        {'x': repr(float(x)), 'loss': repr(float(law(x) * np.exp(sigma * e))), 'seed': str(i)}
+        for x, count in zip(X, counts, strict=True)
+        for i, e in enumerate(rng.standard_normal(count))
+    ]
+
+
+def ask(**options):
+    shared = {'x': ('x',), 'y': 'loss', 'holdout': 0.0, 'bootstrap': 0, 'form': 'power'}
+    return table.FitOptions(**shared | {'seed': 'seed'} | options)
+
+
+def one(rows, **options):
+    (curve,) = table.fit_curves(rows, ask(**options))
+    return curve
+
+
+def test_rows_of_one_x_are_a_point_with_their_spread():
+    rows = made()
+    curve = one(rows)
+    logs = [np.log([float(r['loss']) for r in rows if float(r['x']) == x]) for x in X]
+    assert curve.x[:, 0].tolist() == X.tolist()
+    assert curve.y == pytest.approx(np.exp([np.mean(values) for values in logs]))
+    assert tuple(curve.seeds.counts) == COUNTS
+    assert curve.seeds.deviations[:4] == pytest.approx([np.std(v, ddof=1) for v in logs[:4]])
+    shown = table.summary([curve], ask())['curves'][0]['seeds']
+    assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
+    assert shown['noise'] == pytest.approx(0.03, rel=0.5)
+
+
+def test_least_squares_of_weighted_means_are_those_of_all_runs():
+    rows = made()
+    x, y = (np.array([float(row[name]) for row in rows]) for name in ('x', 'loss'))
+    curve, power = one(rows), forms.find('power')
+    squares = OBJECTIVES['log squares']
+    every = fit.fit(power, x, y, objective=squares)
+    means = fit.fit(power, curve.x, curve.y, objective=squares, seeds=curve.seeds)
+    alike = fit.fit(power, curve.x, curve.y, objective=squares)
+    assert means.params == pytest.approx(every.params, rel=1e-4)
+    assert abs(alike.params['b'] / every.params['b'] - 1) > 1e-4
+
+
+def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
+    rows = [row for row in made(counts=(3,) * 6) if float(row['x']) < 5e3]
+    curve = one(rows, bootstrap=20)
+    lonely = fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
+    assert len(curve.y) == 2 == len(forms.find('power').names)
+    assert lonely.noise.deviation < 1e-6
+    assert curve.fit.noise.measured and curve.fit.dof == 4
+    assert curve.fit.noise.deviation == pytest.approx(curve.seeds.noise / np.sqrt(3))
+    low, high = curve.fit.predict_band(np.array([1e6]))
+    assert low < 5 * 1e6**-0.4 < high
+
+
+def test_a_form_that_misses_the_points_by_more_than_seeds_differ():
+    curve = one(made(sigma=0.002, counts=(3,) * 6, law=lambda x: 5 * x**-0.4 + 0.1), bootstrap=3)
+    assert not curve.fit.noise.measured
+    assert 'the form misses the points by' in curve.fit.warnings[0]
+    free = len(X) - 2
+    assert noise.pooled(np.full(6, 1e-3), free, curve.seeds).measured
+
+
+def covered(count, draws=8):
+    held = []
+    for i in range(draws):
+        curve = one(made(counts=(count,) * 6, seed=i), form='power', bootstrap=20, seed='seed')
+        low, high = curve.fit.predict_band(np.array([4e6]))
+        held.append((low <= 5 * 4e6**-0.4 <= high, np.log(high / low)))
+    return np.mean(held, axis=0)
+
+
+def test_bands_of_repeated_points_hold_the_truth_and_are_narrower():
+    share, width = covered(4)
+    _, alone = covered(1)
+    assert share >= 0.8
+    assert width < 0.8 * alone
+
+
+def test_one_seed_twice_at_one_x_is_a_mistake():
+    rows = made()
+    rows[1] = rows[1] | {'seed': '0'}
+    with pytest.raises(UserError, match='lines 2 and 3 have the same x and the same seed'):
+        one(rows)
+    with pytest.raises(UserError, match='--seed: unknown column'):
+        one(made(), seed='sead')
+
+
+def test_without_the_flag_rows_stay_points_of_their_own():
+    assert len(one(made(), seed=None).y) == sum(COUNTS)
+
+
+def test_copies_count_once_and_one_run_has_one_loss():
+    rows = [row | {'run': str(i)} for i, row in enumerate(made())]
+    curve = one([*rows, rows[2]])
+    assert curve.seeds.counts.sum() == len(rows)
+    assert curve.notes == ('1 row(s) are copies of another and count once',)
+    with pytest.raises(UserError, match=r"lines 4 and 15: the run '2' has two loss at x=1000\.0"):
+        one([*rows, rows[2] | {'loss': '1'}])
+
+
+def make_run(folder, seed, steps=100, **sections):
+    folder.mkdir(parents=True)
+    config = {'batch_size': 10, 'seed': seed, 'model': {'name': 'vit'}, 'total': steps, **sections}
+    (folder / 'config.json').write_text(json.dumps(config))
+    line = {'step': steps, 'test/loss': 3 / steps**0.5 + 0.01 * seed}
+    (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+    return folder
+
+
+def collected(folder):
+    rows = runs.collect([folder], lambda meta: None)
+    return {row['run'].rpartition('/')[2]: row.get('setting') for row in rows}
+
+
+def test_collect_knows_runs_that_differ_in_the_seed_alone(tmp_path):
+    for name, seed, steps in (('a', 0, 100), ('b', 1, 100), ('c', 0, 200)):
+        make_run(tmp_path / name, seed, steps)
+    found = collected(tmp_path)
+    assert found['a'] == found['b'] != found['c']
+    said = '; '.join(manifest.doubts(manifest.entries(runs.collect([tmp_path], lambda m: None))))
+    assert '1 of 2 settings have 2 seeds, the others one' in said
+    rows = [
+        {key: str(value) for key, value in row.items()}
+        for row in runs.collect([tmp_path], lambda meta: None)
+    ]
+    curve = one(rows, x=('examples_seen',), y='test/loss', seed=None)
+    assert sorted(curve.seeds.counts) == [1, 2]
+
+
+def test_branches_of_trunks_that_differ_in_the_seed_are_one_setting(tmp_path):
+    for seed in (0, 1):
+        trunk = make_run(tmp_path / f'trunk{seed}', seed)
+        make_run(tmp_path / f'branch{seed}', seed, 50, branch={'from': str(trunk), 'step': 40})
+    found = collected(tmp_path)
+    assert found['branch0'] == found['branch1'] != found['trunk0'] == found['trunk1']
+
+
+def test_without_repetitions_there_is_no_column(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / str(seed), seed, steps=100 + seed)
+    assert set(collected(tmp_path).values()) == {None}
+    said = manifest.doubts(manifest.entries(runs.collect([tmp_path], lambda meta: None)))
+    assert 'one seed for each of 2 settings: noise between seeds is not measured' in said
+
+
+def test_pictures_have_a_bar_at_each_repeated_point():
+    curve = one(made())
+    figure = plots.draw([curve], ask())
+    (bars,) = figure.axes[0].containers
+    segments = bars.lines[2][0].get_segments()
+    assert len(segments) == 4
+    ratio = segments[0][1, 1] / curve.y[0]
+    assert np.log(ratio) == pytest.approx(curve.seeds.deviations[0])
+    assert 'one standard deviation between seeds' in figure.legends[0].get_title().get_text()
+
+
+def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
+    rng, rows = np.random.default_rng(0), []
+    for n in np.geomspace(1e6, 1e8, 4):
+        for d in np.geomspace(1e8, 1e10, 4):
+            y = 1.7 + 400 * n**-0.34 + 410 * d**-0.28
+            draws = np.exp(0.01 * rng.standard_normal(3 if n < 1e7 else 1))
+            rows += [{'N': str(n), 'D': str(d), 'loss': str(y * draw)} for draw in draws]
+    (read,) = points.read(rows, points.Columns('N', 'D', None, 'loss'))
+    assert sorted(set(read.seeds.counts)) == [1, 3]
+    assert read.seeds.noise == pytest.approx(0.01, rel=0.4)
+    found = optimal.analyze(read, optimal.Ways(bootstrap=0))
+    assert found.joint.noise.measured and 'weighted by their number' in found.notes[0]
+
+
+def test_the_words_on_seeds():
+    counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
+    assert seeds.Seeds(counts, squares).words == (
+        '3 runs at 2 points, 1 with several seeds, which differ by 2.8 % in y'
+    )
+    assert seeds.single(3).words == ''

@@ -1,0 +1,38 @@
+"""Settings of runs: all of a config but the seed, as a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.scaling.seeds import SETTING
+from vit_jax.storage import paths, run_folder
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
+    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def setting(config: Mapping[str, Any]) -> str:
+    """The digest of a config without its seed; a branch counts by the setting of its trunk."""
+    kept = {key: value for key, value in config.items() if key != 'seed'}
+    branch = dict(config.get('branch') or {})
+    trunk = run_folder.read_config(paths.path(branch['from'])) if branch.get('from') else None
+    if trunk is not None:
+        kept['branch'] = branch | {'from': setting(trunk)}
+    return digest(kept)
+
+
+def shared(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
+    """For every run, its setting as `{'setting': digest}`; {} if no two runs share one."""
+    configs = [run_folder.read_config(folder) or {} for folder in folders]
+    found = [setting(config) for config in configs]
+    seeds = [config.get('seed') for config in configs]
+    pairs = set(zip(found, seeds, strict=True))
+    if len(pairs) == len(set(found)):
+        return [{} for _ in folders]
+    return [{SETTING: one} for one in found]
