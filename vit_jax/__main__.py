@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
 from vit_jax.errors import UserError, nearest
-from vit_jax.runtime import interrupts, memory, output
+from vit_jax.runtime import birth, interrupts, memory, output
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
     if argv is None:
+        birth.note()
         output.prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     with output.escaped():

@@ -54,7 +54,8 @@ def test_a_run_is_one_file_with_everything_inside(smoke_run, tmp_path, capsys):
     assert '<script' not in page and "default-src 'none'" in page
     assert 'finished after 20 steps' in page and '&quot;batch_size&quot;' in page
     assert page.count('src="data:image/svg+xml;base64,') >= 4
-    assert all('ends at' in words for words in re.findall(r'<img alt="([^"]*)"', page))
+    *curves, time = re.findall(r'<img alt="([^"]*)"', page)
+    assert all('ends at' in words for words in curves) and re.search(r'run: [\d.]+% steps', time)
     for row in ('test/accuracy', 'parameters', 'examples', 'chip-hours', 'FLOPs'):
         assert f'<td>{row}</td>' in page
     assert re.search(r'<td>20</td><td>\d+</td><td>[0-9a-f]{64}</td>', page)  # a step's digest

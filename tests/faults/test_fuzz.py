@@ -115,8 +115,15 @@ def test_the_config_of_a_run(run, cases, mutate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['metrics.jsonl', 'result.json'])
-def test_the_log_of_a_run(run, cases, name):
+@pytest.mark.parametrize(
+    ('name', 'command'),
+    [
+        ('metrics.jsonl', ['scaling', 'collect']),
+        ('result.json', ['scaling', 'collect']),
+        ('times.jsonl', ['goodput']),
+    ],
+)
+def test_the_log_of_a_run(run, cases, name, command):
     file = run / name
     content = file.read_bytes()
     for seed in range(8 * TIMES):
@@ -125,9 +132,9 @@ def test_the_log_of_a_run(run, cases, name):
             lines = [mutate_json(line, seed) for line in content.decode().splitlines()]
             damaged = '\n'.join(lines).encode()
         file.write_bytes(damaged)
-        cases.command(seed, 'scaling', 'collect', run)
+        cases.command(seed, *command, run)
     file.unlink()
-    cases.command(-1, 'scaling', 'collect', run / 'absent')
+    cases.command(-1, *command, run / 'absent')
     cases.check()
 
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands import compare
+from vit_jax.commands import compare, goodput
 from vit_jax.errors import UserError
 from vit_jax.profiling.cost import train_flops
 from vit_jax.scaling import manifest, runs, settings
 from vit_jax.scaling.page import Block, Folded, Heading, Lines, Picture, Table, Text
-from vit_jax.storage import paths, run_folder, step_folder
+from vit_jax.storage import paths, run_folder, step_folder, times
 from vit_jax.viz import comparison, curves, figures, names
 from vit_jax.viz.comparison import History
+from vit_jax.viz.goodput import draw as draw_goodput
 
 PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
 LARGEST = 2**21  # bytes of a picture that is embedded
@@ -92,6 +93,7 @@ def blocks(found: Sequence[Run]) -> tuple[list[Block], Files]:
     """The page, and its pictures by name."""
     drawn, files = _drawings(found)
     shown, images = _pictures(found)
+    spent, timeline = _time(found)
     title = found[0].name if len(found) == 1 else f'{len(found)} runs: {_list(found)}'
     page: list[Block] = [
         Heading(title, 1),
@@ -100,11 +102,12 @@ def blocks(found: Sequence[Run]) -> tuple[list[Block], Files]:
         *_section('Curves', drawn),
         *_section('Pictures', shown),
         *_section('Cost', _cost(found)),
+        *_section('Time', spent),
         *_section('Config', _configs(found)),
         *_section('Environment', _environment(found)),
         *_section('Checkpoints', _checkpoints(found)),
     ]
-    return page, files | images
+    return page, files | images | timeline
 
 
 def _list(found: Sequence[Run]) -> str:
@@ -240,6 +243,18 @@ def _spent(run: Run) -> dict[str, str]:
     shown = {key: compare.shown(key, value) for key, value in row.items()}
     flops = run.row.get('flops')
     return shown | {'FLOPs': '-' if flops is None else f'{flops:.3g}'}
+
+
+def _time(found: Sequence[Run]) -> tuple[list[Block], Files]:
+    """The parts of the runs' time as a table and a drawing; nothing without a record of it."""
+    read = {run.name: times.read(run.folder) for run in found}
+    accounts = {name: account for name, account in read.items() if account is not None}
+    if not accounts:
+        return [], {}
+    words = ', '.join(f'{name}: {a.goodput:.1%} steps' for name, a in accounts.items())
+    drawing = Picture('time.svg', f'Shares of time, over time: {words}')
+    files = {drawing.name: figures.svg(draw_goodput(accounts))}
+    return [Table(goodput.table(accounts)), drawing], files
 
 
 def _configs(found: Sequence[Run]) -> list[Block]:

@@ -53,10 +53,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
-    """The cost and speed of a run, and the last value of each metric."""
+    """The cost and speed of a run, and the last value of each metric.
+
+    Goodput is the share of steps that count in its time, None for runs without a record of it.
+    """
     import numpy as np
 
-    from vit_jax.storage import paths, run_folder
+    from vit_jax.storage import paths, run_folder, times
 
     rate = {f'{unit}/s': value for unit, value in [history.rate() or ('images', None)]}
     return {
@@ -64,6 +67,7 @@ def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
         'parameters': run_folder.count_parameters(paths.path(folder)),
         'steps': history.steps,
         'minutes': history.minutes(np.array([history.steps])).item(),
+        'goodput': account.goodput if (account := times.read(paths.path(folder))) else None,
         **rate,
         **{metric: history.last(metric) for metric in metrics},
     }

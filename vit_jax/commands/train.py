@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     initialize(args)
     from vit_jax.config import objects
-    from vit_jax.runtime import output, processes
+    from vit_jax.runtime import birth, output, processes
     from vit_jax.trainer import evaluations, train
 
     with output.unheard(), processes.shared_fate():
@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
                 allowed=args.allow,
                 strict=args.strict,
                 profile=train.Window(*args.profile) if args.profile else None,
+                began=birth.noted(),
             )
         except train.Preempted as e:
             print(e)

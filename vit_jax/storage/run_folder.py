@@ -2,6 +2,7 @@
 
 config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for each logged result
+times.jsonl      what its time went into, see `times`
 result.json      the final evaluation, of a run that is complete or has ended early
 curves.png       curves of the metrics
 writers.json     the run's ids at services, and what was sent to them
@@ -28,6 +29,7 @@ from vit_jax.storage import paths, step_folder
 
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
+TIMES = 'times.jsonl'
 RESULT = 'result.json'
 ENDED = 'ended'  # in there: the reason why a run ended before its last step
 CURVES = 'curves.png'
@@ -181,7 +183,7 @@ def saved_nothing(folder: paths.Path) -> bool:
 
 def clear(folder: paths.Path) -> None:
     """Delete all files of a run except the lock, which the caller must hold."""
-    written = (CONFIG, METRICS, RESULT, CURVES, VOCAB, WRITERS)
+    written = (CONFIG, METRICS, TIMES, RESULT, CURVES, VOCAB, WRITERS)
     for file in list(folder.iterdir()):
         if file.name in written or file.name.startswith(EVENTS):
             file.unlink()

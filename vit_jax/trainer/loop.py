@@ -11,8 +11,10 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
 from vit_jax.runtime.watchdog import Watchdog
+from vit_jax.storage import times
 from vit_jax.trainer import broken_records, evaluations, profile
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.describe import utilization
 from vit_jax.trainer.due import due, due_evals, due_examples, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
@@ -73,6 +75,7 @@ class Hooks:
       stop_at: the step after which it stops anyhow, if any.
       report: gets step and results of evaluations; returns whether to end the run.
       profile: of some of the steps.
+      clock: of what the time goes into.
       require_own: raises UserError if the folder is no longer this run's to write to.
     """
 
@@ -84,6 +87,7 @@ class Hooks:
     report: Report
     profile: Profile
     require_own: Callable[[], None]
+    clock: Clock
 
 
 def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
@@ -95,12 +99,14 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
       Pruned: if `report` ends it before its last step.
     """
     timetable, start, state = training.timetable, beginning.step, beginning.state
-    total, checkpointer = timetable.total, hooks.checkpointer
-    meter = Meter(start, timetable.lr, utilization(training), training.program.max_skips)
+    total, checkpointer, clock = timetable.total, hooks.checkpointer, hooks.clock
+    max_skips = training.program.max_skips
+    meter = Meter(start, timetable.lr, utilization(training), max_skips, clock.waited)
     last = evaluate_first(training, beginning, hooks)
     if last.verdict is Verdict.ENDED:
         return last
     batches = training.data.train_batches(start)
+    clock.enter(times.COMPILE)
     for step in range(start + 1, total + 1):
         state = take_step(training, state, batches, step, meter, hooks)
         stopping = hooks.stop_requested() or step == hooks.stop_at
@@ -108,7 +114,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
         if due(step, timetable.log, total) or stopping:
             log(training, step, meter, hooks.writer)
         if due_evals(training, step):
-            with meter.paused():
+            with meter.paused(), clock.during(times.EVALUATION):
                 last = evaluate(training, state, step, hooks, last.bests)
         # Whoever ends a run by `report` may go on with it later.
         stopping = stopping or last.verdict in (Verdict.INTERRUPTED, Verdict.PRUNED)
@@ -121,16 +127,18 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
             or is_best(last.bests, step)
             or checkpointer.is_lost
         ):
-            with meter.paused():
+            with meter.paused(), clock.during(times.SAVING):
                 meter.check_finite()
                 hooks.writer.flush()
                 hooks.require_own()
                 unevaluated = last.verdict is Verdict.INTERRUPTED
                 save(training, checkpointer, step, state, last.bests, unevaluated=unevaluated)
+                clock.mark()
             hooks.watchdog.beat(f'the save of step {step}')
         if ending:
             break
         require_going_on(last.verdict, step, total, stopping and step < total, hooks)
+    clock.enter(times.SAVING)
     checkpointer.wait()
     return last
 
@@ -141,7 +149,8 @@ def evaluate_first(training: Training, beginning: Beginning, hooks: Hooks) -> Ev
     if not (beginning.unevaluated or start == total or training.judge.has_ended(bests)):
         return Evaluated({}, bests)
     known = not beginning.unevaluated
-    last = evaluate(training, beginning.state, start, hooks, bests, known)
+    with hooks.clock.during(times.EVALUATION):
+        last = evaluate(training, beginning.state, start, hooks, bests, known)
     require_going_on(last.verdict, start, total, False, hooks)
     return last
 
@@ -151,6 +160,7 @@ def require_going_on(verdict: Verdict, step: int, total: int, stopping: bool, ho
     if verdict is Verdict.PRUNED:
         raise Pruned(f'ended after step {step}/{total}')
     if stopping or verdict is Verdict.INTERRUPTED:
+        hooks.clock.enter(times.SAVING)
         hooks.checkpointer.wait()
         trouble = hooks.writer.trouble
         why = f'{trouble}: ' if trouble else ''
@@ -173,6 +183,7 @@ def take_step(
     meter.count(training.data.count(batch))
     with tracer.part(profile.START):
         state, metrics = program.train_step(state, program.layout.put_batch(batch))
+    hooks.clock.stepped(step)
     with tracer.part(profile.DEVICES):
         meter.add(step, metrics)
     tracer.after(step, meter)

@@ -31,6 +31,7 @@ class Meter:
       utilization: steps a second -> share of the chips' peak, or None.
       max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are in no
         mean.
+      waited: gets the seconds in which the devices had nothing to do but to wait for data.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class Meter:
         schedule: optax.Schedule,
         utilization: Callable[[float], float | None],
         max_skips: int = 0,
+        waited: Callable[[float], None] = lambda seconds: None,
     ):
         self.step, self.schedule, self.utilization = start, schedule, utilization
         self.max_skips, self.skips_in_a_row = max_skips, 0
+        self._waited = waited
         self.running: list[tuple[int, dict[str, Any]]] = []
         self._clock = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
         self._finished: concurrent.futures.Future[float] | None = None
@@ -61,8 +64,12 @@ class Meter:
         yield
         ended = time.perf_counter()
         self.data_wait += ended - began
-        if self._finished is not None and self._finished.done():
-            self.starved += max(0.0, ended - max(began, self._finished.result()))
+        if self._finished is None:
+            self._waited(ended - began)
+        elif self._finished.done():
+            starved = max(0.0, ended - max(began, self._finished.result()))
+            self.starved += starved
+            self._waited(starved)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer import ownership, workdir
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.loop import Hooks, Report
 from vit_jax.trainer.profile import Profile
 from vit_jax.trainer.writer import Writer
@@ -45,8 +46,12 @@ class OpenRun:
         traced: range,
         stop_at: int | None,
         report: Report | None,
+        clock: Clock,
     ) -> Iterator[Hooks]:
-        """Open the metrics, and the profile of the `traced` steps, for the loop from `start` on."""
+        """Open the metrics, and the profile of the `traced` steps, for the loop from `start` on.
+
+        `clock` begins to write the record of the run's time.
+        """
         with paths.writing(self.folder):
             writer = Writer(
                 self.folder,
@@ -57,6 +62,9 @@ class OpenRun:
                 failed=self.preemption.request,
                 held=self.held,
             )
+        if writer.enabled:
+            with paths.writing(self.folder):
+                clock.record(writer.mirror, self.held, writer.say, start)
         profile = Profile(self.folder, traced, writer.say)
         require_own = partial(ownership.require, training, self.folder, self.held, writer.say)
         try:
@@ -69,10 +77,11 @@ class OpenRun:
                 report=report or (lambda step, results: False),
                 profile=profile,
                 require_own=require_own,
+                clock=clock,
             )
         finally:
             profile.close()
-            writer.close()
+            writer.close(clock.close)
 
 
 @contextlib.contextmanager

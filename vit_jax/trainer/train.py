@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.runtime import processes
-from vit_jax.storage import lock, paths
+from vit_jax.storage import lock, paths, times
 from vit_jax.trainer import agreement, broken_records, extension, workdir
 from vit_jax.trainer.build import Training, build
+from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.describe import describe
 from vit_jax.trainer.loop import Evaluated, Preempted, Pruned, Report, loop
 from vit_jax.trainer.open_run import opened
@@ -48,6 +49,7 @@ def train(
     allowed: Sequence[str] = (),
     strict: bool = False,
     profile: Window | None = None,
+    began: float | None = None,
 ) -> dict[str, float]:
     """Train to the end, resuming whatever is in `folder`.
 
@@ -66,6 +68,7 @@ def train(
       allowed: modules that the config of a run may name which this one starts from.
       strict: refuse to go back to an older checkpoint where the newest is damaged.
       profile: the steps to trace into the folder's `profile/`.
+      began: Unix time at which the process began, for the record of its time; now by default.
 
     Returns:
       The final evaluation, {name: value}, and the number of broken records if there were any. A run
@@ -79,7 +82,7 @@ def train(
         written; the state is saved.
       Pruned: if `report` said so before the last step.
     """
-    folder = paths.absolute(folder)
+    folder, clock = paths.absolute(folder), Clock(began)
     processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
     filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
     config = filled.config
@@ -92,13 +95,14 @@ def train(
     training = prepare(config, folder, devices, anew)
     begun = workdir.begun(folder)
     origin = None if begun else find_origin(training, allowed, filled.checkpoint)
-    with opened(training, folder, step_timeout) as run:
-        beginning = restore(training, run.checkpointer, origin, allowed, strict)
+    with clock, opened(training, folder, step_timeout) as run:
+        with clock.during(times.RESTORE):
+            beginning = restore(training, run.checkpointer, origin, allowed, strict)
         check_stop(stop_at, beginning.step)
         notes = (*filled.notes, *write_start(training, folder, beginning, origin, extend))
         del origin, filled  # frees the memory
         window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
-        with run.hooks(training, beginning.step, window, stop_at, report) as hooks:
+        with run.hooks(training, beginning.step, window, stop_at, report, clock) as hooks:
             hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))
             return conclude(training, folder, loop(training, beginning, hooks), hooks.writer)
 

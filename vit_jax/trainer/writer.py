@@ -225,7 +225,8 @@ class Writer:
                 self.lines.write()
             self.mirror.flush()
 
-    def close(self) -> None:
+    def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Close everything; `last` is called before the folder is left."""
         if not self.enabled:
             return
         self.bar.stop()
@@ -237,6 +238,7 @@ class Writer:
                 writer.close()
             except Exception as error:
                 self.say(f'writer {name!r} could not be closed: {in_a_line(error)}')
+        last()
         self.mirror.close()
 
 

@@ -1,0 +1,96 @@
+"""What a run writes of its own time."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import pytest
+
+from vit_jax.storage import lock, times
+from vit_jax.storage.mirror import Mirror
+from vit_jax.trainer import clock as clock_lib
+from vit_jax.trainer.clock import Clock
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, which passes only as the test says."""
+    at = types.SimpleNamespace(seconds=50.0)
+    fake = types.SimpleNamespace(perf_counter=lambda: at.seconds, time=lambda: at.seconds + 1000)
+    monkeypatch.setattr(clock_lib, 'time', fake)
+    monkeypatch.setattr(Clock, '_live', lambda self: None)
+    return at
+
+
+def start(folder, *, held=lambda: None, step=0, began=None):
+    clock = Clock(began)
+    clock.record(Mirror(folder), held, lambda text: None, step)
+    return clock
+
+
+def test_every_second_is_in_one_part(tmp_path, now):
+    clock = start(tmp_path, began=1040.0)
+    clock.enter(times.COMPILE)
+    now.seconds += 3
+    clock.stepped(1)
+    now.seconds += 4
+    clock.waited(1.5)
+    clock.stepped(2)
+    with clock.during(times.EVALUATION):
+        now.seconds += 5
+    now.seconds += 1
+    clock.close()
+    account = times.read(tmp_path)
+    assert account.wall == pytest.approx(10 + 3 + 4 + 5 + 1)
+    assert {name: x for name, x in account.seconds.items() if x} == pytest.approx(
+        {'start': 10, 'compile': 3, 'steps': 3.5, 'data': 1.5, 'evaluation': 5}
+    )
+
+
+def test_compilations_count_once_wherever_they_happen(tmp_path, now):
+    clock = start(tmp_path)
+    with clock, clock.during(times.EVALUATION):
+        now.seconds += 6
+        for event, seconds in (('jaxpr_trace', 1), ('jaxpr_trace', 3), ('backend_compile', 2)):
+            now.seconds += 2 * (event == 'backend_compile')
+            name = f'{clock_lib.COMPILATION}{event}_duration'
+            jax.monitoring.record_event_duration_secs(name, seconds)
+        jax.monitoring.record_event_duration_secs('/jax/other', 100)
+    account = times.read(tmp_path)
+    assert account.seconds['compile'] == pytest.approx(5)
+    assert account.seconds['evaluation'] == pytest.approx(3)
+
+
+def test_a_line_now_and_then_more_seldom_with_age(tmp_path, now):
+    clock = start(tmp_path)
+    for step in range(1, 101):
+        now.seconds += 0.1
+        clock.stepped(step)
+    young = len((tmp_path / 'times.jsonl').read_text().splitlines())
+    assert 15 <= young <= 25
+    now.seconds += 1e6
+    for step in range(101, 201):
+        now.seconds += 1
+        clock.stepped(step)
+    assert len((tmp_path / 'times.jsonl').read_text().splitlines()) <= young + 2
+
+
+@pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), lock.Taken('taken')])
+def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path, now, error):
+    fails = []
+
+    def held():
+        if fails:
+            raise error
+
+    clock = start(tmp_path, held=held)
+    before = (tmp_path / 'times.jsonl').read_text()
+    fails.append(True)
+    now.seconds += 5
+    clock.mark()
+    assert (tmp_path / 'times.jsonl').read_text() == before
+    fails.clear()
+    now.seconds += 5
+    clock.close()
+    assert times.read(tmp_path).seconds['start'] == pytest.approx(10)

@@ -1,0 +1,116 @@
+"""Show what the time of runs went into: steps that count, waiting, compiling, failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vit_jax.commands._parser import Parser
+from vit_jax.commands._pictures import save_figure
+from vit_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from vit_jax.storage.times import Account
+
+NO_RECORD = 'has no times.jsonl: it was trained before runs recorded their time'
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a table with a column a run, and draws it if asked to."""
+    parser = Parser('goodput', __doc__)
+    parser.add_argument(
+        'runs',
+        nargs='+',
+        metavar='RUN',
+        help='run folders, or folders of them; they may be unfinished',
+    )
+    parser.add_argument('--out', metavar='FILE', help='draw the shares over time; PNG, SVG or PDF')
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    from vit_jax.storage import paths, run_folder
+    from vit_jax.viz import comparison, figures, goodput
+
+    if args.out is not None:
+        figures.check_format(args.out, '--out')
+    found = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
+    folders = list(dict.fromkeys(found))
+    read = dict(zip(comparison.labels(folders), map(_read, folders), strict=True))
+    accounts = {name: account for name, account in read.items() if account is not None}
+    without = [name for name, account in read.items() if account is None]
+    if not accounts:
+        raise UserError(f'{", ".join(without)} {NO_RECORD}')
+    if args.out is not None:
+        save_figure(goodput.draw(accounts), args.out, '--out')
+    if args.json:
+        print(json.dumps([row(name, account) for name, account in read.items()]))
+        return 0
+    print_table(accounts)
+    for name in without:
+        print(f'{name} {NO_RECORD}')
+    return 0
+
+
+def _read(folder: str) -> Account | None:
+    from vit_jax.storage import paths, times
+
+    return times.read(paths.path(folder))
+
+
+def row(name: str, account: Account | None) -> dict[str, Any]:
+    """The account of a run as JSON: seconds of each part, and the share of steps that count."""
+    if account is None:
+        return {'run': name, 'goodput': None}
+    return {
+        'run': name,
+        'goodput': account.goodput,
+        'starts': account.starts,
+        'wall_sec': account.wall,
+        'seconds': account.seconds,
+    }
+
+
+def table(accounts: Mapping[str, Account]) -> list[list[str]]:
+    """Rows of cells: the time and share of each part, then the whole and the number of starts."""
+    from vit_jax.storage import times
+
+    parts = dict.fromkeys(
+        name for name in times.MEANING for a in accounts.values() if name in a.seconds
+    )
+    rows = [
+        [
+            name,
+            *(cell(a.seconds.get(name, 0.0), a.wall) for a in accounts.values()),
+            times.MEANING[name],
+        ]
+        for name in parts
+    ]
+    whole = [cell(a.wall, a.wall) for a in accounts.values()]
+    starts = [str(a.starts) for a in accounts.values()]
+    return [
+        ['', *accounts, ''],
+        *rows,
+        ['all', *whole, 'from the first start to the end'],
+        ['starts', *starts, 'processes, one after the other'],
+    ]
+
+
+def cell(seconds: float, wall: float) -> str:
+    """A time and its share: 75 of 100 seconds -> '1:15  75.0 %'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
+    return f'{clock} {seconds / wall if wall else 0:7.1%}'
+
+
+def print_table(accounts: Mapping[str, Account]) -> None:
+    """Print the table."""
+    from vit_jax.runtime.console import Console, Table
+
+    head, *rows = table(accounts)
+    shown = Table()
+    for i, name in enumerate(head):
+        shown.add_column(name, justify='left' if i in (0, len(head) - 1) else 'right')
+    for cells in rows:
+        shown.add_row(*cells)
+    Console(soft_wrap=True).print(shown)

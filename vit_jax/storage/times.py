@@ -1,0 +1,209 @@
+"""The record of a run's time, `times.jsonl`: the parts that it went into.
+
+A process that trains appends its start, {"start": Unix time, "step": that of its first state}.
+Each further line {"at": Unix time, "step": the last one begun, PART: seconds, ...} divides the time
+since the line before. While a part takes long, {"alive": Unix time, "part": PART} says that the
+process still lives; after a kill it is the last sign of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vit_jax.storage import paths, run_folder
+
+START, COMPILE, RESTORE, DATA, STEPS = 'start', 'compile', 'restore', 'data', 'steps'
+EVALUATION, SAVING = 'evaluation', 'saving'
+LOST, BETWEEN, UNKNOWN = 'lost', 'between', 'unknown'
+RECORDED = (START, COMPILE, RESTORE, DATA, STEPS, EVALUATION, SAVING)
+MEANING = {
+    STEPS: 'training steps that count',
+    DATA: 'the devices wait for data',
+    EVALUATION: 'evaluations',
+    SAVING: 'saving, and the end of a process',
+    START: 'imports, opening data and folders',
+    RESTORE: 'reading a checkpoint, or making the first state',
+    COMPILE: 'tracing and compiling',
+    LOST: 'work that a failure undid',
+    BETWEEN: 'no process runs',
+    UNKNOWN: 'the record is damaged there',
+}
+
+_LATEST = 1e11  # Unix time; also keeps sums finite
+_log = logging.getLogger(__name__)
+
+Parts = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A stretch of time.
+
+    Attributes:
+      began, ended: Unix time.
+      parts: seconds; they fill the span.
+    """
+
+    began: float
+    ended: float
+    parts: Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The time of a run, from its first start to the last sign of it.
+
+    Attributes:
+      starts: number of processes, one after the other.
+      spans: in order.
+    """
+
+    starts: int
+    spans: Sequence[Span]
+
+    @property
+    def seconds(self) -> Parts:
+        """Seconds of each part, those of all spans."""
+        every = {name: math.fsum(s.parts.get(name, 0.0) for s in self.spans) for name in MEANING}
+        return {name: total for name, total in every.items() if name != UNKNOWN or total}
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the first start to the end."""
+        return math.fsum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """The share of steps that count."""
+        return self.seconds[STEPS] / self.wall if self.wall else 0.0
+
+
+@dataclasses.dataclass
+class _Process:
+    """A start of the run: its spans, each with the steps that were taken before and after it."""
+
+    start: float
+    step: int
+    spans: list[tuple[int, int, Span]] = dataclasses.field(default_factory=list)
+    alive: tuple[float, str] | None = None
+
+    @property
+    def end(self) -> float:
+        return self.spans[-1][2].ended if self.spans else self.start
+
+    @property
+    def last_step(self) -> int:
+        return self.spans[-1][1] if self.spans else self.step
+
+    def add(self, ended: float, step: int, parts: Parts) -> None:
+        """Add a span from the last one's end; what its parts leave open is unknown."""
+        length, total = ended - self.end, math.fsum(parts.values())
+        if length < 0:
+            return
+        if total > length or total > 0.999 * length:
+            parts = {name: value * length / total for name, value in parts.items()}
+        else:
+            parts = {**parts, UNKNOWN: length - total}
+        self.spans.append((self.last_step, step, Span(self.end, ended, parts)))
+
+    def finish(self) -> None:
+        """Add the time after the last line in which the process still lived."""
+        if self.alive and self.alive[0] > self.end:
+            ended, part = self.alive
+            self.add(ended, self.last_step, {part: ended - self.end})
+
+
+def read(folder: paths.Path) -> Account | None:
+    """The account of a run; None if it has no record, as runs of earlier versions.
+
+    Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
+    """
+    text = paths.read_text(folder / run_folder.TIMES, errors='replace') or ''
+    whole, _, rest = text.rpartition('\n')
+    lines = [_line(line) for line in whole.split('\n')] if whole else []
+    if damaged := lines.count(None):
+        _log.warning('%s: %d damaged lines are left out', folder / run_folder.TIMES, damaged)
+    processes = _processes([line for line in (*lines, _line(rest)) if line])
+    return Account(len(processes), list(_spans(processes))) if processes else None
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """A line of the record; None if it is damaged."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    numbers = [value for name, value in line.items() if name != 'part']
+    if not all(type(x) in (int, float) and 0 <= x < _LATEST for x in numbers):
+        return None
+    if 'alive' in line:
+        return line if line.get('part') in RECORDED else None
+    known = {'at', 'start', 'step', *RECORDED} >= line.keys() and type(line.get('step')) is int
+    return line if known and ('start' in line) + ('at' in line) >= 1 else None
+
+
+def _processes(lines: Sequence[dict[str, Any]]) -> list[_Process]:
+    found: list[_Process] = []
+    for line in lines:
+        if 'start' in line and 'at' not in line:
+            found.append(_Process(line['start'], line['step']))
+        elif not found:
+            continue  # its start is damaged
+        elif 'alive' in line:
+            found[-1].alive = line['alive'], line['part']
+        else:
+            parts = {name: line[name] for name in RECORDED if name in line}
+            found[-1].add(line['at'], line['step'], parts)
+    for process in found:
+        process.finish()
+    return found
+
+
+def _spans(processes: Sequence[_Process]) -> Iterator[Span]:
+    """The spans of all processes, with what was lost, and those between them."""
+    later = [process.step for process in processes[1:]]
+    for i, process in enumerate(processes):
+        kept = min(later[i:], default=None)
+        for before, after, span in process.spans:
+            yield span if kept is None else _without_lost(span, before, after, kept)
+        if i + 1 < len(processes) and (gap := processes[i + 1].start - process.end) > 0:
+            yield Span(process.end, process.end + gap, {BETWEEN: gap})
+
+
+def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
+    """The span with its work after step `kept` counted as lost."""
+    parts: Parts = {LOST: 0.0}
+    for name, seconds in span.parts.items():
+        share = 0.0
+        if name in (DATA, STEPS):  # of the steps up to `after`, or of one that was not finished
+            last = max(after, before + 1)
+            share = (last - min(max(before, kept), last)) / (last - before)
+        elif name in (EVALUATION, SAVING):
+            share = float(after > kept)
+        parts[name] = seconds * (1 - share)
+        parts[LOST] += seconds * share
+    return Span(span.began, span.ended, parts)
+
+
+def binned(account: Account, bins: int) -> list[Parts]:
+    """The seconds of each part in `bins` equal stretches of the time from first to last."""
+    first = min(span.began for span in account.spans)
+    last = max(span.ended for span in account.spans)
+    width = max(last - first, 1e-9) / bins
+    found: list[Parts] = [{} for _ in range(bins)]
+    for span in account.spans:
+        low = min(int((span.began - first) / width), bins - 1)
+        high = min(int((span.ended - first) / width), bins - 1)
+        for i in range(low, high + 1):
+            inside = min(span.ended, first + (i + 1) * width) - max(span.began, first + i * width)
+            share = max(inside, 0.0) / max(span.ended - span.began, 1e-9)
+            for name, seconds in span.parts.items():
+                found[i][name] = found[i].get(name, 0.0) + seconds * share
+    return found
