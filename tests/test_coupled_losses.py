@@ -27,6 +27,7 @@ LAYOUTS = {
     'jit': {},
     'fsdp': {'fsdp': 8, 'min_split_size': 8},
     'pmap': {'strategy': 'pmap'},
+    'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 8},
 }
 
 
@@ -57,9 +58,8 @@ def stepped(name, accum_steps):
     layout = sharding.make_layout(
         **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
     )
-    train_step = step_lib.make_train_step(
-        MODEL, TASK, TX, axis_name=layout.axis_name, accum_steps=accum_steps
-    )
+    options = {'accum_steps': accum_steps, 'add_up': layout.add_up}
+    train_step = step_lib.make_train_step(MODEL, TASK, TX, axis_name=layout.train_axis, **options)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)
@@ -70,7 +70,7 @@ def stepped(name, accum_steps):
 
 @pytest.mark.parametrize(
     ('name', 'accum_steps'),
-    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2)]
+    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2), ('slices', 2)]
     + [
         pytest.param(*case, marks=pytest.mark.long)
         for case in [('one', 2), ('one', 4), ('jit', 1), ('fsdp', 1), ('fsdp', 4), ('pmap', 4)]

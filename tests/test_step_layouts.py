@@ -22,6 +22,7 @@ LAYOUTS = {
     'jit': {},
     'fsdp': {'fsdp': 8, 'min_split_size': 8},
     'pmap': {'strategy': 'pmap'},
+    'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 8},
 }
 
 
@@ -56,7 +57,8 @@ def expected():
 )
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
     layout = make_layout(name)
-    options = {'accum_steps': accum_steps, 'axis_name': layout.axis_name}
+    options = {'accum_steps': accum_steps, 'axis_name': layout.train_axis}
+    options |= {'add_up': layout.add_up}
     train_step = step_lib.make_train_step(MODEL, TASK, TX, **options)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)

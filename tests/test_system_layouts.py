@@ -21,6 +21,7 @@ LAYOUTS = {
     'fsdp': (4, {'fsdp': 4, 'min_split_size': 64}, 1),
     'pmap': (2, {'strategy': 'pmap'}, 1),
     'accumulation': (1, {}, 2),
+    'slices': (4, {'slices': 2}, 1),
 }
 SEVERAL = [name for name in LAYOUTS if name != 'one']
 CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler

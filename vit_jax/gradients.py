@@ -40,11 +40,20 @@ class Split(NamedTuple):
 
     Attributes:
       accum_steps: microbatches that a device computes one after the other.
-      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
+      axis_name: the axis of `jax.pmap`, or that of slices; None under `jax.jit` on one slice,
+        where the batch is global.
+      add_up: adds up gradients over the axis; None for a plain sum.
     """
 
     accum_steps: int = 1
     axis_name: str | None = None
+    add_up: Callable[[PyTree], PyTree] | None = None
+
+    def total(self, grads: PyTree) -> PyTree:
+        """The gradients of the global batch."""
+        if self.axis_name is None:
+            return grads
+        return self.add_up(grads) if self.add_up else jax.lax.psum(grads, self.axis_name)
 
 
 # (params, collections, examples) -> (outputs, collections)
@@ -93,10 +102,11 @@ def separable(
         return collections, (grads, metrics)
 
     collections, sums = accumulate(microbatch, collections, examples, split.accum_steps)
+    grads, metrics = sums
     if split.axis_name is not None:
-        sums = jax.lax.psum(sums, split.axis_name)
+        metrics = jax.lax.psum(metrics, split.axis_name)
         collections = jax.lax.pmean(collections, split.axis_name)
-    return *sums, collections
+    return split.total(grads), metrics, collections
 
 
 def coupled(
@@ -144,9 +154,8 @@ def coupled(
         microbatch, collections, (examples, by_output), split.accum_steps
     )
     if split.axis_name is not None:
-        grads = jax.lax.psum(grads, split.axis_name)
         collections = jax.lax.pmean(collections, split.axis_name)
-    return grads, metrics, collections
+    return split.total(grads), metrics, collections
 
 
 def weighed(parts: dict[str, Term], counts: terms.Scalars | None) -> tuple[jax.Array, Metrics]:

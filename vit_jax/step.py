@@ -107,6 +107,7 @@ def make_train_step(
     total_steps: int = 1,
     to_steps: Callable[[str], int] = int,
     freeze: Sequence[str] = (),
+    add_up: Callable[[PyTree], PyTree] | None = None,
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
@@ -120,11 +121,12 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
-      axis_name: the axis of `jax.pmap`; None under `jax.jit`, where the batch is global.
+      axis_name: the `train_axis` of the layout; None if the batch is global.
       total_steps: length of training, for `ema_schedule`.
       to_steps: turns a duration such as `'5%'` into steps.
       freeze: patterns of the parameters that `tx` leaves as they are. They are not differentiated
         by, so that no backward pass is computed for them alone.
+      add_up: of the layout, see `gradients.Split`.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
@@ -144,7 +146,7 @@ def make_train_step(
     decay = schedules.of_strength(
         ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
     )
-    split = gradients.Split(accum_steps, axis_name)
+    split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))

@@ -131,6 +131,7 @@ def alone(run_cli, tmp_path_factory):
     [
         '--config.parallel.fsdp=2',
         pytest.param('--config.parallel.strategy=pmap', marks=pytest.mark.long),
+        pytest.param('--config.parallel.slices=2', marks=pytest.mark.long),
     ],
 )
 def test_two_processes_train_like_one(repo, alone, tmp_path, flag):

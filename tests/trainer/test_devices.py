@@ -1,4 +1,4 @@
-"""One device, or eight under jit, fsdp and pmap: the same examples, masks and losses."""
+"""One device, or eight under jit, fsdp, pmap and slices: the same examples, masks and losses."""
 
 import functools
 
@@ -36,6 +36,7 @@ LAYOUTS = {
         'accum_steps': 2,
     },
     'pmap': {'strategy': 'pmap'},
+    'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 64},
 }
 EIGHT = [name for name in LAYOUTS if name != 'one']
 MODEL = vit.Model(
@@ -92,7 +93,8 @@ class Training:
             TX,
             accum_steps=accum_steps,
             ema_decay=0.9,
-            axis_name=self.layout.axis_name,
+            axis_name=self.layout.train_axis,
+            add_up=self.layout.add_up,
         )
         self.step = self.layout.compile_train(train_step, jax.eval_shape(init))
         self.state = self.layout.create(init)
@@ -183,7 +185,13 @@ def test_tensor_rules_place_what_they_name():
     assert count['encoder/block_0/mlp/fc2/kernel'] == 2
 
 
-@pytest.mark.parametrize(('first', 'second'), [('pmap', 'fsdp'), ('fsdp', 'pmap'), ('jit', 'one')])
+@pytest.mark.parametrize(
+    ('first', 'second'),
+    [
+        *(('pmap', 'fsdp'), ('fsdp', 'pmap'), ('jit', 'one')),
+        *(('jit', 'slices'), ('slices', 'jit')),
+    ],
+)
 def test_a_run_goes_on_under_another_layout(first, second):
     """What a layout hands to a checkpoint is what any other one starts from."""
     old, new = training(first), training(second)

@@ -1,15 +1,15 @@
-"""Devices: the mesh, the placement of arrays, and compilation by `jit` or `pmap`.
+"""Devices: the placement of arrays, and compilation by `jit` or `pmap`.
 
-The only file that names devices. A layout takes the pure steps of `step.py` and
-numpy batches. Checkpoints get global arrays on the mesh, so that a run stopped under
-one layout resumes under any other.
+With `mesh.py` and `placement.py` the only module that names devices. A layout takes the pure steps
+of `step.py` and numpy batches. Checkpoints get global arrays on the mesh, so that a run stopped
+under one layout resumes under any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,52 +17,17 @@ from typing import Any
 import flax.jax_utils
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.runtime import meanwhile
+from vit_jax.runtime import meanwhile, placement
+from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, make_mesh
+from vit_jax.runtime.placement import Rule
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
-Rule = tuple[str, tuple[str | None, ...]]
-AXES = ('data', 'fsdp', 'tensor')
-BATCH = P(('data', 'fsdp'))
-
-
-def make_mesh(devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh [data, fsdp, tensor] over all of `devices`.
-
-    Raises:
-      UserError: if fsdp * tensor does not divide the number of devices.
-    """
-    if fsdp < 1 or tensor < 1 or len(devices) % (fsdp * tensor):
-        raise UserError(
-            f'config.parallel: fsdp={fsdp} times tensor={tensor} must divide '
-            f'the {len(devices)} devices'
-        )
-    shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
-    return jax.make_mesh(shape, AXES, devices=devices, axis_types=(AxisType.Auto,) * 3)
-
-
-def leaf_spec(
-    name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], min_size: int
-) -> P:
-    """The placement of one array: the first rule that matches its name, else fsdp.
-
-    Under fsdp the largest dimension that the axis divides is split; arrays with fewer
-    than `min_size` elements are replicated, as their communication costs more than it saves.
-    """
-    for pattern, axes in rules:
-        if re.search(pattern, name) and len(axes) == len(shape):
-            return P(*axes)
-    size = mesh.shape['fsdp']
-    divisible = [i for i, n in enumerate(shape) if n % size == 0]
-    if size == 1 or not divisible or np.prod(shape) < min_size:
-        return P()
-    split = max(divisible, key=lambda i: shape[i])
-    return P(*['fsdp' if i == split else None for i in range(len(shape))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +42,26 @@ class Jit:
     @property
     def num_shards(self) -> int:
         """The number of parts into which the batch is split."""
-        return self.mesh.shape['data'] * self.mesh.shape['fsdp']
+        return math.prod(self.mesh.shape[name] for name in (SLICE, *ROWS))
+
+    @property
+    def train_axis(self) -> str | None:
+        """The axis over which a training step adds up gradients itself; None for one slice."""
+        return SLICE if self.mesh.shape[SLICE] > 1 else None
+
+    def add_up(self, grads: PyTree) -> PyTree:
+        """The sum of gradients over slices, see `placement.add_up`."""
+        return placement.add_up(grads, self._spec, self.mesh)
 
     def shardings(self, abstract: PyTree) -> PyTree:
         """A NamedSharding for every leaf of a state or of variables."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf)), abstract
+        )
 
-        def place(path, leaf):
-            spec = leaf_spec(
-                path_name(path), leaf.shape, self.mesh, self.rules, self.min_split_size
-            )
-            return NamedSharding(self.mesh, spec)
-
-        return jax.tree_util.tree_map_with_path(place, abstract)
+    def _spec(self, path: Any, leaf: Any) -> P:
+        name, least = path_name(path), self.min_split_size
+        return placement.leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
         """Runs `init(*given)` so that every array is created on its own devices.
@@ -112,11 +85,25 @@ class Jit:
         return jax.tree.map(partial(_place, sharding=NamedSharding(self.mesh, P())), batch)
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
-        """(state, batch) -> (state, metrics); the old state's buffers are reused."""
+        """(state, batch) -> (state, metrics); the old state's buffers are reused.
+
+        Of several slices each runs the step on its own rows and adds up gradients over `train_axis`
+        itself, so that it does so once, after all microbatches.
+        """
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
+        step = _traced_for(self._slice_target if self.train_axis else self._target, train_step)
+        if self.train_axis:
+            step = jax.shard_map(
+                step,
+                mesh=self.mesh,
+                in_specs=(P(), P(SLICE)),
+                out_specs=P(),
+                axis_names={SLICE},
+                check_vma=False,
+            )
         return jax.jit(
-            _traced_for(self._target, train_step),
+            step,
             in_shardings=(state, batch),
             out_shardings=(state, replicated),
             donate_argnums=0,
@@ -139,6 +126,15 @@ class Jit:
             measure=_measure_on(self.mesh),
         )
 
+    @property
+    def _slice_target(self) -> Devices:
+        """Likewise, of a step that each slice runs on its own rows."""
+        map_rows = partial(jax.shard_map, in_specs=P(ROWS), out_specs=P(ROWS))
+        return self._target._replace(
+            shards=math.prod(self.mesh.shape[name] for name in ROWS),
+            map_rows=partial(map_rows, axis_names=set(WITHIN), check_vma=False),
+        )
+
     def to_global(self, state: PyTree) -> PyTree:
         return state
 
@@ -151,7 +147,8 @@ class Pmap:
     """`jax.pmap`: one replica a device, gradients averaged over the axis `batch`."""
 
     mesh: Mesh
-    axis_name = 'batch'
+    axis_name = train_axis = 'batch'
+    add_up = None
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -268,6 +265,7 @@ def make_layout(
     strategy: str = 'jit',
     fsdp: int = 1,
     tensor: int = 1,
+    slices: int | None = None,
     rules: tuple[Rule, ...] = (),
     min_split_size: int = 2**14,
 ) -> Layout:
@@ -276,15 +274,18 @@ def make_layout(
     Args:
       devices: all by default.
       strategy: `jit` or `pmap`.
-      fsdp: number of devices over which parameters and optimizer state are split.
-      tensor: size of the axis that `rules` may name.
+      fsdp: number of devices of a slice over which parameters and optimizer state are split.
+      tensor: size of the axis that `rules` may name, also within a slice.
+      slices: number of TPU slices, between which only gradients and metrics are exchanged; None
+        for those of the devices. Other devices are divided as if they were on so many slices.
       rules: (regex over the parameter's path, a mesh axis or None a dimension).
       min_split_size: arrays with fewer elements than this are replicated under fsdp.
 
     Raises:
       UserError: unknown strategy, or sizes that do not fit the devices.
     """
-    mesh = make_mesh(devices if devices is not None else jax.devices(), fsdp, tensor)
+    mesh = make_mesh(devices if devices is not None else jax.devices(), fsdp, tensor, slices)
+    placement.check_rules(rules)
     if strategy == 'jit':
         return Jit(mesh, tuple(rules), min_split_size)
     if strategy != 'pmap':

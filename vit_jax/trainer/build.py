@@ -244,10 +244,11 @@ def make_program(
         model,
         task,
         tx,
-        layout.axis_name,
+        layout.train_axis,
         times.total_steps,
         times.steps,
         defaults.arguments(config, 'optim')['freeze'],
+        layout.add_up,
         **step,
     )
     program = Program(
