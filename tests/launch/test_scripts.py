@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import cloud_tpu, command, sky, slurm
+from vit_jax.launch import cloud_tpu, command, gke, sky, slurm
 from vit_jax.runtime import processes
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
@@ -43,6 +43,24 @@ TEXTS = {
             env={'TFDS_DATA_DIR': '/data/tfds', 'PGPASSWORD': 'a: b'},
             mounts={'/data': 'gs://lab-data'},
         )
+    ),
+    'two_slices.jobset.yaml': lambda: gke.text(
+        gke.GkeJob(
+            [*TRAIN, 'gs://lab/b16', QUOTED],
+            'b16',
+            'v6e-16',
+            'lab/image:1',
+            slices=2,
+            spot=True,
+            queue='team',
+            namespace='vision',
+            account='trainer',
+            env={'TFDS_DATA_DIR': '/data/tfds'},
+            mounts={'/data': 'gs://lab-data'},
+        )
+    ),
+    'one_slice.jobset.yaml': lambda: gke.text(
+        gke.GkeJob([*TRAIN, 'gs://lab/b16'], 'b16', 'tpu7x-16', 'lab/image:1', flex_start=True)
     ),
     'one_host.yaml': lambda: sky.text(
         sky.SkyJob(

@@ -394,7 +394,7 @@ def test_dry_run_prints_the_commands(cloud, capsys):
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [
-        (['--tpu', 'tpu7x-16'], 'TPU7x is available on GKE only: launch gke'),
+        (['--tpu', 'tpu7x-16'], 'available on GKE only: launch gke'),
         (['--tpu', 'v3-32', '--slices', '2'], 'slices of v3 cannot work together'),
         (['--min-slices', '2'], '--min-slices 2 is more than --slices 1'),
         (['--flex-start', 'soon'], 'must be a duration, as 24h'),

@@ -40,14 +40,7 @@ def sky(made: Parser) -> None:
     made.add_argument('--zone', default='')
     _preflight(made)
     _env(made)
-    made.add_argument(
-        '--mount',
-        action='append',
-        type=pair,
-        default=[],
-        metavar='/FOLDER=gs://BUCKET',
-        help='a bucket as a folder; may be repeated',
-    )
+    _mount(made)
 
 
 def tpu(made: Parser) -> None:
@@ -85,6 +78,24 @@ def tpu(made: Parser) -> None:
     )
 
 
+def gke(made: Parser) -> None:
+    """Add the flags of `launch gke`."""
+    _slices(made)
+    made.add_argument('--image', required=True, help='a container with the repository')
+    made.add_argument(
+        '--topology', default='', metavar='SHAPE', help='as 4x4; the usual by default'
+    )
+    made.add_argument('--flex-start', action='store_true', help='use nodes of flex-start')
+    made.add_argument('--queue', default='', metavar='NAME', help='a LocalQueue of Kueue')
+    made.add_argument('--namespace', default='', metavar='NAME', help="kubectl's own by default")
+    made.add_argument(
+        '--service-account', default='', metavar='NAME', help='of Kubernetes, with access to data'
+    )
+    _preflight(made)
+    _env(made)
+    _mount(made)
+
+
 def _slices(made: Parser) -> None:
     made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
     made.add_argument('--slices', type=positive, default=1, metavar='N', help='1 by default')
@@ -105,6 +116,17 @@ def _env(made: Parser) -> None:
         default=[],
         metavar='NAME=VALUE',
         help='a variable of the command; may be repeated',
+    )
+
+
+def _mount(made: Parser) -> None:
+    made.add_argument(
+        '--mount',
+        action='append',
+        type=pair,
+        default=[],
+        metavar='/FOLDER=gs://BUCKET',
+        help='a bucket as a folder; may be repeated',
     )
 
 

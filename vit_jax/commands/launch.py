@@ -181,6 +181,33 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
     return tpu_loop.Loop(job, tpu_loop.Pace(args.poll, 60 * args.patience)).run()
 
 
+def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
+    """Submit a JobSet to a GKE cluster by kubectl, on TPUs."""
+    from vit_jax.launch import gke, submit
+
+    manifest = gke.text(
+        gke.GkeJob(
+            command,
+            args.job_name or f'vit-jax-{command[0]}',
+            args.tpu,
+            args.image,
+            slices=args.slices,
+            topology=args.topology,
+            spot=args.spot,
+            flex_start=args.flex_start,
+            queue=args.queue,
+            namespace=args.namespace,
+            account=args.service_account,
+            restarts=args.restarts,
+            env=dict(args.env),
+            mounts=dict(args.mount),
+        )
+    )
+    _preflight(args, command)
+    print(manifest if args.dry_run else submit.kubernetes(manifest), end='')
+    return 0
+
+
 def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
     """Compile the training step for a slice if asked; the report goes to standard error.
 
@@ -202,4 +229,5 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | Non
     'slurm': slurm,
     'sky': sky,
     'tpu': tpu,
+    'gke': gke,
 }

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable
 
 from vit_jax.errors import UserError, nearest
 
-VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
-PLACE = re.compile(r'[a-z0-9-]*')
 # The port that is open between the machines of every slice.
 ENVIRON = {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1'}
 
@@ -19,16 +17,21 @@ class Generation:
     """A generation of Cloud TPUs.
 
     Attributes:
-      runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes).
+      runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes); '' if there
+        are machines on GKE only.
       single: the largest size, in units of type names, that is one machine.
       step: the size of one machine of a larger slice.
       sizes: of the available slices (cloud.google.com/tpu/docs).
+      gke: how labels of nodes call it (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
+      cores: counted for each chip by the names of types.
     """
 
     runtime: str
     single: int
     step: int
     sizes: Collection[int]
+    gke: str = ''
+    cores: int = 1
 
 
 # Slices of v4 and v5p are boxes of any lengths, made of machines of 2 x 2 chips, 8 cores.
@@ -36,12 +39,12 @@ _LITE = (1, 4, 8, 16, 32, 64, 128, 256)
 GENERATIONS = {
     'v2': Generation('tpu-ubuntu2204-base', 8, 8, (8, 32, 128, 256, 512)),
     'v3': Generation('tpu-ubuntu2204-base', 8, 8, (8, 32, 64, 128, 256, 512, 1024, 2048)),
-    'v4': Generation('tpu-ubuntu2204-base', 8, 8, range(8, 8192 + 1, 8)),
-    'v5litepod': Generation('v2-alpha-tpuv5-lite', 8, 4, _LITE),
-    'v5p': Generation('v2-alpha-tpuv5', 8, 8, range(8, 12288 + 1, 8)),
-    'v6e': Generation('v2-alpha-tpuv6e', 8, 4, _LITE),
+    'v4': Generation('tpu-ubuntu2204-base', 8, 8, range(8, 8192 + 1, 8), 'tpu-v4-podslice', 2),
+    'v5litepod': Generation('v2-alpha-tpuv5-lite', 8, 4, _LITE, 'tpu-v5-lite-podslice'),
+    'v5p': Generation('v2-alpha-tpuv5', 8, 8, range(8, 12288 + 1, 8), 'tpu-v5p-slice', 2),
+    'v6e': Generation('v2-alpha-tpuv6e', 8, 4, _LITE, 'tpu-v6e-slice'),
+    'tpu7x': Generation('', 8, 8, range(8, 18432 + 1, 8), 'tpu7x', 2),
 }
-ONLY_GKE = 'tpu7x'
 # Slices of these cannot work together over the network of the data center.
 ALONE = ('v2', 'v3')
 # The Python of the images is older than 3.11.
@@ -62,8 +65,6 @@ def parse(tpu: str) -> tuple[str, int]:
     match = re.fullmatch(r'(?:tpu-)?(.+)-([1-9][0-9]*)', tpu)
     if match is None:
         raise UserError(f'launch: --tpu {tpu!r}: must be GENERATION-SIZE, as v5litepod-8')
-    if match[1] == ONLY_GKE:
-        raise UserError(f'launch: --tpu {tpu}: TPU7x is available on GKE only: launch gke')
     if match[1] not in GENERATIONS:
         raise UserError('launch: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
     generation, size = GENERATIONS[match[1]], int(match[2])
@@ -84,8 +85,26 @@ def hosts(tpu: str) -> int:
 
 
 def runtime(tpu: str) -> str:
-    """The image of the slice's machines."""
-    return GENERATIONS[parse(tpu)[0]].runtime
+    """The image of the slice's machines; raises UserError if they can be had on GKE only."""
+    if not (image := GENERATIONS[parse(tpu)[0]].runtime):
+        raise UserError(f'launch: --tpu {tpu}: available on GKE only: launch gke')
+    return image
+
+
+def chips(tpu: str) -> int:
+    """The chips of a slice."""
+    name, size = parse(tpu)
+    return size // GENERATIONS[name].cores
+
+
+def topology(tpu: str) -> str:
+    """The usual shape of a slice, as `4x4`: the most cubic one; '' if sides are not powers of 2."""
+    name, _ = parse(tpu)
+    doublings, dims = chips(tpu).bit_length() - 1, 2 if GENERATIONS[name].cores == 1 else 3
+    if 2**doublings != chips(tpu):
+        return ''
+    sides = [2 ** ((doublings + i) // dims) for i in range(dims)]
+    return 'x'.join(map(str, sides if sides[0] > 1 else sorted(sides, reverse=True)))
 
 
 def check_slices(launcher: str, tpu: str, slices: int, fewest: int) -> None:
@@ -121,25 +140,3 @@ def setup(extras: Iterable[str], database: bool) -> str:
     """
     needed = {*extras} | ({'postgres'} if database else set())
     return SETUP.format(extras=','.join(['tpu', *sorted(needed)]))
-
-
-def check_names(launcher: str, variables: Iterable[str], places: Iterable[tuple[str, str]]) -> None:
-    """Check names that launchers insert into shell commands without quoting.
-
-    Args:
-      launcher: for the message.
-      variables: names of environment variables.
-      places: names of regions and zones, each after its flag.
-
-    Raises:
-      UserError: for a name that a shell could read otherwise.
-    """
-    for name in variables:
-        if not VARIABLE.fullmatch(name):
-            raise UserError(
-                f'launch {launcher}: --env {name!r}: must be NAME=VALUE, and NAME letters, digits '
-                'and _, no digit first'
-            )
-    for flag, place in places:
-        if not PLACE.fullmatch(place):
-            raise UserError(f'launch {launcher}: {flag} {place!r}: must be a name, as us-central1')

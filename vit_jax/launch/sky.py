@@ -11,12 +11,10 @@ from typing import Any
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import cloud_tpu, command
+from vit_jax.launch import cloud_tpu, command, names
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
-# SkyPilot inserts these into shell commands without quoting.
-BUCKET = re.compile(r'(gs|s3)://[a-z0-9][-_.a-z0-9]*/?')
-FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
+MOUNT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +57,11 @@ def task(job: SkyJob) -> dict[str, Any]:
             f'launch sky: --job-name {job.name!r}: must be letters, digits, -, _ and ., and begin '
             'with a letter'
         )
-    places = (('--region', job.region), ('--zone', job.zone))
-    cloud_tpu.check_names('sky', job.env, places)
-    _check_places(job)
+    # SkyPilot inserts these into shell commands without quoting.
+    names.check_variables('sky', job.env)
+    names.check_places('sky', {'--region': job.region, '--zone': job.zone})
+    names.check_mounts('sky', job.mounts, ('gs', 's3'))
+    names.check_data('sky', job.env, MOUNT)
     command.require_bucket('sky', job.words)
     words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
     mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
@@ -84,20 +84,6 @@ def task(job: SkyJob) -> dict[str, Any]:
         'setup': cloud_tpu.setup(job.extras, database=job.words[0] == 'sweep'),
         'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
     }
-
-
-def _check_places(job: SkyJob) -> None:
-    for path, source in job.mounts.items():
-        if not (FOLDER.fullmatch(path) and BUCKET.fullmatch(source)):
-            raise UserError(
-                f'launch sky: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
-                'of a whole bucket; letters, digits, -, _ and . may stand in FOLDER'
-            )
-    if '://' in (folder := job.env.get('TFDS_DATA_DIR', '')):
-        raise UserError(
-            f'launch sky: TFDS_DATA_DIR={folder}: data are read from folders; give --mount '
-            '/data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
-        )
 
 
 def text(job: SkyJob) -> str:

@@ -1,4 +1,4 @@
-"""Submission of a script or a task."""
+"""Submission of a script, a task or a manifest."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def sky(name: str, task: str) -> str:
         path = pathlib.Path(folder) / f'{name}.yaml'
         path.write_text(task)
         return _run(['sky', 'jobs', 'launch', '--yes', '--detach-run', str(path)], '', hint)
+
+
+def kubernetes(manifest: str) -> str:
+    """Create what a manifest describes in the current cluster and return what kubectl prints.
+
+    Raises:
+      UserError: without kubectl, or if it refuses.
+    """
+    hint = 'install it with access to the cluster, or use --dry-run'
+    return _run(['kubectl', 'create', '-f', '-'], manifest, hint)
 
 
 def _run(words: Sequence[str], given: str, hint: str) -> str:

@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.launch import cloud_tpu, command, queued, remote
+from vit_jax.launch import cloud_tpu, command, names, queued, remote
 
-NAME = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
 DURATION = re.compile(r'([1-9]\d*[smhd])+')
 OPTION = re.compile(r'(--)?[a-z][a-z-]*(=.*)?')
 
@@ -82,14 +81,11 @@ def check(job: TpuJob) -> None:
       UserError: for an invalid name or number, data that cannot be reached, or results that would
         be lost.
     """
-    if not NAME.fullmatch(job.name):
-        raise UserError(
-            f'launch tpu: --job-name {job.name!r}: must be at most 40 lower-case letters, digits '
-            'and -, and begin with a letter'
-        )
+    names.check_short('tpu', '--job-name', job.name)
+    cloud_tpu.runtime(job.tpu)
     cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.fewest)
-    places = (('--zone', job.zone), ('--project', job.project))
-    cloud_tpu.check_names('tpu', job.env, places)
+    names.check_variables('tpu', job.env)
+    names.check_places('tpu', {'--zone': job.zone, '--project': job.project})
     if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
         raise UserError(
             f'launch tpu: --flex-start {job.flex_start!r}: must be a duration, as 24h, and '
@@ -99,11 +95,7 @@ def check(job: TpuJob) -> None:
         if not OPTION.fullmatch(option):
             raise UserError(f'launch tpu: --gcloud {option!r}: must be NAME or NAME=VALUE')
     command.require_bucket('tpu', job.words)
-    if '://' in (folder := job.env.get('TFDS_DATA_DIR', '')):
-        raise UserError(
-            f'launch tpu: TFDS_DATA_DIR={folder}: data are read from folders; copy or mount them '
-            'by --setup'
-        )
+    names.check_data('tpu', job.env, 'copy or mount them by --setup')
     for slices in range(job.fewest, job.slices + 1):
         job.start(slices)
 
