@@ -31,6 +31,9 @@ BLOCKS = (
     *(Step(name, by, 128) for name in ('encoder', 'decoder') for by in ('xla', 'pallas')),
     *(Step('detr', by, 4) for by in ('xla', 'pallas')),
     *(Step('detr', by, 4, rate=0.1) for by in ('xla', 'pallas')),
+    *(Step('detr-1344', by, 4, rate=0.1) for by in ('xla', 'pallas')),
+    *(Step('vit-512', by, 16) for by in ('xla', 'pallas')),
+    *(Step('vit-896', by, 4) for by in ('xla', 'pallas')),
 )
 BLOCK_HEADINGS = (
     *('block', 'ms at least', 'GB moved', 'GB of temporaries'),

@@ -28,13 +28,16 @@ class Sizes(NamedTuple):
     hidden: int
 
 
-# Of ViT-B/16, of the base Transformer with sentences of 64 tokens, and of the encoder of DETR with
-# an image of 800 x 1088 pixels.
+# Of ViT-B/16, of the base Transformer with sentences of 64 tokens, of the encoder of DETR with an
+# image of 800 x 1088 pixels or, as after a hyphen, of so many squared; likewise of ViT-L/16.
 BLOCKS = {
     'vit': Sizes(197, 768, 12, 3072),
     'encoder': Sizes(64, 512, 8, 2048),
     'decoder': Sizes(64, 512, 8, 2048),
     'detr': Sizes(850, 256, 8, 2048),
+    'detr-1344': Sizes(1764, 256, 8, 2048),
+    'vit-512': Sizes(1025, 1024, 16, 4096),
+    'vit-896': Sizes(3137, 1024, 16, 4096),
 }
 # The block of ViT put together from the layers of flax, as big_vision's is.
 FLAX = 'flax'
@@ -64,6 +67,11 @@ class Step:
     chip: str = 'v5e'
     residual: str = 'bfloat16'
     rate: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Of the block, `vit` or another."""
+        return self.block.partition('-')[0]
 
     @property
     def slice(self) -> topology.Topology:
@@ -123,7 +131,7 @@ def lower(dump: str, **fields: Any):
     apply, init = _functions(step)
     x = jax.ShapeDtypeStruct((step.batch, tokens, width), jnp.dtype(step.residual))
     mask = jax.ShapeDtypeStruct((step.batch, 1, 1, tokens), jnp.bool_)
-    inputs = (x, x) if step.block == 'decoder' else (x,)
+    inputs = (x, x) if step.kind == 'decoder' else (x,)
 
     def train_step(params, inputs, mask, positions, seed, grad):
         key = jax.random.wrap_key_data(seed)
@@ -147,11 +155,11 @@ def _functions(step: Step):
 
         if step.attention == FLAX:
             return inputs
-        if step.block == 'vit':
+        if step.kind == 'vit':
             return *inputs, True
-        if step.block == 'decoder':
+        if step.kind == 'decoder':
             return inputs[0], Memory(inputs[1], mask), True
-        return *inputs, mask, True, positions if step.block == 'detr' else None
+        return *inputs, mask, True, positions if step.kind == 'detr' else None
 
     def apply(params, inputs, mask, positions, key):
         return model.apply(params, *arguments(inputs, mask, positions), rngs={'dropout': key})
@@ -169,9 +177,9 @@ def _block(step: Step):
     from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock
 
     classes = {'vit': Block, 'decoder': DecoderBlock}
-    fields = {'causal': True} if step.block == 'decoder' else {}
+    fields = {'causal': True} if step.kind == 'decoder' else {}
     *_, heads, hidden = BLOCKS[step.block]
-    return classes.get(step.block, EncoderBlock)(
+    return classes.get(step.kind, EncoderBlock)(
         heads,
         hidden,
         attention_dropout=step.rate,
@@ -202,14 +210,21 @@ def _flax_block(step: Step):
 
 
 def _kernel_cycles(step: Step, folder: pathlib.Path) -> int:
-    from vit_jax.nn import attention_kernel
+    from vit_jax.nn import attention_choice, attention_kernel
+    from vit_jax.nn.attention import Call
+    from vit_jax.nn.attention_heads import group_width, score_bytes
 
     tokens, width, heads, _ = BLOCKS[step.block]
-    unrolled = attention_kernel.UNROLLED // attention_kernel._score_bytes(tokens, tokens)
+    call = Call((step.batch, tokens, width), tokens, heads, 'bfloat16', rate=step.rate)
+    with attention_choice.runs_on(attention_choice.Devices(step.slice.chip.kind)):
+        block = attention_choice.kernel_block('pallas', call)
+    unrolled = attention_kernel.UNROLLED // score_bytes(tokens, tokens)
     each = 0
     for way, most in (('forward', unrolled), ('backward', 0)):
-        group = attention_kernel._group(width, heads, most)
+        group = group_width(width, heads, 0 if block else most)
+        programs = width // group * -(-tokens // block) if block else 1
         for path in folder.glob(f'*{way}_kernel*[0-9]-final_bundles.txt'):
             depths = [len(depth) for depth in INSTRUCTION.findall(path.read_text())]
-            each += depths.count(1) + width // group * sum(depth > 1 for depth in depths)
+            deeper = sum(depth > 1 for depth in depths)
+            each += programs * depths.count(1) + (0 if block else width // group * deeper)
     return each * step.batch

@@ -66,16 +66,16 @@ def broken(monkeypatch, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'call',
+    ('call', 'block'),
     [
-        CALL,
-        CALL._replace(dtype='bfloat16', layout=(2, 1), masked=True, rate=0.3),
-        CALL._replace(dtype='bfloat16', keys=200, layout=(1, 2), segmented=True),
-        CALL._replace(dtype='bfloat16', layout=(1, 1, 1), causal=True),
+        (CALL, 0),
+        (CALL._replace(dtype='bfloat16', layout=(2, 1), masked=True, rate=0.3), 0),
+        (CALL._replace(dtype='bfloat16', keys=200, layout=(1, 2), segmented=True), 128),
+        (CALL._replace(dtype='bfloat16', layout=(1, 1, 1), causal=True), 0),
     ],
 )
-def test_an_intact_kernel_differs_by_rounding(call):
-    found = attention_check.largest_difference(call)
+def test_an_intact_kernel_differs_by_rounding(call, block):
+    found = attention_check.largest_difference(call, block)
     assert found < (1e-5 if call.dtype == 'float32' else attention_check.TOLERANCE / 2)
 
 
@@ -83,13 +83,13 @@ def test_an_intact_kernel_differs_by_rounding(call):
 def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
     broken(monkeypatch, name)
     call = CALL._replace(masked=True)
-    assert attention_check.doubt(call, meanwhile.apart)
+    assert attention_check.doubt(call, 0, meanwhile.apart)
     assert not caplog.records
     with runs_on(HERE):
         with pytest.raises(UserError, match="choose 'xla'") as caught:
-            attention_choice.takes_kernel('pallas', call)
+            attention_choice.kernel_block('pallas', call)
         assert '\n' not in str(caught.value)
-        assert not attention_choice.takes_kernel('auto', call)
+        assert attention_choice.kernel_block('auto', call) is None
 
 
 def gradient(attention, devices):
@@ -132,7 +132,7 @@ def test_a_broken_kernel_leaves_the_step_to_xla_with_one_warning(monkeypatch, ca
 def test_what_is_not_here_is_not_measured(monkeypatch):
     broken(monkeypatch, 'no program')
     with runs_on(Devices('TPU v5 lite')):
-        assert attention_choice.takes_kernel('pallas', CALL)
+        assert attention_choice.kernel_block('pallas', CALL) == 0
 
 
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])

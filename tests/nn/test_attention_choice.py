@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn import attention_kernel
 from vit_jax.nn.attention import Call, causal_mask
-from vit_jax.nn.attention_choice import Devices, runs_on, takes_kernel
+from vit_jax.nn.attention_choice import Devices, kernel_block, runs_on
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.runtime import sharding
@@ -37,7 +37,8 @@ def calls(monkeypatch):
     found = []
     real = functools.partial(attention_kernel.fused_attention, interpret=True)
 
-    def called(projected, num_heads, mask, segments, kept, causal, rate):
+    def called(projected, num_heads, mask, segments, kept, causal, rate, block):
+        assert not block
         options = {'masked': mask is not None, 'causal': causal, 'drops': kept is not None}
         found.append(call(*(x.shape for x in projected), **options))
         return real(projected, num_heads, mask, segments, kept, causal, rate)
@@ -309,23 +310,31 @@ def test_dropout_that_does_not_act_is_no_obstacle(calls):
     assert calls == [call((2, 5, 48))]
 
 
-def test_a_sequence_has_to_fit_the_chip():
+def test_a_sequence_has_to_fit_the_chip_whole_or_in_blocks():
     call = Call((1, 577, 768), 577, 12, 'bfloat16')
     with runs_on(TPU):
-        assert takes_kernel('auto', call)
+        assert kernel_block('auto', call) == 0
         # The compiler of TPUs makes no product of one row.
-        assert not takes_kernel('auto', call._replace(shape=(2, 1, 768)))
-        assert not takes_kernel('auto', call._replace(keys=1))
+        assert kernel_block('auto', call._replace(shape=(2, 1, 768))) is None
+        assert kernel_block('auto', call._replace(keys=1)) is None
         longest = Call((1, 928, 256), 928, 8, 'bfloat16')
-        assert takes_kernel('auto', longest)
-        assert not takes_kernel('auto', longest._replace(rate=0.1))
+        assert kernel_block('auto', longest) == 0
+        assert kernel_block('auto', longest._replace(rate=0.1)) == 512
+        assert kernel_block('auto', Call((1, 1764, 256), 1764, 8, 'bfloat16', rate=0.1)) == 256
+        # 9 x 128 as 3 x 384: blocks of 256 or 512 would compute more queries that are not there.
+        assert kernel_block('auto', Call((1, 1100, 1024), 1100, 16, 'bfloat16', rate=0.1)) == 384
+    for kind in ('TPU v5', 'TPU v5 lite', 'TPU v6 lite'):
+        with runs_on(Devices(kind)):
+            assert kernel_block('auto', Call((1, 4096, 1024), 4096, 16, 'bfloat16'))
     with runs_on(Devices('TPU v4')):
-        assert takes_kernel('auto', call._replace(shape=(1, 197, 768), keys=197))
-        assert not takes_kernel('auto', call)
-        with pytest.raises(UserError, match='577 tokens of width 768 need'):
-            takes_kernel('pallas', call)
+        assert kernel_block('auto', call._replace(shape=(1, 197, 768), keys=197)) == 0
+        assert kernel_block('auto', call) == 128
+        longer = call._replace(shape=(1, 2000, 768), keys=2000)
+        assert kernel_block('auto', longer) is None
+        with pytest.raises(UserError, match='2000 tokens of width 768 need'):
+            kernel_block('pallas', longer)
         with pytest.raises(UserError, match='100 and 2000 tokens of width 768 need'):
-            takes_kernel('pallas', call._replace(shape=(1, 100, 768), keys=2000))
+            kernel_block('pallas', call._replace(shape=(1, 100, 768), keys=2000))
 
 
 def test_an_unknown_name_is_refused():

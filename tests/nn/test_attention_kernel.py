@@ -14,6 +14,9 @@ kernel = functools.partial(fused_attention, interpret=True)
 LAYOUTS = ('qk v', 'q kv', 'q k v')
 
 
+blocks = functools.partial(kernel, block=128)
+
+
 def plain(projected, num_heads, mask=None, segments=None, causal=False, kept=None, rate=0.0):
     width = sum(x.shape[-1] for x in projected) // 3
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
@@ -227,3 +230,41 @@ def test_memory_grows_with_tokens_and_width():
     assert vmem_bytes(577, 577, 768, 12, 2) < vmem_bytes(577, 577, 1024, 16, 2)
     kept = vmem_bytes(577, 577, 768, 12, 2, drops=True) - vmem_bytes(577, 577, 768, 12, 2)
     assert kept > 2 * 12 * 577 * 577
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('tokens', 'keys', 'num_heads', 'size', 'layout', 'masked', 'causal'),
+    [
+        (300, 300, 4, 64, 'qkv', False, False),
+        (256, 256, 2, 16, 'qk v', True, True),
+        (150, 70, 4, 32, 'q kv', True, False),
+        (129, 129, 8, 80, 'qkv', False, True),
+        (7, 300, 2, 64, 'q k v', True, False),
+    ],
+)
+def test_blocks_of_queries(tokens, keys, num_heads, size, layout, masked, causal):
+    projected = random(2, tokens, num_heads, size, layout=layout, keys=keys)
+    mask = jnp.arange(keys) < jnp.array([[keys - keys // 3], [0]]) if masked else None
+    options = {'mask': mask, 'causal': causal}
+    found = value_and_gradient(blocks, projected, num_heads, **options)
+    assert_equal(found, value_and_gradient(plain, projected, num_heads, **options), atol=1e-5)
+    assert all(x.shape == y.shape for x, y in zip(found[1:], projected, strict=True))
+
+
+@pytest.mark.slow
+def test_blocks_drop_weights_and_know_segments():
+    projected = random(2, 200, 4, 64)
+    kept = jnp.asarray(np.random.default_rng(2).random((2, 4, 200, 200)) < 0.7)
+    number = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 1, 1]], 50, axis=1))
+    options = {'segments': Segments(number, number), 'kept': kept, 'rate': 0.3}
+    found = value_and_gradient(blocks, projected, 4, **options)
+    assert_equal(found, value_and_gradient(plain, projected, 4, **options), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_blocks_in_half_precision_are_whole_sequences():
+    projected = random(1, 300, 2, 64, jnp.bfloat16)
+    found, expected = (value_and_gradient(f, projected, 2) for f in (blocks, kernel))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02)

@@ -84,9 +84,8 @@ class Model(base.Model):
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
       dtype: computation dtype. Parameters, softmax and outputs stay float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM,
-        without dropout of weights; or 'auto', the kernel if the devices support it and nothing is
-        dropped, as in evaluation. See docs/tpu.md.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+        or 'auto', the kernel if the devices support it. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.

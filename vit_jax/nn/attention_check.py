@@ -23,30 +23,31 @@ ROWS = 2
 # `tests/nn/test_attention_check.py` finds; a wrong row, mask or scale exceeds it many times over.
 TOLERANCE = 0.03
 
-_doubts: dict[Call, str] = {}
+_doubts: dict[tuple[Call, int], str] = {}
 
 
-def doubt(call: Call, measure: Callable[[Callable[[], float]], float]) -> str:
+def doubt(call: Call, block: int, measure: Callable[[Callable[[], float]], float]) -> str:
     """The reason why the kernel is not trusted with a layer; empty if it is.
 
     Every kind of layer is measured once in a process. Its largest difference is logged.
 
     Args:
       call: of the layer.
+      block: see `attention_kernel.fused_attention`.
       measure: see `attention_choice.Devices`.
     """
     call = call._replace(shape=(ROWS, *call.shape[1:]))
-    if call not in _doubts:
-        _doubts[call] = _measured(call, measure)
-    return _doubts[call]
+    if (call, block) not in _doubts:
+        _doubts[call, block] = _measured(call, block, measure)
+    return _doubts[call, block]
 
 
-def _measured(call: Call, measure: Callable[[Callable[[], float]], float]) -> str:
+def _measured(call: Call, block: int, measure: Callable[[Callable[[], float]], float]) -> str:
     failures = []
 
     def own() -> float:
         try:
-            found = largest_difference(call)
+            found = largest_difference(call, block)
         except Exception as e:  # of the compiler, too
             failures.append(one_line(str(e)))
             return float('inf')
@@ -64,7 +65,7 @@ def _measured(call: Call, measure: Callable[[Callable[[], float]], float]) -> st
     return ''
 
 
-def largest_difference(call: Call) -> float:
+def largest_difference(call: Call, block: int = 0) -> float:
     """The largest difference of results or gradients, as a share of the largest value of each.
 
     NaN if any value is.
@@ -72,7 +73,7 @@ def largest_difference(call: Call) -> float:
     from vit_jax.nn.attention_kernel import fused_attention
 
     def by_kernel(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
-        options = (call.causal, call.rate)
+        options = (call.causal, call.rate, block)
         return fused_attention(projected, call.num_heads, mask, segments, kept, *options)
 
     def by_xla(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -34,6 +35,11 @@ VMEM = {
     'TPU v6e': 128 * MIB,
 }
 SMALLEST = 16 * MIB
+# Queries of a program where whole sequences do not fit; fewer than 128 leave lanes empty.
+BLOCKS = (128, 256, 384, 512)
+# The instructions of a block beside those of its queries, as many as this number of queries has,
+# counted in the machine code for v5e.
+OVERHEAD = 100
 # The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
 
@@ -76,28 +82,34 @@ def runs_on(devices: Devices) -> Iterator[None]:
         _devices.reset(token)
 
 
-def takes_kernel(attention: str, call: Call, obstacle: str = '') -> bool:
-    """Whether `fused_attention` computes the attention of a layer.
+def kernel_block(attention: str, call: Call, obstacle: str = '') -> int | None:
+    """The `block` with which `fused_attention` computes the attention of a layer.
 
     Args:
       attention: of ATTENTIONS.
       call: of the layer.
       obstacle: a requirement of the layer that the kernel does not support; empty if there is none.
 
+    Returns:
+      The queries of a program, 0 for all; None if attention is XLA's.
+
     Raises:
       UserError: if the kernel is requested by name, but not possible or not to be trusted.
     """
     devices = _devices.get()
     if attention == 'xla' or devices is None:
-        return False
+        return None
     why, doubt = obstacle or _obstacle(devices, call), ''
-    if not why and devices.measure is not None:
-        why = doubt = attention_check.doubt(call, devices.measure)
+    block = 0 if why else _block(devices, call)
+    if block is None:
+        why = _excess(devices, call)
+    elif not why and devices.measure is not None:
+        why = doubt = attention_check.doubt(call, block, devices.measure)
     if why and attention == 'pallas':
         raise UserError(f"attention='pallas' {why}; choose '{'xla' if doubt else 'auto'}'")
     if doubt:
         _warn_once(f'the attention kernel {doubt}; the attention of XLA takes its place')
-    return not why
+    return None if why else block
 
 
 @functools.cache
@@ -120,16 +132,40 @@ def _obstacle(devices: Devices, call: Call) -> str:
         return 'splits no heads over devices, as config.parallel.tensor does'
     if len(shape) != 3 or shape[0] % devices.shards:
         return f'needs [B N D] with B a multiple of {devices.shards}, not {list(shape)}'
-    from vit_jax.nn.attention_kernel import vmem_bytes
-
-    _, queries, width = shape
-    if min(queries, keys) < 2:
-        return f'needs two queries and keys at least, not {queries} and {keys}'
-    itemsize = jnp.dtype(call.dtype).itemsize
-    needed = vmem_bytes(queries, keys, width, call.num_heads, itemsize, call.rate > 0)
-    there = VMEM.get(devices.kind, SMALLEST)
-    if needed > SHARE * there:
-        tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
-        sizes = f'{needed / MIB:.0f} of {there / MIB:.0f} MiB'
-        return f'keeps whole sequences in VMEM: {tokens} tokens of width {width} need {sizes}'
+    if min(shape[1], keys) < 2:
+        return f'needs two queries and keys at least, not {shape[1]} and {keys}'
     return ''
+
+
+def _block(devices: Devices, call: Call) -> int | None:
+    """Queries of a program, 0 for all; None if nothing fits.
+
+    Blocks take at most half of VMEM if any are so small.
+    """
+    there, queries = _vmem_of(devices), call.shape[1]
+    for share, blocks in ((SHARE, (0,)), (0.5, BLOCKS), (SHARE, BLOCKS)):
+        if fitting := [b for b in blocks if _vmem(call, b) <= share * there]:
+            return min(fitting, key=lambda b: math.ceil(queries / max(b, 1)) * (b + OVERHEAD))
+    return None
+
+
+def _vmem(call: Call, block: int) -> int:
+    """Bytes of VMEM that the kernel needs."""
+    from vit_jax.nn import attention_blocks, attention_kernel
+
+    (_, queries, width), itemsize = call.shape, jnp.dtype(call.dtype).itemsize
+    needed = attention_blocks.vmem_bytes if block else attention_kernel.vmem_bytes
+    sizes = (call.keys, width, call.num_heads, itemsize, call.rate > 0)
+    return needed(min(block, queries) or queries, *sizes)
+
+
+def _vmem_of(devices: Devices) -> int:
+    return VMEM.get(devices.kind, SMALLEST)
+
+
+def _excess(devices: Devices, call: Call) -> str:
+    """The reason why not even the smallest block fits."""
+    (_, queries, width), keys = call.shape, call.keys
+    tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
+    sizes = f'{_vmem(call, BLOCKS[0]) / MIB:.0f} of {_vmem_of(devices) / MIB:.0f} MiB'
+    return f'keeps keys and values in VMEM: {tokens} tokens of width {width} need {sizes}'

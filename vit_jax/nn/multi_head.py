@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
-from vit_jax.nn.attention_choice import on_every_device, takes_kernel
+from vit_jax.nn.attention_choice import kernel_block, on_every_device
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.rotary import Rotary
@@ -203,9 +203,10 @@ class MultiHeadAttention(nn.Module):
             *(self._layout(tokens, rotary), mask is not None, segments is not None, causal),
             rate=self.dropout if train else 0.0,
         )
-        if self._takes_kernel(call, mask, bias):
+        block = self._kernel_block(call, mask, bias)
+        if block is not None:
             projected = self._side_by_side(tokens, rotary)
-            return self._attend_in_kernel(projected, mask, segments, causal, train)
+            return self._attend_in_kernel(block, projected, mask, segments, causal, train)
         if segments is not None:
             mask = _both(mask, segments.mask())
         if causal:
@@ -247,20 +248,22 @@ class MultiHeadAttention(nn.Module):
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
-    def _takes_kernel(self, call: Call, mask: Array | None, bias: Array | None) -> bool:
+    def _kernel_block(self, call: Call, mask: Array | None, bias: Array | None) -> int | None:
+        """Queries of a program of the kernel, 0 for all; None if attention is XLA's."""
         if self.attention == 'xla' or self.is_initializing():
-            return False
+            return None
         if self.is_mutable_collection('intermediates'):  # the weights are requested
-            return False
+            return None
         obstacle = ''
         if bias is not None:
             obstacle = 'knows no biases of scores'
         elif mask is not None and mask.shape[1:-1] != (1, 1):
             obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
-        return takes_kernel(self.attention, call, obstacle)
+        return kernel_block(self.attention, call, obstacle)
 
     def _attend_in_kernel(
         self,
+        block: int,
         projected: tuple[Array, ...],
         mask: Array | None,
         segments: Segments | None,
@@ -271,7 +274,7 @@ class MultiHeadAttention(nn.Module):
 
         def attend(projected: Any, seen: Any, segments: Any, kept: Any) -> Array:
             h, rate = self.num_heads, self.dropout
-            return fused_attention(projected, h, seen, segments, kept, causal, rate)
+            return fused_attention(projected, h, seen, segments, kept, causal, rate, block)
 
         (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
         if mask is not None:

@@ -1,0 +1,219 @@
+"""Attention of one head inside of a TPU kernel, whose heads stay side by side along the lanes.
+
+The products of a head run over whole registers of 128 lanes, with the lanes of neighboring heads
+set to zero: matrix units are that wide anyway, and nothing has to be moved to the first lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
+
+from vit_jax.nn.attention import Segments
+
+LANES, SUBLANES = 128, 16
+# Float32 matrices [N M] that the backward pass of a head needs, some of which are spilled.
+SCORES = 6
+# The score of masked keys, as in `attention.masked_softmax`.
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+Projected = tuple[Float[Array, 'B _ _'], ...]
+# Masks of queries: keys that are not zero, and keys of their segment. Rows [1 N] or [1 M].
+Seen = tuple[Any, Segments | None]
+
+
+class Options(NamedTuple):
+    """Static options of a program; see `attention_kernel.fused_attention`."""
+
+    num_heads: int
+    causal: bool
+    rate: float
+    interpret: bool
+    block: int
+
+
+class Head(NamedTuple):
+    """Columns of a head within its group, and those of the whole registers around them."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
+    def own(self) -> Array:
+        """Mask [1 R], true for the head's own columns of its registers."""
+        column = self.low + jax.lax.broadcasted_iota(jnp.int32, (1, self.high - self.low), 1)
+        return (column >= self.first) & (column < self.last)
+
+    def columns(self, offset: Any = 0) -> Any:
+        """The registers in an array whose group begins at column `offset`."""
+        return pl.ds(offset + self.low, self.high - self.low)
+
+
+def heads_of(group: int, size: int) -> Iterator[Head]:
+    """The heads of a group of so many columns."""
+    for first in range(0, group, size):
+        high = min(round_up(first + size, LANES), group)
+        yield Head(first, first + size, first // LANES * LANES, high)
+
+
+def group_width(width: int, num_heads: int, most: int = 0) -> int:
+    """Number of columns of a group, of as many heads as fill whole registers, up to `most` heads.
+
+    All of D if it cannot be cut into such groups.
+    """
+    size = width // num_heads
+    least = math.lcm(size, LANES)
+    if width % least:
+        return width
+    groups = (n for n in range(least, most * size + 1, least) if width % n == 0)
+    return max(groups, default=least)
+
+
+def total_width(projected: tuple[Any, ...]) -> int:
+    """D of arrays that hold queries, keys and values."""
+    return sum(x.shape[-1] for x in projected) // 3
+
+
+def places(projected: tuple[Any, ...]) -> list[tuple[Any, int]]:
+    """The array that holds queries, keys and values, and the first column of each."""
+    width = total_width(projected)
+    return [(x, first) for x in projected for first in range(0, x.shape[-1], width)]
+
+
+class Visible(NamedTuple):
+    """Which keys the queries of a program may attend to.
+
+    Attributes:
+      seen: masks of keys and segments.
+      causal: whether only those up to their own position.
+      first: position of the first query.
+    """
+
+    seen: Seen
+    causal: bool
+    first: Any = 0
+
+    def masks(self, keys: int) -> list[Array]:
+        """The masks other than the causal one; `keys` is the axis of the keys."""
+
+        def along(axis: int, ref: Any) -> Array:
+            return ref[...] if axis == 1 else _column(ref[...])
+
+        mask, segments = self.seen
+        masks = [] if mask is None else [along(keys, mask) > 0]
+        if segments is not None:
+            masks.append(along(1 - keys, segments.query) == along(keys, segments.key))
+        return masks
+
+    def where(self, masks: list[Array], x: Array, keys: int, other: float) -> Array:
+        """x where the query may attend to the key, else `other`; `keys` is the axis of the keys."""
+        for mask in masks:
+            x = jnp.where(mask, x, other)
+        if self.causal:
+            place = [
+                jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (keys, 1 - keys)
+            ]
+            x = jnp.where(place[0] <= place[1] + self.first, x, other)
+        return x
+
+
+def attended(
+    q: Array, k: Array, v: Array, size: int, visible: Visible, masks: list[Array], factors: Any
+) -> Float[Array, 'N R']:
+    """The result of a head, in float32.
+
+    Args:
+      q: queries, zero outside of the head's columns.
+      k, v: keys and values.
+      size: K, columns of the head.
+      visible: keys.
+      masks: of `visible`, with the keys in axis 1.
+      factors: of dropout, [N M]; None without.
+    """
+    scores = dot(q, k, (1, 1)) * (1 / math.sqrt(size))
+    scores = visible.where(masks, scores, 1, LOWEST)
+    exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+    total = exps.sum(axis=1, keepdims=True)
+    if factors is not None:
+        exps = exps * factors
+    return dot(exps.astype(v.dtype), v, (1, 0)) / total
+
+
+def gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    grad: Array,
+    size: int,
+    visible: Visible,
+    masks: list[Array],
+    factors: Any,
+) -> tuple[Float[Array, 'N R'], Float[Array, 'M R'], Float[Array, 'M R']]:
+    """Gradients of queries, keys and values of a head, in float32.
+
+    Args:
+      q, grad: queries and the gradient of the result, zero outside of the head's columns.
+      k, v: keys and values.
+      size: K, columns of the head.
+      visible: keys.
+      masks: of `visible`, with the keys in axis 0.
+      factors: of dropout, [N M]; None without.
+    """
+    scale = 1 / math.sqrt(size)
+    # [keys queries], so that two of the last three products need no transposed matrix.
+    scores = visible.where(masks, dot(k, q, (1, 1)) * scale, 0, LOWEST)
+    exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
+    weights = exps * (1 / exps.sum(axis=0, keepdims=True))
+    of_weights = dot(v, grad, (1, 1))
+    left = weights
+    if factors is not None:
+        factors = factors.T
+        left, of_weights = weights * factors, of_weights * factors
+    mean = (weights * of_weights).sum(axis=0, keepdims=True)
+    of_scores = weights * (of_weights - mean) * scale
+    if masks:
+        # If all keys of a query are masked, weights are not zero, but no score has a gradient.
+        of_scores = visible.where(masks, of_scores, 0, 0.0)
+    of_scores = of_scores.astype(k.dtype)
+    of_values = dot(left.astype(v.dtype), grad, (1, 0))
+    return dot(of_scores, k, (0, 0)), dot(of_scores, q, (1, 0)), of_values
+
+
+def factors_of(kept: Array, rate: float) -> Float[Array, 'N M']:
+    """Factors of dropout for the weights of a head."""
+    return kept.astype(jnp.float32) * (1 / (1 - rate))
+
+
+def _column(row: Array) -> Array:
+    """Transpose [1 M] to [M 1]."""
+    return jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
+
+
+def dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:
+    """A product over one axis of each, in float32."""
+    dims = (((contracted[0],), (contracted[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def score_bytes(queries: int, keys: int) -> int:
+    """Bytes of a matrix of scores, with queries or keys along the lanes."""
+    return 4 * max(
+        round_up(rows, SUBLANES) * round_up(columns, LANES)
+        for rows, columns in ((queries, keys), (keys, queries))
+    )
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-n // multiple) * multiple
