@@ -13,10 +13,14 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
+from vit_jax.inference.predict import predictor
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
+from vit_jax.nn import attention_kernel
+from vit_jax.nn.attention_choice import Devices
+from vit_jax.runtime import target
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
 
@@ -59,6 +63,28 @@ def test_a_file_of_others(npz):
     np.testing.assert_array_equal(
         outputs(model, variables, images)['logits'], expected['logits'], strict=True
     )
+
+
+@pytest.mark.slow
+def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(npz, monkeypatch):
+    path, _ = npz
+    images = random_images(16, 16)
+    expected = outputs(*vit_jax.load(path), images)['logits']
+    monkeypatch.setattr(target, 'of_device', lambda device=None: Devices('TPU v5 lite'))
+    calls = []
+
+    def called(projected, *options, real=attention_kernel.fused_attention):
+        calls.append(projected[0].shape)
+        return real(projected, *options, interpret=True)
+
+    monkeypatch.setattr(attention_kernel, 'fused_attention', called)
+    model, variables = vit_jax.load(path, device=jax.devices()[0])
+    found = outputs(model, variables, images)['logits']
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert calls == [(2, 17, 48)]
+    image = np.zeros((16, 16, 3), np.uint8)
+    predictor(inference_lib.open_model(path))({'image': image}, 0)
+    assert calls[1:] == [(1, 17, 48)]
 
 
 def test_another_size_is_that_of_the_resized_embedding(npz):

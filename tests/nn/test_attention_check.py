@@ -13,7 +13,7 @@ from vit_jax.models import vit
 from vit_jax.nn import attention_check, attention_choice, attention_kernel
 from vit_jax.nn.attention import Call
 from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.runtime import meanwhile, sharding
+from vit_jax.runtime import meanwhile, sharding, target
 
 REAL = functools.partial(attention_kernel.fused_attention, interpret=True)
 CALL = Call((16, 20, 32), 20, 2, 'float32')
@@ -139,7 +139,7 @@ def test_what_is_not_here_is_not_measured(monkeypatch):
 def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
     layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
     assert layout._target.measure is None
-    monkeypatch.setattr(sharding, '_tpu_here', lambda mesh: mesh.devices.flat[1])
+    monkeypatch.setattr(target, 'tpu_here', lambda devices: [*devices][1])
     measure, seen = layout._target.measure, []
 
     def found():

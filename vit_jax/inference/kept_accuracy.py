@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 
-import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
@@ -20,6 +19,7 @@ from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.inference.load import open_run
 from vit_jax.ops import colors
+from vit_jax.runtime import target
 
 Images = UInt8[np.ndarray, 'B H W 3']
 KINDS = ('colorized', 'grey', 'original')
@@ -36,7 +36,7 @@ class Evaluator(base.Evaluator):
         self._run = open_run(classifier)
         if not self._run.task.predicts or not self._run.class_names:
             raise UserError(f'classifier {classifier!r} is a run that predicts no classes')
-        self._predict = jax.jit(step.make_predict_step(self._run.model, self._run.task))
+        self._predict = target.compiled(step.make_predict_step(self._run.model, self._run.task))
         self._rows = 0  # of the first batch, to which the last is padded
         self.start()
 

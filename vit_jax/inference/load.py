@@ -32,6 +32,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.sizes import any_size, example_spec, input_size, own_normalization
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.runtime import target
 from vit_jax.storage import paths, run_folder, step_folder
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def load(
     std: float | Sequence[float] | None = None,
     positions: str = '',
     allowed: Sequence[str] = (),
+    device: jax.Device | None = None,
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; only the `backbone` of a model that has one, such as a masked
     autoencoder.
@@ -72,6 +74,9 @@ def load(
         'bicubic' or 'antialiased' bicubic. By default that of the code base that the checkpoint
         comes from: of vision_transformer and runs, of transformers, of timm.
       allowed: modules of your own that the config of a run may name, as `['my_lab']`.
+      device: that programs with `model.apply` will run on, as `jax.devices()[0]`: a TPU's attention
+        is then a kernel, where that applies (docs/tpu.md). By default it is XLA's, which also runs
+        on arrays that are split over devices.
 
     Returns:
       The Linen module, built with keywords that fit the checkpoint, and {'params': ...} with the
@@ -95,7 +100,8 @@ def load(
             )
         _log.warning('%s: %s', stored.source, own)
     trained = fitted(stored, size, num_classes)
-    return trained.model, trained.variables
+    model = trained.model if device is None else target.placed(trained.model, device)
+    return model, trained.variables
 
 
 def read(

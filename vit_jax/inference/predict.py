@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax import step as step_lib
@@ -15,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.runtime import target
 from vit_jax.viz.photo import Photo
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
@@ -77,7 +77,7 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
     """
     if not trained.task.predicts:
         raise UserError(f'task {trained.config.task.name!r} has no predictions')
-    compiled = jax.jit(step_lib.make_predict_step(trained.model, trained.task, seed=seed))
+    compiled = target.compiled(step_lib.make_predict_step(trained.model, trained.task, seed=seed))
 
     def predict_one(example: Example, index: int) -> Prediction:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))

@@ -18,6 +18,7 @@ from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops.search import Search, decode
+from vit_jax.runtime import target
 
 WINDOW = 4096  # sentences that are sorted by their lengths together
 
@@ -183,7 +184,7 @@ class Translator:
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
             return decode(apply, source, self.search, keys)
 
-        return jax.jit(translate)
+        return target.compiled(translate)
 
 
 def own_translation(run: TrainedModel, reader: SentenceReader, source: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ which is some hundred times slower. So only the axis `slice` leaves a slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import jax
@@ -82,3 +82,9 @@ def by_slice(
 def _slice(device: jax.Device) -> int:
     # Other platforms number hosts or processes so.
     return getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
+
+
+def tpu_here(devices: Iterable[jax.Device]) -> jax.Device | None:
+    """The first TPU of these that this process can use; None if it has none, as ahead of time."""
+    here = {*jax.local_devices()}
+    return next((d for d in devices if d.platform == 'tpu' and d in here), None)

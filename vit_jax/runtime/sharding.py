@@ -8,7 +8,6 @@ under one layout resumes under any other.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.runtime import meanwhile, placement
+from vit_jax.nn.attention_choice import Devices
+from vit_jax.runtime import placement, target
 from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, make_mesh
 from vit_jax.runtime.placement import Rule
 from vit_jax.tree_paths import path_name
@@ -92,7 +91,9 @@ class Jit:
         """
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
-        step = _traced_for(self._slice_target if self.train_axis else self._target, train_step)
+        step = target.traced_for(
+            self._slice_target if self.train_axis else self._target, train_step
+        )
         if self.train_axis:
             step = jax.shard_map(
                 step,
@@ -112,18 +113,17 @@ class Jit:
     def compile_eval(self, eval_step: Callable) -> Callable:
         """(variables, batch) -> results of `eval_step`, replicated."""
         replicated = NamedSharding(self.mesh, P())
-        return jax.jit(_traced_for(self._target, eval_step), out_shardings=replicated)
+        return jax.jit(target.traced_for(self._target, eval_step), out_shardings=replicated)
 
     @property
     def _target(self) -> Devices:
         """The devices, for operations that the compiler cannot split itself."""
         map_rows = partial(jax.shard_map, mesh=self.mesh, in_specs=BATCH, out_specs=BATCH)
-        return Devices(
-            _kind(self.mesh),
-            self.num_shards,
-            partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
+        return target.of_devices(
+            self.mesh.devices,
+            shards=self.num_shards,
+            map_rows=partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
             whole=self.mesh.shape['tensor'] == 1,
-            measure=_measure_on(self.mesh),
         )
 
     @property
@@ -176,19 +176,19 @@ class Pmap:
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state
-        train_step = _traced_for(self._target, train_step)
+        train_step = target.traced_for(self._target, train_step)
         step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
         return lambda state, batch: _first_metrics(step(state, batch))
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        eval_step = _traced_for(self._target, eval_step)
+        eval_step = target.traced_for(self._target, eval_step)
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
         return lambda variables, batch: _first(step(variables, batch))
 
     @property
     def _target(self) -> Devices:
         """A device, for every replica."""
-        return Devices(_kind(self.mesh), measure=_measure_on(self.mesh))
+        return target.of_devices(self.mesh.devices)
 
     @property
     def _devices(self) -> list[jax.Device] | None:
@@ -209,36 +209,6 @@ class Pmap:
 
 
 Layout = Jit | Pmap
-
-
-def _kind(mesh: Mesh) -> str:
-    return mesh.devices.flat[0].device_kind
-
-
-def _tpu_here(mesh: Mesh) -> jax.Device | None:
-    """A TPU of the mesh that this process can use; None if it has none, as ahead of time."""
-    here = {*jax.local_devices()}
-    return next((d for d in mesh.devices.flat if d.platform == 'tpu' and d in here), None)
-
-
-def _measure_on(mesh: Mesh) -> Callable[[Callable[[], float]], float] | None:
-    """See `Devices.measure`."""
-    device = _tpu_here(mesh)
-    if device is None:
-        return None
-    several = len({d.process_index for d in mesh.devices.flat}) > 1
-    return partial(meanwhile.largest, device, several)
-
-
-def _traced_for(devices: Devices, step: Callable) -> Callable:
-    """A step whose model knows at trace time which devices it will run on."""
-
-    @functools.wraps(step)
-    def traced(*args: Any) -> Any:
-        with runs_on(devices):
-            return step(*args)
-
-    return traced
 
 
 def _compiler_options(device: jax.Device) -> dict[str, int] | None:
