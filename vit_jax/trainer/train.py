@@ -12,7 +12,7 @@ loop       next batch -> step -> when due: log, evaluate, save
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -50,6 +50,7 @@ def train(
     strict: bool = False,
     profile: Window | None = None,
     began: float | None = None,
+    adapt: Callable[[Training], Training] = lambda training: training,
 ) -> dict[str, float]:
     """Train to the end, resuming whatever is in `folder`.
 
@@ -69,6 +70,7 @@ def train(
       strict: refuse to go back to an older checkpoint where the newest is damaged.
       profile: the steps to trace into the folder's `profile/`.
       began: Unix time at which the process began, for the record of its time; now by default.
+      adapt: changes what is built of the config before it runs, as a rehearsal does.
 
     Returns:
       The final evaluation, {name: value}, and the number of broken records if there were any. A run
@@ -92,7 +94,7 @@ def train(
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
         return result
-    training = prepare(config, folder, devices, anew)
+    training = adapt(prepare(config, folder, devices, anew))
     begun = workdir.begun(folder)
     origin = None if begun else find_origin(training, allowed, filled.checkpoint)
     with clock, opened(training, folder, step_timeout) as run:
