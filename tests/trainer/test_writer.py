@@ -83,13 +83,14 @@ def test_a_line_for_each_interval_without_a_terminal(
 def test_the_time_left_is_not_reckoned_from_the_step_that_compiled(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks = iter([60.0, 62.0])  # when step 1 is done, and when step 5 is shown
+    now = [60.0]
     writer = Writer(tmp_path, 105, 0, 'images')
     assert writer.bar.tasks[0].fields['summary'] == 'compiling'
-    timer = SimpleNamespace(perf_counter=lambda: next(clocks))
+    timer = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr('vit_jax.trainer.writer.time', timer)
     for step in range(1, 6):
         writer.progress(step)
+    now[0] = 62.0
     assert writer.bar.tasks[0].fields['summary'] == ''
     writer.show_train(5, {**TRAIN, 'train/step_sec': 12.4})
     writer.show_train(10, TRAIN)
@@ -97,6 +98,23 @@ def test_the_time_left_is_not_reckoned_from_the_step_that_compiled(
     writer.close()
     said = capsys.readouterr().out.splitlines()
     assert [line.rpartition('  ')[2] for line in said] == ['ETA 0:50', 'ETA 0:10']
+
+
+def test_the_bar_moves_ten_times_a_second_at_most(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [60.0]
+    writer = Writer(tmp_path, 100, 0, 'images')
+    timer = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr('vit_jax.trainer.writer.time', timer)
+    seen = set()
+    for step in range(1, 51):
+        now[0] += 0.01
+        writer.progress(step)
+        seen.add(writer.bar.tasks[0].completed)
+    monkeypatch.undo()
+    writer.close()
+    assert 5 <= len(seen) <= 6 and max(seen) > 40
 
 
 def test_a_first_step_alone_tells_no_time(
@@ -144,14 +162,14 @@ class Running:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.finish = self._event.set
+        self.finish, self.is_ready = self._event.set, self._event.is_set
 
     def block_until_ready(self) -> None:
         self._event.wait()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self._event.wait()
-        return np.float32(1.0).reshape(())
+        return np.ones((), np.float32)
 
 
 def test_waiting_for_data_is_input_bound_only_while_the_devices_are_idle() -> None:

@@ -7,6 +7,8 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
@@ -101,7 +103,8 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     timetable, start, state = training.timetable, beginning.step, beginning.state
     total, checkpointer, clock = timetable.total, hooks.checkpointer, hooks.clock
     max_skips = training.program.max_skips
-    meter = Meter(start, timetable.lr, utilization(training), max_skips, clock.waited)
+    lr = jax.jit(timetable.lr)  # one program instead of one for each operation
+    meter = Meter(start, lr, utilization(training), max_skips, clock.waited)
     last = evaluate_first(training, beginning, hooks)
     if last.verdict is Verdict.ENDED:
         return last

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from vit_jax.errors import UserError
@@ -47,7 +48,7 @@ class Meter:
         self._waited = waited
         self.running: list[tuple[int, dict[str, Any]]] = []
         self._clock = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
-        self._finished: concurrent.futures.Future[float] | None = None
+        self._last: dict[str, Any] | None = None  # of the newest step
         self._restart()
 
     def _restart(self) -> None:
@@ -60,16 +61,22 @@ class Meter:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Counts as waiting for data; as starved, where the devices had nothing else to do."""
-        began = time.perf_counter()
+        began, finished = time.perf_counter(), self._finish()
         yield
         ended = time.perf_counter()
         self.data_wait += ended - began
-        if self._finished is None:
-            self._waited(ended - began)
-        elif self._finished.done():
-            starved = max(0.0, ended - max(began, self._finished.result()))
-            self.starved += starved
-            self._waited(starved)
+        idle = ended - began
+        if finished is not None:
+            idle = max(0.0, ended - max(began, finished.result())) if finished.done() else 0.0
+        if self._last is not None:
+            self.starved += idle
+        self._waited(idle)
+
+    def _finish(self) -> concurrent.futures.Future[float] | None:
+        """The time at which the newest step will have finished; None if nothing runs."""
+        if self._last is None or all(value.is_ready() for value in self._last.values()):
+            return None
+        return self._clock.submit(_finish_time, [self._last])
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -87,15 +94,14 @@ class Meter:
         """Takes the metrics of `step`; waits until at most two steps are in flight."""
         self.step, self.steps = step, self.steps + 1
         self.running.append((step, metrics))
-        self._finished = self._clock.submit(_finish_time, [metrics])
+        self._last = metrics
+        jax.copy_to_host_async(metrics)
         self._collect(2)
 
     def _collect(self, keep: int) -> None:
-        if not keep and self._finished is not None:
-            self._finished.result()
         while len(self.running) > keep:
             step, metrics = self.running.pop(0)
-            values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+            values = {k: float(np.asarray(v)) for k, v in metrics.items()}  # float(v) takes longer
             bad = [k for k, v in values.items() if not math.isfinite(v)]
             if not bad:
                 self.done.append(values)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN = '-:--'
+REDRAWN = 0.1  # seconds between two moves of the bar
 INPUT_BOUND = 0.1  # the share of an interval that devices may wait for data before a line says so
 
 
@@ -80,6 +81,7 @@ class Writer:
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
         self.first_interval, self.advised = True, False
+        self._moves = 0.0  # when the bar does next
         self.enabled = jax.process_index() == 0
         if not self.enabled:
             return
@@ -118,10 +120,13 @@ class Writer:
         """Moves the bar; once the first step is taken, nothing is compiled any more."""
         if not self.enabled:
             return
+        now = time.perf_counter()
         if self.compiled is None:
-            self.compiled = step, time.perf_counter()
+            self.compiled = step, now
             self.bar.update(self.task, summary='')
-        self.bar.update(self.task, completed=step)
+        if now >= self._moves:
+            self._moves = now + REDRAWN
+            self.bar.update(self.task, completed=step)
 
     def _pace(self, step: int, seconds: float) -> float | None:
         """Seconds a step to reckon with; None while nothing but the step that compiled is known."""

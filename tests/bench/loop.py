@@ -1,0 +1,156 @@
+"""The host's time for a step of the training loop, beside that of the compiled step alone.
+
+    python tests/bench/loop.py --steps 500 --rounds 10
+
+A linear classifier on one CPU device, with one batch that is always there: almost all of a step is
+the host's work. `bare` places the batch, calls the compiled step and waits for the loss of the step
+before the last; `loop` is a whole run that logs every 50 steps, with neither evaluations nor saves
+among the steps measured. They take turns in every round, in reversed order in every other one.
+Numbers are milliseconds a step, the lowest of all rounds: `wall` by the clock, `thread` CPU time of
+the thread of the loop, `process` that of all threads, the devices' included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from helpers import linear
+
+from vit_jax.config import load as config_lib
+from vit_jax.trainer.build import Training, build
+from vit_jax.trainer.clock import Clock
+from vit_jax.trainer.loop import loop
+from vit_jax.trainer.open_run import opened
+from vit_jax.trainer.start import restore
+
+WARM = 100  # steps before those that are measured, and after them
+CLOCKS = {'wall': time.perf_counter, 'thread': time.thread_time, 'process': time.process_time}
+
+
+class Constant:
+    """The data of a run, but for its batches: the first one again and again.
+
+    Attributes:
+      spent: seconds of each clock for the steps between the first and last WARM ones.
+    """
+
+    def __init__(self, data: Any, steps: int):
+        self._data, self._steps = data, steps
+        with contextlib.closing(data.train_batches(0)) as batches:
+            self._batch = next(batches)
+        self.spent: dict[str, float] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train_batches(self, start: int) -> Iterator[Any]:
+        del start
+        for i in itertools.count():
+            if i == WARM:
+                began = {name: clock() for name, clock in CLOCKS.items()}
+            elif i == WARM + self._steps:
+                self.spent = {name: clock() - began[name] for name, clock in CLOCKS.items()}
+            yield self._batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--steps', type=int, default=500)
+    parser.add_argument('--rounds', type=int, default=10)
+    parser.add_argument('--json', type=pathlib.Path, help='write all numbers to a file')
+    args = parser.parse_args()
+    training = prepare(args.steps)
+    found: dict[str, list[dict[str, float]]] = {'bare': [], 'loop': []}
+    sides = {'bare': time_bare, 'loop': time_loop}
+    for number in range(args.rounds + 1):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            spent = sides[name](training)
+            if number:  # the first round compiles
+                found[name].append({k: 1e3 * v / args.steps for k, v in spent.items()})
+    print_table(found)
+    if args.json:
+        args.json.write_text(json.dumps({'environment': environment(), **found}, indent=1) + '\n')
+
+
+def prepare(steps: int) -> Training:
+    """The run, with the same batch in every step."""
+    config = linear.get_config()
+    config.total = f'{steps + 2 * WARM} steps'
+    config.every = ConfigDict(
+        {'log': '50', 'eval': '1000000', 'checkpoint': '1000000', 'examples': ''}
+    )
+    config.evals, config.writers = ConfigDict(), ()
+    config = config_lib.from_json(config_lib.to_json(config))
+    training = build(config, jax.devices()[:1])
+    return dataclasses.replace(training, data=Constant(training.data, steps))
+
+
+def time_bare(training: Training) -> dict[str, float]:
+    program, data = training.program, training.data
+    state, waiting = program.layout.create(program.init, {}), []
+    for batch in itertools.islice(data.train_batches(0), training.timetable.total):
+        state, metrics = program.train_step(state, program.layout.put_batch(batch))
+        waiting.append(metrics['loss'])
+        if len(waiting) > 2:
+            np.asarray(waiting.pop(0))
+    return dict(data.spent)
+
+
+def time_loop(training: Training) -> dict[str, float]:
+    clock = Clock()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        clock,
+        opened(training, pathlib.Path(folder), None) as run,
+    ):
+        beginning = restore(training, run.checkpointer, None)
+        with run.hooks(training, 0, range(0), None, None, clock) as hooks:
+            loop(training, beginning, hooks)
+    return dict(training.data.spent)
+
+
+def environment() -> str:
+    packages = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'rich'))
+    model = next(
+        (
+            line.partition(':')[2].strip()
+            for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+            if line.startswith('model name')
+        ),
+        'unknown CPU',
+    )
+    return f'{model}, Python {sys.version.split()[0]}, {packages}'
+
+
+def print_table(found: dict[str, list[dict[str, float]]]) -> None:
+    """Print the lowest of all rounds, as other work only adds to them, and the difference."""
+    print(environment())
+    print('| ms a step | ' + ' | '.join(CLOCKS) + ' |\n|---|' + '---|' * len(CLOCKS))
+    lowest = {name: {k: min(r[k] for r in found[name]) for k in CLOCKS} for name in found}
+    lowest['loop - bare'] = {k: lowest['loop'][k] - lowest['bare'][k] for k in CLOCKS}
+    for name, row in lowest.items():
+        print(f'| {name} | ' + ' | '.join(f'{row[k]:.3f}' for k in CLOCKS) + ' |')
+
+
+if __name__ == '__main__':
+    main()
