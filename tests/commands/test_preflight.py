@@ -46,7 +46,8 @@ def fake_compiler(monkeypatch):
             'steps': 3600,
             'refusal': 'a warm-up that is too long' if rows in (16, 64) else '',
             'state': {'params': 40, 'opt_state': 80, 'ema': 0, 'collections': 0},
-            'mesh': {'data': 4, 'fsdp': 1, 'tensor': 1},
+            'unit': 8,
+            'mesh': {'slice': 1, 'data': 4, 'fsdp': 1, 'tensor': 1},
             'kinds': [
                 {'rows': rows, 'share': 1, 'shapes': {}, 'flops': {'train': 300, 'eval': 100}}
             ],
@@ -75,6 +76,29 @@ def test_numbers_of_a_run_are_those_of_its_step(fake_compiler, capsys):
     assert step['mfu_bound'] == pytest.approx(300 / (4 * 197e12 * step['bound']))
     assert record['run']['hours'] == pytest.approx(step['bound'])
     assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
+
+
+def test_exchanges_between_slices_are_a_table_and_in_the_record(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', 'v5litepod-4 x 2')
+    assert run(*words) == 0
+    shown = capsys.readouterr().out
+    assert 'on 2xv5e:2x2' in shown and 'on 8 chips' in shown
+    for name in ('25 Gb/s, as scheduled', '50 Gb/s, at best', '100 Gb/s, at best'):
+        assert name in shown
+    assert fake_compiler[0]['topology'] == '2xv5e:2x2'
+    assert run(*words, '--json') == 0
+    (step,) = json.loads(capsys.readouterr().out)['steps']
+    assert step['crossing']['slices'] == 2
+    assert step['crossing']['speeds'][2]['best'].keys() >= {'hidden', 'step', 'pays_from'}
+    assert run(*words[:-1], 'v5e:2x2', '--json') == 0
+    (step,) = json.loads(capsys.readouterr().out)['steps']
+    assert step['crossing'] is None
+
+
+def test_parameters_that_do_not_fit_are_split_within_a_slice(fake_compiler, capsys):
+    words = ('--config', DIGITS, '--topology', '2xv5e:2x2', '--config.batch_size=128')
+    assert run(*words) == EXIT_FAILED
+    assert '--config.parallel.fsdp=4 ' in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
@@ -304,7 +328,12 @@ def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, nee
 @with_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('slice_', 'override'), [('v5e:2x2', 'batch_size=64'), ('v4:2x2x4', 'parallel.fsdp=16')]
+    ('slice_', 'override'),
+    [
+        ('v5e:2x2', 'batch_size=64'),
+        ('v4:2x2x4', 'parallel.fsdp=16'),
+        ('2xv5e:2x2', 'step.accum_steps=2'),
+    ],
 )
 def test_a_step_is_compiled_for_tpus(slice_, override):
     config = config_lib.load(DIGITS, [override, 'parallel.min_split_size=64'])
@@ -319,7 +348,12 @@ def test_a_step_is_compiled_for_tpus(slice_, override):
         assert ('all-gather', 'fsdp') in kinds
         assert report.memory['parameters'] < 17418 * 4 * 4  # tiles of small arrays are padding
     else:
-        assert kinds == {('all-reduce', 'data')}
+        assert ('all-reduce', 'data') in kinds
+        assert all(axis == 'data' for _, axis in kinds), 'nothing else crosses'
+    if slice_.startswith('2x'):
+        # Each chip sends a quarter of the gradients, once a step, and a few metrics.
+        padding = 4 * 512 * report.crossing.count
+        assert 0 <= report.crossing.host_bytes - 4 * report.parameters <= padding
 
 
 @with_compiler

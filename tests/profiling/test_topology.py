@@ -26,6 +26,31 @@ def test_names(text, name, chips):
     assert (parsed.name, parsed.chips) == (name, chips)
 
 
+@pytest.mark.parametrize(
+    ('text', 'name', 'chips', 'hosts'),
+    [
+        ('2xv5e:4x4', '2xv5e:4x4', 32, 8),
+        ('2 x v5e:4x4', '2xv5e:4x4', 32, 8),
+        ('v5litepod-16 x 2', '2xv5e:4x4', 32, 8),
+        ('v4-32 x4', '4xv4:2x2x4', 64, 16),
+        ('1xv5e:2x2', 'v5e:2x2', 4, 1),
+        ('4xv6e-8', '4xv6e:2x4', 32, 4),
+    ],
+)
+def test_names_of_several_slices(text, name, chips, hosts):
+    parsed = topology.parse(text)
+    assert (parsed.name, parsed.chips, parsed.hosts) == (name, chips, hosts)
+    assert topology.parse(parsed.name) == parsed
+    assert parsed.slices * parsed.slice_chips == chips
+
+
+@pytest.mark.parametrize('text', ['0xv5e:4x4', '2x2xv5e:4x4', '2xv5e:4x4 x 2', '2x'])
+def test_other_numbers_of_slices_are_refused_in_one_line(text):
+    with pytest.raises(UserError, match='--topology') as error:
+        topology.parse(text)
+    assert '\n' not in str(error.value)
+
+
 @pytest.mark.parametrize('text', ['v5e', 'v5e:4', 'v5e:4x0', 'v4:2x2', 'v9-8', 'v4-7', 'v5e-0'])
 def test_other_names_are_refused(text):
     with pytest.raises(UserError, match='--topology'):

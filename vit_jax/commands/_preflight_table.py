@@ -51,6 +51,8 @@ def print_report(report: Any) -> None:
     _print_times(console, report)
     if report.exchanges:
         _print_exchanges(console, report)
+    if report.crossing:
+        _print_crossing(console, report.crossing)
     _print_costs(console, report)
 
 
@@ -87,6 +89,30 @@ def _print_exchanges(console: Any, report: Any) -> None:
         how = 'yes' if row.asynchronous else 'no'
         table.add_row(row.kind, row.axis, how, f'{row.count:,}', number(row.bytes / 1e6))
     console.print(table, '')
+
+
+def _print_crossing(console: Any, crossing: Any) -> None:
+    console.print(
+        f'between slices each host sends and receives {number(crossing.host_bytes / 1e6)} MB a '
+        f'step, as {crossing.count:,} arrays of each chip; the bound above leaves this out'
+    )
+    several = 'the second slice' if crossing.slices == 2 else f'{crossing.slices} slices'
+    headings = 'ms', 'hidden ms', 'step at least ms', 'times one slice', 'pays from batch'
+    table = _table('network of a host', *headings)
+    for speed in crossing.speeds:
+        for how, over in (('as scheduled', speed.scheduled), ('at best', speed.best)):
+            table.add_row(
+                f'{speed.gbits} Gb/s, {how}',
+                *map(number, (1e3 * speed.seconds, 1e3 * over.hidden, 1e3 * over.step)),
+                f'{over.speedup:.2f}',
+                f'{over.pays_from:,}',
+            )
+    console.print(table)
+    console.print(
+        f'at best, each array is sent as soon as the backward pass has computed it; {several} '
+        f'{"pays" if crossing.slices == 2 else "pay"} where the step takes less time than on one '
+        'slice\n'
+    )
 
 
 def _print_costs(console: Any, report: Any) -> None:

@@ -62,7 +62,12 @@ def make_parser() -> Parser:
     """The flags beside those of the config."""
     parser = Parser('preflight', __doc__)
     add = parser.add_argument
-    add('--topology', required=True, metavar='SLICE', help='as v5e:4x4, v4:2x2x2, v5litepod-16')
+    add(
+        '--topology',
+        required=True,
+        metavar='SLICE',
+        help='as v5e:4x4, v4:2x2x2, v5litepod-16, or two: 2xv5e:4x4',
+    )
     add('--eval', action='store_true', help='the evaluation instead of the training step')
     add('--cycles', action='store_true', help="wait minutes for the compiler's own estimate")
     add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
@@ -162,7 +167,7 @@ def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> 
     from vit_jax.profiling import preflight
 
     found = {}
-    for override in preflight.remedies(config, slice_.chips):
+    for override in preflight.remedies(config, slice_):
         with table.status(f'it does not fit: trying {override}'):
             try:
                 changed = preflight.apply(config, override)

@@ -14,6 +14,7 @@ ALIASING = re.compile(r'output_to_operand_aliasing=\{(.*?\))\}')
 SLICES = ('slice', 'dynamic-slice', 'gather')
 THROUGH = ('bitcast', 'reshape')
 UPDATE = 'dynamic-update-slice'
+TRANSFERS = ('send', 'recv')  # to and from the host; their results name the operand
 
 
 def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
@@ -22,6 +23,8 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
     opcode = instruction.opcode
     if opcode in ('fusion', 'async-start') and instruction.called:
         return _of_fusion(module, operands, instruction)
+    if opcode in TRANSFERS:
+        return (operands if opcode == 'send' else [instruction])[0].arrays[0].hbm
     results = _results(operands, instruction)
     started = opcode.removesuffix('-start')
     if started == UPDATE:

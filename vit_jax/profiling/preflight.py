@@ -13,7 +13,7 @@ from vit_jax.config import defaults, schema, values
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.nn.recompute import POLICIES
-from vit_jax.profiling import memory_report, roofline, scheduled_hlo
+from vit_jax.profiling import memory_report, network, roofline, scheduled_hlo
 from vit_jax.profiling.compile_for import Compiled, compile_step
 from vit_jax.profiling.topology import Topology
 
@@ -65,6 +65,7 @@ class Report:
       costs: by part of the model, the most expensive first; MEANWHILE comes last.
       compile_seconds: until the schedule, or until the machine code with `cycles`.
       fits: whether the step fits into the memory of a chip.
+      crossing: exchanges between slices, which `bound` leaves out; None on one slice.
     """
 
     topology: str
@@ -87,6 +88,7 @@ class Report:
     estimate: float | None = None
     exchanges: Sequence[Exchange] = ()
     costs: Sequence[Cost] = ()
+    crossing: network.Crossing | None = None
 
     def mfu(self, seconds: float) -> float:
         """Model FLOPs utilization of a step that takes `seconds`."""
@@ -207,8 +209,17 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         estimate=sum(cycles) / chip.clock if cycles else None,
         exchanges=_exchanges(found, facts['mesh']),
         costs=costs_of(found, topology),
+        crossing=_crossing(module, topology, batch['rows'], facts) if step == 'train' else None,
         **common,
     )
+
+
+def _crossing(
+    module: scheduled_hlo.Module, topology: Topology, rows: int, facts: Mapping[str, Any]
+) -> network.Crossing | None:
+    if topology.slices == 1:
+        return None
+    return network.crossing(module, topology, rows, facts['unit'])
 
 
 def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> list[Exchange]:
@@ -235,13 +246,14 @@ def costs_of(found: Sequence[roofline.Operation], topology: Topology) -> list[Co
     return sorted(rows, key=lambda row: (row.path == MEANWHILE, -row.seconds))
 
 
-def remedies(config: ConfigDict, chips: int) -> list[str]:
+def remedies(config: ConfigDict, topology: Topology) -> list[str]:
     """Overrides that each make a step smaller, as `model.remat=dots`.
 
     Args:
       config: of the step that does not fit.
-      chips: of the slice.
+      topology: for which it was compiled.
     """
+    chips = topology.slice_chips
     found = _recomputing(config)
     if stacks_all(config):
         found.append('model.scan=False')
@@ -249,7 +261,7 @@ def remedies(config: ConfigDict, chips: int) -> list[str]:
     if layout['fsdp'] * layout['tensor'] == 1 < chips:
         found.append(f'parallel.fsdp={chips}')
     accum = defaults.arguments(config, 'step')['accum_steps']
-    shards = chips // layout['tensor']
+    shards = topology.chips // layout['tensor']
     if not config.data.get('buckets') and config.batch_size % (2 * accum * shards) == 0:
         found += [f'step.accum_steps={2 * accum}', f'batch_size={config.batch_size // 2}']
     return found

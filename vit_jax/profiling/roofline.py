@@ -15,6 +15,7 @@ from vit_jax.profiling import hlo_traffic
 from vit_jax.profiling.collectives import Collective, begins, collective, ends
 from vit_jax.profiling.hlo_flops import flops
 from vit_jax.profiling.hlo_loops import trips
+from vit_jax.profiling.hlo_traffic import TRANSFERS
 from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
 from vit_jax.profiling.topology import Chip
 
@@ -80,22 +81,33 @@ def _walk(
     module: Module, computation: Computation, count: int, asynchronous: bool = False
 ) -> Iterator[Operation]:
     for instruction in computation:
-        opcode = instruction.opcode
-        if opcode in FREE or opcode.endswith(('-done', '-update')) or ends(instruction):
-            continue
-        if any(target in instruction.attributes for target in UNMOVED):
-            continue
-        called = [module.computations[name] for name in instruction.called]
-        if opcode == 'while':
-            repeated = count * trips(module, computation, instruction)
-            yield from _walk(module, called[0], repeated)
-        elif opcode == 'conditional':
-            branches = [list(_walk(module, branch, count)) for branch in called]
-            yield from max(branches, key=lambda ops: sum(op.flops + op.bytes for op in ops))
-        elif opcode == 'call':
-            yield from _walk(module, called[0], count, asynchronous)
-        else:
-            yield _operation(module, computation, instruction, count, asynchronous)
+        yield from expand(module, computation, instruction, count, asynchronous)
+
+
+def expand(
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    count: int = 1,
+    asynchronous: bool = False,
+) -> Iterator[Operation]:
+    """The operations of an instruction, those of a loop `count` times as often as it turns."""
+    opcode = instruction.opcode
+    if opcode in FREE or opcode.endswith(('-done', '-update')) or ends(instruction):
+        return
+    if any(target in instruction.attributes for target in UNMOVED):
+        return
+    called = [module.computations[name] for name in instruction.called]
+    if opcode == 'while':
+        repeated = count * trips(module, computation, instruction)
+        yield from _walk(module, called[0], repeated)
+    elif opcode == 'conditional':
+        branches = [list(_walk(module, branch, count)) for branch in called]
+        yield from max(branches, key=lambda ops: sum(op.flops + op.bytes for op in ops))
+    elif opcode == 'call':
+        yield from _walk(module, called[0], count, asynchronous)
+    else:
+        yield _operation(module, computation, instruction, count, asynchronous)
 
 
 def _operation(
@@ -105,7 +117,8 @@ def _operation(
     count: int,
     asynchronous: bool,
 ) -> Operation:
-    started = instruction.opcode.endswith('-start') or begins(instruction)
+    opcode = instruction.opcode
+    started = opcode.endswith('-start') or opcode in TRANSFERS or begins(instruction)
     return Operation(
         path=module_path(_op_name(module, instruction)) or instruction.opcode,
         kind=instruction.opcode,

@@ -63,45 +63,70 @@ CHIPS = {
     'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2, 4),
     'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
 }
+SEVERAL = re.compile(r'(\d+) *x *(.+)|(.+) +x *(\d+)')
 SAME = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice.
+    """A slice, or several of one shape that the data-center network connects.
 
     Attributes:
       chip: of its generation.
-      shape: chips along each dimension.
+      shape: chips of a slice along each dimension.
+      slices: their number.
     """
 
     chip: Chip
     shape: tuple[int, ...]
+    slices: int = 1
 
     @property
     def name(self) -> str:
-        """Name for libtpu, `v5e:4x4`."""
+        """Name as `parse` reads it: `v5e:4x4`, or `2xv5e:4x4` of two slices."""
+        return self.slice_name if self.slices == 1 else f'{self.slices}x{self.slice_name}'
+
+    @property
+    def slice_name(self) -> str:
+        """Name of one slice for libtpu, `v5e:4x4`."""
         return f'{self.chip.generation}:{"x".join(map(str, self.shape))}'
 
     @property
     def chips(self) -> int:
+        """Chips of all slices."""
+        return self.slices * self.slice_chips
+
+    @property
+    def slice_chips(self) -> int:
+        """Chips of one slice."""
         return math.prod(self.shape)
 
     @property
     def hosts(self) -> int:
-        """Machines (TPU VMs) of the slice."""
-        alone = self.chips <= self.chip.single_host
-        return 1 if alone else -(-self.chips // CHIPS_PER_HOST)
+        """Machines (TPU VMs) of all slices."""
+        return self.slices * self.slice_hosts
+
+    @property
+    def slice_hosts(self) -> int:
+        """Machines (TPU VMs) of one slice."""
+        alone = self.slice_chips <= self.chip.single_host
+        return 1 if alone else -(-self.slice_chips // CHIPS_PER_HOST)
 
 
 def parse(text: str) -> Topology:
     """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
     The number after the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
+    Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`.
 
     Raises:
       UserError: for any other text.
     """
+    if several := SEVERAL.fullmatch(text):
+        count, one = int(several[1] or several[4]), parse(several[2] or several[3])
+        if not count or one.slices > 1:
+            raise UserError(f'--topology {text!r}: write NUMBERxSLICE, as 2xv5e:4x4')
+        return dataclasses.replace(one, slices=count)
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
     if match is None:
         raise UserError(f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32')
@@ -182,7 +207,7 @@ def environment() -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Devices of a slice, one a chip; call it in a process with the variables of `environment`.
+    """Devices of all slices, one a chip; call it in a process with the variables of `environment`.
 
     Raises:
       UserError: if libtpu knows no such slice.
@@ -191,10 +216,12 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     options: dict[str, Any] = dict(topology.chip.options)
-    if topology.chips < 4:  # smaller than the machine that libtpu assumes
+    if topology.slice_chips < 4:  # smaller than the machine that libtpu assumes
         options['chips_per_host_bounds'] = [*topology.shape, 1][:3]
+    if topology.slices > 1:
+        options['num_slices'] = topology.slices
     try:
-        described = topologies.get_topology_desc(topology.name, 'tpu', **options)
+        described = topologies.get_topology_desc(topology.slice_name, 'tpu', **options)
     except jax.errors.JaxRuntimeError as e:
         raise UserError(f'--topology {topology.name}: {str(e).splitlines()[0]}') from e
     return list(described.devices)

@@ -1,0 +1,252 @@
+"""Exchanges between slices, over the data-center network, in the schedule of a compiled step.
+
+A chip sends its part of the gradients to its host, which exchanges it with the hosts of other
+slices; all chips of a host share its network card. The schedule says when each part is sent and
+when its sum is needed, and so how much of the exchange other operations hide. At best, each part is
+sent as soon as the backward pass has computed it, and nothing waits for it but the next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+from vit_jax.profiling import roofline
+from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+from vit_jax.profiling.topology import Topology
+
+GBITS = (25, 50, 100)  # a second and host
+HANDLER = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
+RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+BISECTIONS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A time in a step: growing + fixed seconds, of which the first grow with the batch."""
+
+    growing: float = 0
+    fixed: float = 0
+
+    def at(self, growth: float) -> float:
+        return growth * self.growing + self.fixed
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """The beginning or the end of an exchange in a schedule.
+
+    Attributes:
+      key: of the exchange.
+      when: it stands in the schedule, as if the network took no time.
+      ready: the array that is sent was computed.
+      bytes: that a chip sends; 0 for the end.
+    """
+
+    key: str
+    when: Moment
+    ready: Moment
+    bytes: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The exchanges of a step.
+
+    Attributes:
+      events: in their order.
+      end: of the step, without exchanges.
+    """
+
+    events: Sequence[Event]
+    end: Moment
+
+    def scheduled(self, rate: float, growth: float = 1) -> float:
+        """Seconds of a step, whose exchanges follow one another on the network.
+
+        Args:
+          rate: bytes a second that a chip sends.
+          growth: of the batch.
+        """
+        waited = free = 0.0
+        arrived: dict[str, float] = {}
+        for event in self.events:
+            clock = event.when.at(growth) + waited
+            if event.bytes:
+                arrived[event.key] = free = max(free, clock) + event.bytes / rate
+            else:
+                waited += max(arrived.get(event.key, 0.0) - clock, 0.0)
+        return self.end.at(growth) + waited
+
+    def best(self, rate: float, growth: float = 1) -> float:
+        """Seconds of a step that sends each array as soon as it is ready."""
+        free = 0.0
+        for ready, size in sorted((e.ready.at(growth), e.bytes) for e in self.events if e.bytes):
+            free = max(free, ready) + size / rate
+        return max(free, self.end.at(growth))
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """A step whose exchanges are hidden to some extent.
+
+    Attributes:
+      hidden: seconds of the exchanges during which chips compute.
+      step: lower bound on the seconds of the step, with the rest of its exchanges.
+      speedup: of the step, over one slice with the same global batch.
+      pays_from: the smallest global batch for which that is above 1.
+    """
+
+    hidden: float
+    step: float
+    speedup: float
+    pays_from: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Exchanges over a network of one speed.
+
+    Attributes:
+      gbits: a second that a host sends, and receives.
+      seconds: of all exchanges.
+      scheduled: in the compiler's schedule.
+      best: if each array were sent as soon as it is ready.
+    """
+
+    gbits: int
+    seconds: float
+    scheduled: Overlap
+    best: Overlap
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """Exchanges between slices in a step.
+
+    Attributes:
+      slices: their number.
+      count: of the arrays that a chip sends.
+      host_bytes: that a host sends; it receives as much.
+      speeds: of the network.
+    """
+
+    slices: int
+    count: int
+    host_bytes: float
+    speeds: Sequence[Speed]
+
+
+def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Crossing:
+    """The exchanges of a training step between slices.
+
+    A step with another batch is taken to need time in proportion to it, except for the update of
+    the parameters and for exchanges.
+
+    Args:
+      module: the scheduled step.
+      topology: of several slices.
+      rows: of a global batch.
+      unit: a global batch must be a multiple of it.
+    """
+    found = schedule(module, topology)
+    chips = topology.slice_chips // topology.slice_hosts
+    sent = sum(e.bytes for e in found.events)
+
+    def overlap(seconds: Callable[[float, float], float], rate: float) -> Overlap:
+        step, alone = seconds(rate, 1), found.end.at(1)
+        return Overlap(
+            hidden=max(sent / rate - (step - alone), 0.0),
+            step=step,
+            speedup=found.end.at(topology.slices) / step if step else 0,
+            pays_from=_pays_from(
+                lambda growth: seconds(rate, growth) < found.end.at(topology.slices * growth),
+                rows,
+                unit,
+            ),
+        )
+
+    rates = {gbits: gbits * 1e9 / 8 / chips for gbits in GBITS}
+    return Crossing(
+        slices=topology.slices,
+        count=sum(e.bytes > 0 for e in found.events),
+        host_bytes=chips * sent,
+        speeds=[
+            Speed(gbits, sent / rate, overlap(found.scheduled, rate), overlap(found.best, rate))
+            for gbits, rate in rates.items()
+        ],
+    )
+
+
+def _pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
+    """The smallest multiple of `unit` that pays, which depends on its ratio to `rows`."""
+    low, high = 0.0, 1.0
+    while not pays(high) and high < 2**BISECTIONS:
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return max(-int(-high * rows // unit), 1) * unit
+
+
+def schedule(module: Module, topology: Topology) -> Schedule:
+    """The exchanges between slices in a schedule, stretched to the bound of the step."""
+    chip, entry = topology.chip, module.entry
+    operations = roofline.operations(module)
+    alone = sum(op.seconds(chip) for op in operations if not op.asynchronous)
+    stretch = roofline.bound(operations, chip) / alone if alone else 1
+    clock, events = Moment(), []
+    ready: dict[str, Moment] = {}
+    for instruction in entry:
+        needed = (ready[name] for name in instruction.operands)
+        ready[instruction.name] = max(needed, key=lambda m: m.at(1), default=Moment())
+        if found := _exchange(entry, instruction, topology.slices):
+            events.append(Event(found[0], clock, ready[instruction.name], found[1]))
+            continue
+        inside = list(roofline.expand(module, entry, instruction))
+        growing, fixed = _seconds(inside, topology)
+        clock = Moment(clock.growing + stretch * growing, clock.fixed + stretch * fixed)
+        # Sums within a slice, which the schedule may put anywhere, have no matrix products.
+        if growing and any(op.flops for op in inside):
+            ready[instruction.name] = clock
+    return Schedule(events, clock)
+
+
+def _seconds(operations: Sequence[roofline.Operation], topology: Topology) -> tuple[float, float]:
+    """Synchronous seconds of the passes through the model, which grow with the batch, and others.
+
+    Exchanges within a slice are among the others.
+    """
+    growing = fixed = 0.0
+    for op in operations:
+        if op.asynchronous:
+            continue
+        if op.path.endswith(('forward', 'backward')) and not op.collective:
+            growing += op.seconds(topology.chip)
+        else:
+            fixed += op.seconds(topology.chip)
+    return growing, fixed
+
+
+def _exchange(
+    entry: Computation, instruction: Instruction, slices: int
+) -> tuple[str, float] | None:
+    """The key of the exchange that an instruction begins or ends, and the bytes of a beginning."""
+    if HANDLER not in instruction.attributes:
+        return None
+    if instruction.opcode == 'send':
+        size = entry[instruction.operands[0]].arrays[0].size
+        kind = TRANSFER.search(instruction.attributes)
+        around_a_ring = kind is not None and kind[1] == 'ALL_REDUCE'
+        share = 2 * (slices - 1) / slices if around_a_ring else slices - 1
+        return _key(instruction), share * size
+    if instruction.opcode == 'recv-done':
+        return _key(entry[instruction.operands[0]]), 0
+    return None
+
+
+def _key(instruction: Instruction) -> str:
+    match = RENDEZVOUS.search(instruction.attributes)
+    return match[1] if match else ''
