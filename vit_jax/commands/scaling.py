@@ -16,6 +16,7 @@ from vit_jax.commands._optimal import optimal
 from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
+from vit_jax.commands._shape import shape
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'fit': fit,
     'plot': plot,
     'optimal': optimal,
+    'shape': shape,
     'report': report,
     'coverage': coverage,
     'coordinates': coordinates,

@@ -1,0 +1,168 @@
+"""Star sweeps: known exponents and optimal shapes come back, and bad tables are one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.errors import UserError
+from vit_jax.scaling import plots_shape, shape, star
+
+C = 0.4
+CENTER = {'width': 512.0, 'depth': 16.0, 'mlp': 2048.0}
+TRUE = {
+    name: shape.Law(alpha, a, beta, b, 0.0, C, 0.0)
+    for name, (alpha, a, beta, b) in {
+        'width': (9.0, 0.9, 0.3, 0.6),
+        'depth': (0.9, 0.7, 1.0, 0.4),
+        'mlp': (6.0, 0.6, 0.2, 0.5),
+    }.items()
+}
+COLUMNS = star.Columns(tuple(CENTER), 't', 'loss', 'examples')
+
+
+def loss(at, t):
+    terms = [law.value(np.array([at[name]]), t)[0] for name, law in TRUE.items()]
+    return 0.1 + 2 * t**-C + float(sum(terms))
+
+
+def runs(noise=0.0, seed=0):
+    """Five sizes of each dimension, five budgets each."""
+    rng, made = np.random.default_rng(seed), []
+    for name, middle in CENTER.items():
+        for size in middle * np.array([1 / 8, 1 / 4, 1 / 2, 1, 2]):
+            for t in (1e2, 1e3, 1e4, 1e5, 1e6):
+                at = CENTER | {name: float(size)}
+                y = loss(at, t) * np.exp(noise * rng.standard_normal())
+                seen = t / (2 * at['width'] ** 1.5 * at['depth'])
+                made.append(at | {'t': t, 'loss': y, 'examples': seen})
+    return [{key: repr(float(value)) for key, value in row.items()} for row in made]
+
+
+def test_known_optima_come_back_without_noise():
+    found = star.read(runs(), COLUMNS)
+    assert found.center == CENTER and found.notes == ()
+    shapes = shape.fit(found)
+    for name, law in TRUE.items():
+        assert shapes.exponent(name) == (pytest.approx(law.s, rel=1e-3), [])
+        assert shapes.best(name, 1e8)[0] == pytest.approx(law.best(1e8), rel=1e-2)
+    assert shapes.rmse < 1e-6
+    start = {name: law.best(1e4) for name, law in TRUE.items()}
+    expected = {name: law.best(1e7) for name, law in TRUE.items()}
+    assert shapes.scaled(start, 1e3) == pytest.approx(expected, rel=1e-2)
+    assert found.cost(CENTER) == pytest.approx(2 * 512**1.5 * 16, rel=1e-6)
+
+
+def test_the_closed_form_is_the_minimum():
+    law = TRUE['width']
+    x = np.geomspace(law.best(1e5) / 4, law.best(1e5) * 4, 20_001)
+    assert x[np.argmin(law.value(x, 1e5))] == pytest.approx(law.best(1e5), rel=1e-3)
+    assert law.best(1e8) / law.best(1e5) == pytest.approx(1e3**law.s)
+
+
+@pytest.mark.slow
+def test_bands_hold_the_exponents():
+    shapes = shape.fit(star.read(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
+    held = 0
+    for name, law in TRUE.items():
+        s, (low, high) = shapes.exponent(name)
+        assert s == pytest.approx(law.s, rel=0.12)
+        held += low <= law.s <= high
+        low, high = shapes.best(name, 1e8)[1]
+        held += low <= law.best(1e8) <= high
+    assert held >= 5
+
+
+def test_runs_off_the_rays_and_without_values_are_left_out():
+    rows = runs()
+    rows += [CENTER | {'width': 64.0, 'depth': 2.0, 't': 1e4, 'loss': 9.0, 'examples': 1.0}]
+    rows += [dict(rows[3]) | {'loss': 'nan'}, dict(rows[3]) | {'loss': '', 'run': 'a'}]
+    found = star.read([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
+    assert len(found.notes) == 3
+    assert found.notes[0] == f'line {len(rows)}: left out, loss is nan'
+    assert found.notes[1] == 'a: left out, it has no loss'
+    assert found.notes[2].startswith('1 run(s) differ from the center in more than one dimension')
+    assert sum(len(ray.x) for ray in found.rays.values()) == len(runs()) + 30
+
+
+def test_a_dimension_that_only_helps_has_no_optimum():
+    rows = runs()
+    for row in rows:
+        better = 3.0 * float(row['depth']) ** -0.5 + 5.0 * float(row['t']) ** -0.4 + 0.2
+        row['loss'] = repr(better)
+    shapes = shape.fit(star.read(rows, star.Columns(('depth',), 't', 'loss')))
+    assert shapes.laws == {}
+    assert shapes.notes == ('depth: no optimum: in these runs, a larger one is never worse',)
+
+
+@pytest.mark.parametrize(
+    ('spoil', 'words'),
+    [
+        (lambda rows: [row | {'t': '100'} for row in rows], 'width: 1 budgets around the center'),
+        (lambda rows: [row | {'mlp': '9'} for row in rows], 'mlp: 1 sizes around the center'),
+        (lambda rows: rows[:25:4], 'runs around the center, of 8 needed'),
+        (lambda rows: [row | {'loss': '0'} for row in rows], 'no row can be fitted; line 2'),
+        (lambda rows: [row | {'width': 'wide'} for row in rows], "'wide', which is not a number"),
+        (lambda rows: [{'t': '1', 'loss': '2'}], "--shape: unknown column 'width'"),
+    ],
+)
+def test_bad_tables_are_one_line(spoil, words):
+    columns = star.Columns(('width',) if 'of 8' in words else COLUMNS.shape, 't', 'loss')
+    rows = spoil(runs())
+    with pytest.raises(UserError) as caught:
+        star.read(rows, columns)
+    assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
+    monkeypatch.setattr(shape, '_ROUNDS', 1)
+    with pytest.raises(UserError, match='did not converge'):
+        shape.fit(star.read(runs(noise=0.1), COLUMNS))
+
+
+def test_the_picture_has_the_optimum_of_each_budget():
+    found = star.read(runs(), COLUMNS)
+    axes = plots_shape.draw(found, shape.fit(found), COLUMNS, target=1e7).axes
+    assert [one.get_title(loc='left') for one in axes] == [
+        'width ~ t^0.267',
+        'depth ~ t^0.364',
+        'mlp ~ t^0.364',
+    ]
+    (mark,) = [line for line in axes[0].lines if line.get_marker() == '*']
+    assert mark.get_xdata() == pytest.approx(TRUE['width'].best(1e7), rel=1e-2)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / 'star.csv'
+    with path.open('w') as file:
+        writer = csv.DictWriter(file, runs()[0])
+        writer.writeheader()
+        writer.writerows(runs())
+    words = ['scaling', 'shape', '--csv', str(path), '--shape', 'width,depth,mlp', '--t', 't']
+    words += ['--y', 'loss', '--examples', 'examples', '--bootstrap', '0', '--target', '1e7']
+    start = ','.join(str(law.best(1e4)) for law in TRUE.values()) + '@1e4'
+    assert main([*words, '--start', start, '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    optimum = {name: one['optimum'] for name, one in found['dimensions'].items()}
+    assert optimum == pytest.approx(found['scaled'], rel=1e-2)
+    assert found['examples'] == pytest.approx(
+        1e7 / (2 * optimum['width'] ** 1.5 * optimum['depth']), rel=1e-3
+    )
+    assert main([*words, '--output', str(tmp_path / 'star.png')]) == 0
+    said = capsys.readouterr().out
+    assert 'x* ~ t^s' in said and 'depth: its optimum is ' in said
+    assert (tmp_path / 'star.png').stat().st_size > 1000
+    for extra, words_said in (
+        (['--start', '1,2'], '--start'),
+        (['--start', '1,2@3'], '3 positive values and a budget'),
+        (['--target', '-1'], '--target -1: must be positive'),
+        (['--shape', ''], 'name the columns'),
+    ):
+        assert main([*words, *extra]) == 2
+        error = capsys.readouterr().err
+        assert words_said in error and error.count('\n') == 1

@@ -1,0 +1,214 @@
+"""Shapes that are optimal for a compute budget: the closed form of a star sweep.
+
+Alabdulmohsin et al. 2023, "Getting ViT in Shape" (arXiv:2305.13035), section 3: the loss over one
+dimension x of the shape and the compute t, with the others held at a large enough center, is
+
+    f(x, t) = alpha x^-a + (beta x^b + xi) t^-c + epsilon        (their equation 2)
+
+with a minimum at x* = (alpha a t^c / (beta b))^(1 / (a + b)), which grows as t^s, s = c / (a + b)
+(their equation 3). The exponent c belongs to all dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy import optimize
+from threadpoolctl import threadpool_limits
+
+from vit_jax.errors import UserError
+from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling.star import Ray, Star
+
+BOUNDS = (0.02, 4.0)  # of the exponents
+_GRID = (0.1, 0.3, 0.6, 1.0, 1.6)
+_STARTS = 3
+_ROUNDS = 200
+_GONE = 1e-9  # share of y below which a term is not there
+_FLAT = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """The law of one dimension, in the units of the table.
+
+    Attributes:
+      alpha, a, beta, b, xi, c, epsilon: as in equation 2.
+    """
+
+    alpha: float
+    a: float
+    beta: float
+    b: float
+    xi: float
+    c: float
+    epsilon: float
+
+    @property
+    def s(self) -> float:
+        """Exponent of the optimum over compute."""
+        return self.c / (self.a + self.b)
+
+    def value(self, x: np.ndarray, t: np.ndarray | float) -> np.ndarray:
+        """The loss [M] at x [M] and t, [M] or a number."""
+        held = self.beta * x**self.b + self.xi
+        return self.alpha * x**-self.a + held * t**-self.c + self.epsilon
+
+    def best(self, t: float) -> float:
+        """The optimal x for a budget, by equation 3."""
+        ratio = self.alpha * self.a * t**self.c / (self.beta * self.b)
+        return float(ratio ** (1 / (self.a + self.b)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The laws of a star.
+
+    Attributes:
+      laws: {dimension: its law}, of those that have an optimum.
+      replicates: the same for each bootstrap sample.
+      dof: runs less parameters, at least 2.
+      rmse: of the log of the loss.
+      notes: a line for each dimension without an optimum, and other doubts.
+    """
+
+    laws: dict[str, Law]
+    replicates: tuple[dict[str, Law], ...]
+    dof: int
+    rmse: float
+    notes: tuple[str, ...]
+
+    def exponent(self, name: str) -> tuple[float, list[float]]:
+        """s of a dimension and its 90 % band; [] without a bootstrap."""
+        return self._banded(self.laws[name].s, [one[name].s for one in self._with(name)])
+
+    def best(self, name: str, t: float) -> tuple[float, list[float]]:
+        """The optimum of a dimension for a budget, and its 90 % band; [] without a bootstrap."""
+        found = [one[name].best(t) for one in self._with(name)]
+        return self._banded(self.laws[name].best(t), found)
+
+    def scaled(self, start: Mapping[str, float], ratio: float) -> dict[str, float]:
+        """A shape that is optimal for some budget, scaled to `ratio` times that budget."""
+        return {name: x * ratio ** self.laws[name].s for name, x in start.items()}
+
+    def _with(self, name: str) -> list[dict[str, Law]]:
+        return [one for one in self.replicates if name in one]
+
+    def _banded(self, value: float, samples: Sequence[float]) -> tuple[float, list[float]]:
+        if not samples:
+            return value, []
+        factor = np.exp(fit_lib.half_width(np.std(np.log([samples]), axis=1), self.dof))[0]
+        return value, [float(value / factor), float(value * factor)]
+
+
+def fit(star: Star, bootstrap: int = 0, seed: int = 0) -> Shapes:
+    """Fit the laws of all dimensions at once, by least squares of relative errors.
+
+    For given exponents the other parameters follow from non-negative least squares (variable
+    projection), so that only c and each dimension's a and b are searched.
+
+    Raises:
+      UserError: if the search does not converge.
+    """
+    with threadpool_limits(1, user_api='blas'):
+        rays = list(star.rays.values())
+        at = _search(rays)
+        found = _laws(star, at)
+        curves = [law.value(ray.x, ray.t) for law, ray in zip(found, rays, strict=True)]
+        errors = [np.log(ray.y / curve) for ray, curve in zip(rays, curves, strict=True)]
+        runs, used = sum(len(one) for one in errors), 1 + 6 * len(rays)
+        pool = np.concatenate(errors) * np.sqrt(runs / max(runs - used, 1))
+        rng, drawn = np.random.default_rng(seed), []
+        for _ in range(bootstrap):
+            new = [
+                dataclasses.replace(
+                    ray, y=curve * np.exp(rng.choice(pool - pool.mean(), len(curve)))
+                )
+                for ray, curve in zip(rays, curves, strict=True)
+            ]
+            again = _laws(
+                dataclasses.replace(star, rays=dict(zip(star.rays, new, strict=True))),
+                _refine(new, at).x,
+            )
+            drawn.append(_with_optimum(star, again)[0])
+    laws, notes = _with_optimum(star, found)
+    return Shapes(
+        laws, tuple(drawn), max(runs - used, 2), fit_lib.rms(np.concatenate(errors)), notes
+    )
+
+
+def _with_optimum(star: Star, found: Sequence[Law]) -> tuple[dict[str, Law], tuple[str, ...]]:
+    """The laws with a minimum, and a line for each other one."""
+    laws, notes = {}, []
+    for (name, ray), law in zip(star.rays.items(), found, strict=True):
+        falls = np.max(law.alpha * ray.x**-law.a / ray.y)
+        grows = np.max(law.beta * ray.x**law.b * ray.t**-law.c / ray.y)
+        if min(falls, grows) < _GONE:
+            said = 'better' if falls < _GONE else 'worse'
+            notes.append(f'{name}: no optimum: in these runs, a larger one is never {said}')
+            continue
+        laws[name] = law
+        best = [law.best(t) for t in (ray.t.min(), ray.t.max())]
+        if best[1] < ray.x.min() or best[0] > ray.x.max():
+            notes.append(f'{name}: its optimum lies outside of the sizes that were run')
+    return laws, tuple(notes)
+
+
+def _search(rays: Sequence[Ray]) -> np.ndarray:
+    """The exponents [1 + 2 K]: c, then a and b of each dimension."""
+    starts = []
+    for c in _GRID:
+        pairs = [min(itertools.product(_GRID, _GRID), key=_cost_of(ray, c)) for ray in rays]
+        starts.append(np.array([c, *itertools.chain(*pairs)]))
+    starts.sort(key=lambda at: float(np.sum(_errors(at, rays) ** 2)))
+    found = min((_refine(rays, at) for at in starts[:_STARTS]), key=lambda one: one.cost)
+    again = _refine(rays, found.x)
+    if not found.success or again.cost < found.cost * (1 - 1e-3) - _FLAT**2:
+        raise UserError('the law of shapes did not converge; give more runs or fewer dimensions')
+    return again.x
+
+
+def _cost_of(ray: Ray, c: float) -> Callable[[tuple[float, float]], float]:
+    return lambda pair: float(np.sum(_project(ray, c, *pair)[1] ** 2))
+
+
+def _refine(rays: Sequence[Ray], at: np.ndarray) -> optimize.OptimizeResult:
+    start = np.clip(at, BOUNDS[0] * 1.01, BOUNDS[1] * 0.99)
+    return optimize.least_squares(_errors, start, bounds=BOUNDS, args=(rays,), max_nfev=_ROUNDS)
+
+
+def _errors(at: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
+    pairs = at[1:].reshape(-1, 2)
+    return np.concatenate(
+        [_project(ray, at[0], *pair)[1] for ray, pair in zip(rays, pairs, strict=True)]
+    )
+
+
+def _project(ray: Ray, c: float, a: float, b: float) -> tuple[np.ndarray, np.ndarray]:
+    """The best (alpha, beta, xi, epsilon) >= 0 for x and t in scaled units; relative errors [M]."""
+    x, t = _scaled(ray)
+    terms = np.stack([x**-a, x**b * t**-c, t**-c, np.ones_like(x)], axis=1) / ray.y[:, None]
+    linear = optimize.nnls(terms, np.ones_like(x))[0]
+    return linear, terms @ linear - 1
+
+
+def _scaled(ray: Ray) -> tuple[np.ndarray, np.ndarray]:
+    return ray.x / _scale(ray.x), ray.t / _scale(ray.t)
+
+
+def _scale(values: np.ndarray) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def _laws(star: Star, at: np.ndarray) -> list[Law]:
+    """The laws in the units of the table."""
+    c, found = float(at[0]), []
+    for ray, (a, b) in zip(star.rays.values(), at[1:].reshape(-1, 2), strict=True):
+        alpha, beta, xi, epsilon = _project(ray, c, a, b)[0]
+        x, t = _scale(ray.x), _scale(ray.t)
+        law = Law(alpha * x**a, a, beta * x**-b * t**c, b, xi * t**c, c, epsilon)
+        found.append(Law(*map(float, dataclasses.astuple(law))))
+    return found
