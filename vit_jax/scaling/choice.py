@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from scipy import stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
@@ -15,7 +16,6 @@ AUTO = 'auto'
 FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
 CANDIDATES = ('irreducible', 'shifted', 'm4')  # of which `power` is a special case
 _LEAST = 0.05  # weight of a form that is kept
-_BETWEEN = 1.5  # weight of the deviation between the forms in a band
 _EXACT = 1e-4  # noise of log y that points have at least
 _BREAK = 6.0  # inner error over noise above which the points show a break
 
@@ -50,17 +50,13 @@ class MeanFit(fit_lib.Fit):
         logs = [part.weight * np.log(part.fit.predict(x)) for part in self.parts]
         return np.exp(np.sum(logs, axis=0))
 
-    def samples(self, x: np.ndarray) -> np.ndarray:
-        """The mean curve at x [N] for each bootstrap replicate, [R, N]."""
-        logs = [part.weight * np.log(part.fit.samples(x)) for part in self.parts]
-        return np.exp(np.sum(logs, axis=0))
-
-    def spread(self, x: np.ndarray) -> np.ndarray:
-        """Deviation of the log of the curve at x: over the bootstrap, and between the forms."""
+    def reach(self, x: np.ndarray) -> np.ndarray:
+        """Distances [2, N] to the ends of the band: the mean of the forms', and between these."""
         logs = np.log([part.fit.predict(x) for part in self.parts])
         weights = np.array([part.weight for part in self.parts])
         between = np.sqrt(weights @ (logs - weights @ logs) ** 2)
-        return np.hypot(super().spread(x), _BETWEEN * between)
+        inside = np.sum([part.weight * part.fit.reach(x) for part in self.parts], axis=0)
+        return np.hypot(inside, stats.t.ppf(fit_lib.BAND[1], self.dof) * between)
 
     @property
     def dof(self) -> float:

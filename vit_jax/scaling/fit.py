@@ -11,7 +11,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import doubts
+from vit_jax.scaling import doubts, profile
 from vit_jax.scaling import noise as noise_lib
 from vit_jax.scaling import seeds as seeds_lib
 from vit_jax.scaling.forms import Bounds, Form, Theta
@@ -21,7 +21,7 @@ from vit_jax.scaling.seeds import Seeds
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 BAND = (0.05, 0.95)
 _SETTLE = 5  # descents from the best minimum until it counts as one
-WIDEN = 1.2  # of bands, tuned on four of the laws of `synthetic`
+WIDEN = 1.2  # of the bootstrap's bands, tuned on four of the laws of `synthetic`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Fit:
       replicates: [R, P], theta of each bootstrap sample; R may be 0.
       warnings: a line for each doubt, such as a parameter that is not identified.
       noise: of log y of a point, from the errors of the fit and from seeds.
+      points: that were fitted, for the band; None for that of the bootstrap.
     """
 
     form: Form
@@ -63,6 +64,7 @@ class Fit:
     replicates: np.ndarray
     warnings: tuple[str, ...]
     noise: Noise = dataclasses.field(default_factory=Noise)
+    points: profile.Points | None = None
 
     @property
     def params(self) -> dict[str, float]:
@@ -92,16 +94,27 @@ class Fit:
         """The 90 % band of the curve at x; None without a bootstrap."""
         if not len(self.replicates):
             return None
-        center, half = np.log(self.predict(x)), half_width(self.spread(x), self.dof)
-        return np.exp(center - half), np.exp(center + half)
+        center, (down, up) = np.log(self.predict(x)), self.reach(x)
+        return np.exp(center - down), np.exp(center + up)
 
-    def spread(self, x: np.ndarray) -> np.ndarray:
-        """The standard deviation of the log of the curve at x over the bootstrap."""
-        return np.std(np.log(self.samples(x)), axis=0, ddof=min(1, len(self.replicates) - 1))
+    def reach(self, x: np.ndarray) -> np.ndarray:
+        """Distances [2, N] of the log of the curve to the lower and upper end of its band at x.
 
-    def samples(self, x: np.ndarray) -> np.ndarray:
-        """The curve at x [N] for each bootstrap replicate, [R, N]."""
-        return np.array([self._at(theta, x) for theta in self.replicates])
+        They are those of the profile likelihood, or of the bootstrap where the form has an
+        estimator of its own.
+        """
+        if self.points is None:
+            samples = np.log([self._at(theta, x) for theta in self.replicates])
+            spread = np.std(samples, axis=0, ddof=min(1, len(samples) - 1))
+            return np.tile(half_width(spread, self.dof), (2, 1))
+        quantile = float(stats.t.ppf(BAND[1], self.dof))
+        rise = (quantile * max(self.noise.deviation, 1e-6)) ** 2
+        if self.noise.measured:  # seeds are independent; but least absolute errors need more
+            rise *= np.pi / 2
+        else:
+            rise *= profile.inflation(self.form, self.theta, self.points)
+        at = _columns(np.asarray(x, float)) / self.scales[0]
+        return profile.reach(self.form, self.theta, self.points, rise, at)
 
     def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
         x_scale, y_scale = self.scales
@@ -167,6 +180,7 @@ def fit(
         replicates=replicates,
         warnings=(*([noise.problem] if noise.problem else []), *lines),
         noise=noise,
+        points=None if form.solve else profile.Points(x, np.log(y), weights, bounds),
     )
 
 

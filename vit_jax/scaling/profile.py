@@ -1,0 +1,160 @@
+"""Profile-likelihood bands of a curve: the laws of its form that fit nearly as well as the best."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize
+
+from vit_jax.scaling.forms import Bounds, Form, Theta
+
+KNOTS = 8  # places at which a band is searched; it is interpolated between them
+_STEPS = 10  # of the search for an end
+_CLOSE = 0.02  # relative error of the root of the rise at which it stops
+_HOLD = 30.0  # weight of the prediction that is asked for
+_CORRELATED = 0.7  # the highest correlation of neighbors that counts
+_FARTHEST = 3.0  # distance in log y at which it gives up: a factor of 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """The fitted points in scaled units.
+
+    Attributes:
+      x: [N, K].
+      log_y: [N].
+      weights: [N], of the errors.
+      bounds: of the parameters.
+    """
+
+    x: np.ndarray
+    log_y: np.ndarray
+    weights: np.ndarray
+    bounds: Bounds
+
+
+def reach(form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray) -> np.ndarray:
+    """How far the log of the curve can move while the squared errors grow by no more than `rise`.
+
+    These are the ends of the profile-likelihood interval of the prediction (Pawitan 2001, section
+    3.4; for Gaussian errors, `rise` is a squared quantile of Student's distribution times their
+    variance), as distances from the least-squares curve.
+
+    Args:
+      form: of the curve.
+      theta: [P], a fit, from which the search starts.
+      points: that were fitted.
+      rise: of the sum of squared weighted errors, positive.
+      at: [M, K], in scaled units.
+
+    Returns:
+      [2, M], distances down and up, both at least 0.
+    """
+    if at.shape[1] == 1 and len(at) > KNOTS:
+        knots = np.geomspace(at.min(), at.max(), KNOTS)
+        found = reach(form, theta, points, rise, knots[:, None])
+        return np.stack([np.interp(np.log(at[:, 0]), np.log(knots), ends) for ends in found])
+    search = _Search(form, points, rise, theta)
+    return np.array([[search.distance(place[None], sign) for place in at] for sign in (-1, 1)])
+
+
+def inflation(form: Form, theta: Theta, points: Points) -> float:
+    """Growth of the variance of a mean by the correlation of neighbors' errors, at least 1.
+
+    For an AR(1) process it is (1 + r) / (1 - r). Errors of a fit with P parameters to N points are
+    less correlated than the noise, by about P / N.
+    """
+    if points.x.shape[1] > 1:
+        return 1.0
+    errors = points.weights * (points.log_y - form.log_value(theta, points.x)[0])
+    if errors.std() < 1e-12:
+        return 1.0
+    r = float(np.corrcoef(errors[1:], errors[:-1])[0, 1]) + len(form.names) / len(errors)
+    r = float(np.clip(np.nan_to_num(r), 0.0, _CORRELATED))
+    return (1 + r) / (1 - r)
+
+
+class _Search:
+    """Least-squares fits that are held at predictions ever farther from that of the best one."""
+
+    def __init__(self, form: Form, points: Points, rise: float, theta: Theta) -> None:
+        self.form, self.points, self.root = form, points, np.sqrt(rise)
+        low, high = np.array(points.bounds, float).T
+        self.free = low < high
+        self.low, self.high = low[self.free], high[self.free]
+        self.theta = np.clip(theta, low, high)
+        self.best = self._solve(self.theta[self.free], self._errors, self._slopes)
+        self.least = float(np.sum(self._errors(self.best) ** 2))
+        slopes = self._slopes(self.best)
+        self.covariance = np.linalg.pinv(slopes.T @ slopes, rcond=1e-10, hermitian=True)
+
+    def distance(self, at: np.ndarray, sign: int) -> float:
+        """The largest move of the log of the curve at one place [1, K], down (-1) or up (1).
+
+        The root of the rise is close to linear in the move: each step scales the move by the ratio
+        of what is asked for to what was found, within the bracket of the moves known.
+        """
+        start, slope = self._value(self.best, at), self._slope(self.best, at)
+        move = self.root * float(np.sqrt(max(slope @ self.covariance @ slope, 1e-12)))
+        inside, outside, kept = 0.0, _FARTHEST, self.best
+        for _ in range(_STEPS):
+            z = self._held(kept, at, start + sign * move)
+            reached = sign * (self._value(z, at) - start)
+            root = np.sqrt(max(float(np.sum(self._errors(z) ** 2)) - self.least, 0.0))
+            if root <= self.root:
+                inside, kept = max(inside, reached), z
+            else:
+                outside = min(outside, reached)
+            if abs(root / self.root - 1) < _CLOSE:
+                return max(reached, 0.0)
+            if outside - inside < _CLOSE * outside:
+                break
+            move = reached * self.root / max(root, 0.25 * self.root)
+            if not inside < move < outside:
+                move = (inside + outside) / 2
+        return max(inside, 0.0)
+
+    def _held(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
+        """The fit whose curve is at `value` there."""
+
+        def errors(z: np.ndarray) -> np.ndarray:
+            return np.append(self._errors(z), _HOLD * (self._value(z, at) - value))
+
+        def slopes(z: np.ndarray) -> np.ndarray:
+            return np.vstack([self._slopes(z), _HOLD * self._slope(z, at)])
+
+        return self._solve(z, errors, slopes)
+
+    def _solve(
+        self,
+        z: np.ndarray,
+        errors: Callable[[np.ndarray], np.ndarray],
+        slopes: Callable[[np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        margin = 1e-9 * (self.high - self.low)
+        start = np.clip(z, self.low + margin, self.high - margin)
+        limits = (self.low, self.high)
+        return optimize.least_squares(
+            errors, start, slopes, bounds=limits, x_scale='jac', max_nfev=60
+        ).x
+
+    def _full(self, z: np.ndarray) -> Theta:
+        theta = self.theta.copy()
+        theta[self.free] = z
+        return theta
+
+    def _errors(self, z: np.ndarray) -> np.ndarray:
+        fitted = self.form.log_value(self._full(z), self.points.x)[0]
+        return self.points.weights * (fitted - self.points.log_y)
+
+    def _slopes(self, z: np.ndarray) -> np.ndarray:
+        jacobian = self.form.log_value(self._full(z), self.points.x)[1]
+        return self.points.weights[:, None] * jacobian[:, self.free]
+
+    def _value(self, z: np.ndarray, at: np.ndarray) -> float:
+        return float(self.form.log_value(self._full(z), at)[0][0])
+
+    def _slope(self, z: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return self.form.log_value(self._full(z), at)[1][0, self.free]
