@@ -116,7 +116,9 @@ def test_copies_count_once_and_one_run_has_one_loss():
     curve = one([*rows, rows[2]])
     assert curve.seeds.counts.sum() == len(rows)
     assert curve.notes == ('1 row(s) are copies of another and count once',)
-    with pytest.raises(UserError, match=r"lines 4 and 15: the run '2' has two loss at x=1000\.0"):
+    with pytest.raises(
+        UserError, match=r"lines 4 and 15: the run '2' has two values of loss at x=1000\.0"
+    ):
         one([*rows, rows[2] | {'loss': '1'}])
 
 

@@ -43,6 +43,10 @@ def lines(
 def _at_edge(name: str, value: float, lower: bool) -> str:
     if lower and name in ('c', 'E'):
         return f'no bend: {name} = 0, the points show no irreducible error'
+    if lower:
+        return (
+            f'{name} = {value:.3g}: y does not fall as x grows, so that there is no law to follow'
+        )
     return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
 
 

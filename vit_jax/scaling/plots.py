@@ -116,7 +116,7 @@ def _boundary(curve: Curve) -> float | None:
     fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
     if not (len(fitted) and len(held)):
         return None
-    return math.sqrt(fitted.max() * max(held.min(), fitted.max()))
+    return math.sqrt(fitted.max()) * math.sqrt(max(held.min(), fitted.max()))
 
 
 def _mark_held_out(axes: Axes, x: float) -> None:

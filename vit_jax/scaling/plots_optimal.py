@@ -120,17 +120,18 @@ def _runs(axes: Axes, one: Analysis) -> None:
 
 def _draw_budgets(axes: Axes, one: Analysis, columns: Columns) -> None:
     points = one.points
-    groups = isoflop.budgets(points.n, points.c) or [np.arange(len(points.y))]
+    shared = isoflop.budgets(points.n, points.c)
+    groups = shared or [np.arange(len(points.y))]
     for i, at in enumerate(groups):
         color = figures.COLORS[i % len(figures.COLORS)]
         axes.plot(points.n[at], points.y[at], 'o', color=color, markersize=4, alpha=0.8)
         if len(groups) > 1:
             _draw_budget(axes, one, at, color)
-    _scales(axes, f'{columns.y} at equal compute', points.n, points.y)
+    title = f'{columns.y} at equal compute' if shared else f'{columns.y}: sizes share no budget'
+    _scales(axes, title, points.n, points.y)
     axes.set_xlim(right=points.n.max() * (points.n.max() / points.n.min()) ** 0.2)
-    axes.set_xlabel(
-        'model size N; lines: the joint law, dashes: parabolas', color=figures.FAINT, fontsize=9
-    )
+    lines = '; lines: the joint law, dashes: parabolas' if shared else ''
+    axes.set_xlabel(f'model size N{lines}', color=figures.FAINT, fontsize=9)
 
 
 def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:

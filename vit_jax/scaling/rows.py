@@ -50,8 +50,10 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
     return rows
 
 
-def without_copies(group: Sequence[Numbered], x: Sequence[str], y: str) -> list[Numbered]:
-    """The rows without exact copies of others.
+def without_copies(
+    group: Sequence[Numbered], x: Sequence[str], y: str
+) -> tuple[list[Numbered], tuple[str, ...]]:
+    """The rows without exact copies of others, and a line on these if there are any.
 
     Args:
       group: rows that can be fitted.
@@ -72,9 +74,12 @@ def without_copies(group: Sequence[Numbered], x: Sequence[str], y: str) -> list[
         if (run := row.get('run')) and places.setdefault((run, *at), line) != line:
             first = places[run, *at]
             values = ', '.join(f'{name}={value}' for name, value in zip(x, at, strict=True))
-            raise UserError(f'lines {first} and {line}: the run {run!r} has two {y} at {values}')
+            raise UserError(
+                f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}'
+            )
         kept.append((line, row))
-    return kept
+    copies = len(group) - len(kept)
+    return kept, (f'{copies} row(s) are copies of another and count once',) if copies else ()
 
 
 def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:

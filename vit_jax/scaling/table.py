@@ -150,7 +150,11 @@ def require_fit(curves: Sequence[Curve]) -> None:
 
 def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
     """Raise UserError if x is the same in several rows; the message names columns that differ."""
-    rows = [row for row in rows if all(cell(row, *flag) for flag in _needed(options))]
+    flags = _needed(options)
+    found = [(i, row) for i, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)]
+    for one in found[:1]:
+        number(one, options.x[0], '--x')  # raises for a text, which is the nearer mistake
+    rows = [row for _, row in found]
     if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
         return
     known = {'run', options.y.removeprefix('1-'), *options.by}
@@ -178,9 +182,7 @@ def _curve(
     for numbered in group:
         if problem := _problem(numbered, options):
             raise UserError(f'line {numbered[0]}: {problem}')
-    whole, group = group, without_copies(group, options.x, options.y)
-    copies = len(whole) - len(group)
-    notes = (f'{copies} row(s) are copies of another and count once',) if copies else ()
+    group, notes = without_copies(group, options.x, options.y)
     x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
     y = np.array([number(row, options.y, '--y') for row in group])
     x, y, kept, seeds = _merged(x, y, _kept(x, group, options), group, options)
