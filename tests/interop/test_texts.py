@@ -2,14 +2,17 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import sentencepiece
 from helpers.transformers_siglip import LENGTH, SIZE, reference
 from PIL import Image
 
+import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.data import tokenizer_files
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.inference.captions import encoder
 from vit_jax.inference.load import open_model
@@ -139,3 +142,23 @@ def test_without_a_tokenizer_texts_are_refused(tmp_path, capsys):
 def test_the_size_of_the_images_is_still_the_model_s(folder):
     trained = open_model(folder)
     assert 'resize' in trained.transforms and 'tokenize' in trained.transforms
+
+
+def test_classes_of_a_folder_by_their_names(folder, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ('cat', 'dog'):
+        (tmp_path / 'test' / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / 'test' / name / f'{i}.png')
+    found = vit_jax.evaluate(
+        folder, source=f'folder:{tmp_path}', split='test', evaluators=['zero_shot']
+    )
+    trained = open_model(folder)
+    encode = encoder(trained)
+    ids = np.stack([encode('caption', f'a photo of a {name}') for name in ('cat', 'dog')])
+    source = open_source(f'folder:{tmp_path}', 'test')
+    images = np.stack([source[i]['image'] for i in range(8)]) / np.float32(127.5) - 1
+    made = jax.jit(trained.model.apply)(trained.variables, images, ids)
+    right = (made['image'] @ made['text'].T).argmax(1) == source.labels()
+    assert found['zero_shot/zero_shot_accuracy'] == pytest.approx(float(right.mean()))

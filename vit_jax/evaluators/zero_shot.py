@@ -23,7 +23,8 @@ class Evaluator(base.Evaluator):
     """`zero_shot_accuracy`, and `zero_shot_top5` of more than five classes.
 
     Args:
-      text: transforms of a prompt, as of the captions of training: "tokenize('caption', 64)".
+      text: transforms of a prompt, "tokenize('caption', 64)"; by default those of the captions of
+        training.
       templates: prompts with {} in place of the name.
       names: a file with the name of each class, line by line; by default those of the data.
     """
@@ -31,7 +32,11 @@ class Evaluator(base.Evaluator):
     headline = ('zero_shot_accuracy',)
 
     def __init__(
-        self, *, text: str, templates: tuple[str, ...] = TEMPLATES, names: str | None = None
+        self,
+        *,
+        text: str | None = None,
+        templates: tuple[str, ...] = TEMPLATES,
+        names: str | None = None,
     ):
         self.text, self.templates, self._file = text, tuple(templates), names
         self.start()

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import objects
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
+from vit_jax.data.transforms import of_texts_alone
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
@@ -179,6 +180,8 @@ def _open_eval(
     fit = open_once(section, split=section.fit) if evaluator.learns else None
     try:
         if (others := evaluator.fit_data(data)) is not None:
+            if others.get('transforms', '') is None:
+                others['transforms'] = of_texts_alone(config.data.get('transforms', ''))
             fit = open_once(section, **others)
         evaluator.open(data, fit)
     except UserError as e:

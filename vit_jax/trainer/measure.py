@@ -10,6 +10,9 @@ from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
+from vit_jax.data.records import first_readable
+from vit_jax.data.sources import open_source
+from vit_jax.data.transforms import of_texts_alone, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
@@ -79,6 +82,8 @@ def prepare(
         groups = {name: _resized(group, image_size) for name, group in groups.items()}
     given = {key: value for key, value in given.items() if value is not None}
     groups = {name: group | given for name, group in groups.items()}
+    if trained.step is None:
+        groups = {name: _without_texts(group) for name, group in groups.items()}
     titles = {name: name for name in groups}
     if split is not None and not evaluators:
         titles = _titles_by_split(groups, split)
@@ -96,6 +101,17 @@ def prepare(
 def _resized(group: dict[str, Any], size: Size) -> dict[str, Any]:
     """An evaluation on images of another size, made as its own are."""
     return {**group, 'transforms': resized(group.get('transforms', ''), size)}
+
+
+def _without_texts(group: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation without the transforms of texts, unless its data have any."""
+    transforms = group.get('transforms', '')
+    if not of_texts_alone(transforms):
+        return group
+    _, record = first_readable(open_source(group['source'], group['split']), 0)
+    if any(isinstance(value, str) for value in record.values()):
+        return group
+    return {**group, 'transforms': without_annotations(transforms)}
 
 
 def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
