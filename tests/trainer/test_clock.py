@@ -76,6 +76,18 @@ def test_a_line_now_and_then_more_seldom_with_age(tmp_path, now):
     assert len((tmp_path / 'times.jsonl').read_text().splitlines()) <= young + 2
 
 
+def test_fewer_lines_where_each_is_an_upload(tmp_path, now):
+    mirror = Mirror(tmp_path)
+    mirror.uploads, mirror.publish = True, lambda: None
+    mirror.fetch = lambda name: None
+    clock = Clock()
+    clock.record(mirror, lambda: None, lambda text: None, 0)
+    for step in range(1, 301):
+        now.seconds += 0.1
+        clock.stepped(step)
+    assert len((tmp_path / 'times.jsonl').read_text().splitlines()) <= 2 + 3
+
+
 @pytest.mark.parametrize('error', [OSError(28, 'No space left on device'), lock.Taken('taken')])
 def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path, now, error):
     fails = []

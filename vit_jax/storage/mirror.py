@@ -21,11 +21,13 @@ class Mirror:
 
     Attributes:
       folder: the local one to write to.
+      uploads: whether it is a copy of a remote one.
     """
 
     def __init__(self, remote: paths.Path):
         self.folder, self._remote = remote, remote
-        if not paths.is_remote(remote):
+        self.uploads = paths.is_remote(remote)
+        if not self.uploads:
             return
         self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
         self.folder = pathlib.Path(self._spool.name) / remote.name
@@ -36,20 +38,20 @@ class Mirror:
 
     def fetch(self, name: str) -> None:
         """Download a file of the remote folder, if it exists."""
-        if self.folder is self._remote:
+        if not self.uploads:
             return
         if (text := paths.read_text(self._remote / name, errors='replace')) is not None:
             (self.folder / name).write_text(text, encoding='utf-8')
 
     def publish(self) -> None:
         """Start uploading changed files, unless an upload is still under way."""
-        if self.folder is self._remote or (self._last and not self._last.done()):
+        if not self.uploads or (self._last and not self._last.done()):
             return
         self._last = self._thread.submit(self._try_to_put)
 
     def flush(self) -> None:
         """Upload changed files, and wait for it."""
-        if self.folder is not self._remote:
+        if self.uploads:
             self._thread.submit(self._try_to_put).result()
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class Mirror:
         Raises:
           UserError: if object storage cannot be reached.
         """
-        if self.folder is self._remote:
+        if not self.uploads:
             return
         self._thread.shutdown()
         with self._spool:

@@ -18,6 +18,7 @@ from vit_jax.storage.mirror import Mirror
 from vit_jax.trainer.lines import Lines
 
 OFTEN = 0.5  # seconds between lines of a run that is young
+UPLOADED = 10.0  # where each is an upload; GCS takes one write a second of an object
 SHARE = 1 / 1000  # of its age, between those of an older one
 COMPILATION = '/jax/core/compile/'
 
@@ -42,6 +43,7 @@ class Clock:
         self._waited = 0.0
         self._owner = threading.get_ident()
         self._began, self._written, self._due = self._since, now, float('inf')
+        self._often = OFTEN
         self._lines: Lines | None = None
         self._mirror: Mirror | None = None
         self._guard, self._stop = threading.Lock(), threading.Event()
@@ -67,6 +69,7 @@ class Clock:
         """
         mirror.fetch(run_folder.TIMES)
         self._mirror = mirror
+        self._often = UPLOADED if mirror.uploads else OFTEN
         self._lines = Lines(mirror.folder / run_folder.TIMES, held, say)
         self.step = step
         self._add({'start': round(self._began + self._zero, 6), 'step': step})
@@ -158,7 +161,7 @@ class Clock:
     @property
     def _pause(self) -> float:
         """Seconds between lines, so that the record of a long run stays small."""
-        return max(OFTEN, SHARE * (time.perf_counter() - self._began))
+        return max(self._often, SHARE * (time.perf_counter() - self._began))
 
     def _live(self) -> None:
         """Write a sign of life while there are no lines."""
