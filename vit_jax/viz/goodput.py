@@ -30,7 +30,7 @@ _UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minu
 
 def draw(accounts: Mapping[str, Account]) -> Figure:
     """Draw a panel for each run, by name: the share of each part in each moment."""
-    figure = Figure(figsize=(9, 0.9 + 1.7 * len(accounts)), layout='constrained')
+    figure = Figure(figsize=(9, 1.2 + 1.7 * len(accounts)), layout='constrained')
     drawn: dict[str, None] = {}
     for i, (name, account) in enumerate(accounts.items()):
         axes = figure.add_subplot(len(accounts), 1, i + 1)
@@ -52,7 +52,5 @@ def draw(accounts: Mapping[str, Account]) -> Figure:
         axes.set_yticks([0, 0.5, 1], ['0 %', '50 %', '100 %'])
         axes.set_xlabel(unit, color=figures.FAINT, fontsize=9)
     handles = [Patch(color=color, label=part) for part, color in COLORS.items() if part in drawn]
-    figure.legend(
-        handles=handles, loc='outside lower center', ncols=min(len(handles), 9), frameon=False
-    )
+    figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=9, frameon=False)
     return figure
