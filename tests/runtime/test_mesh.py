@@ -85,6 +85,22 @@ def test_gradients_are_divided_among_all_devices_of_a_slice(spec, shape, expecte
     assert placement.spread_spec(spec, shape, grid) == expected
 
 
+@pytest.mark.parametrize(
+    ('spec', 'shape', 'expected'),
+    [
+        (P('data', None, None, None), (768, 3, 12, 64), (768, 2304)),
+        (P(None, None, ('data', 'fsdp')), (12, 64, 768), (768, 768)),
+        (P(None, 'data', None), (12, 64, 8), (12, 64, 8)),
+        (P('fsdp', None, 'data'), (12, 64, 8), (12, 64, 8)),
+        (P('data', None), (12, 64), (12, 64)),
+        (P(None, None, None), (3, 5, 7), (3, 5, 7)),
+    ],
+)
+def test_gradients_cross_as_matrices_so_that_little_of_them_is_padding(spec, shape, expected):
+    leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert placement.matrix_shape(spec, leaf) == expected
+
+
 def init():
     example = {k: jnp.asarray(x[:1]) for k, x in toys.make_batch().items()}
     variables = step_lib.init_variables(toys.Model(), toys.Task(), example, seed=0)
