@@ -44,7 +44,7 @@ def test_the_parts_of_time_sum_to_the_whole_through_a_kill_and_a_stop(
         process.wait()
         killed = time.time()
     last = times.read(folder)
-    assert last.wall == pytest.approx(killed - began, abs=1.0)
+    assert last.wall == pytest.approx(killed - began, abs=2.0)  # the rest is `between`, below
     pause = 1.5
     time.sleep(pause)
 
