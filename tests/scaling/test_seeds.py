@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import fit, forms, manifest, noise, optimal, plots, points, runs, seeds, table
+from vit_jax.scaling import (
+    fit,
+    forms,
+    manifest,
+    noise,
+    optimal,
+    page,
+    plots,
+    points,
+    report,
+    runs,
+    seeds,
+    settings,
+    table,
+)
 from vit_jax.scaling.variants import OBJECTIVES
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -48,6 +62,8 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     shown = table.summary([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
+    said = page.markdown(report.blocks(table.summary([curve], ask()), []))
+    assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
 
 
 def test_least_squares_of_weighted_means_are_those_of_all_runs():
@@ -157,6 +173,8 @@ def test_branches_of_trunks_that_differ_in_the_seed_are_one_setting(tmp_path):
         make_run(tmp_path / f'branch{seed}', seed, 50, branch={'from': str(trunk), 'step': 40})
     found = collected(tmp_path)
     assert found['branch0'] == found['branch1'] != found['trunk0'] == found['trunk1']
+    (tmp_path / 'trunk1' / 'config.json').write_text('damaged')
+    assert settings.setting({'seed': 1, 'branch': {'from': str(tmp_path / 'trunk1')}})
 
 
 def test_without_repetitions_there_is_no_column(tmp_path):

@@ -120,6 +120,8 @@ def _seeds(found: Sequence[Entry]) -> list[str]:
         seeds.setdefault(one['setting'], set()).add(str(one['seed']))
     counts = [len(values) for values in seeds.values()]
     several = [count for count in counts if count > 1]
+    if not counts:
+        return []
     if not several:
         return [f'one seed for each of {len(counts)} settings: noise between seeds is not measured']
     low, high = min(several), max(several)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.errors import UserError
 from vit_jax.scaling.seeds import SETTING
 from vit_jax.storage import paths, run_folder
 
@@ -18,13 +19,24 @@ def digest(config: Mapping[str, Any]) -> str:
 
 
 def setting(config: Mapping[str, Any]) -> str:
-    """The digest of a config without its seed; a branch counts by the setting of its trunk."""
-    kept = {key: value for key, value in config.items() if key != 'seed'}
+    """The digest of a config without its seed; a branch counts by its trunk's config likewise."""
+    kept = _seedless(config)
     branch = dict(config.get('branch') or {})
-    trunk = run_folder.read_config(paths.path(branch['from'])) if branch.get('from') else None
-    if trunk is not None:
-        kept['branch'] = branch | {'from': setting(trunk)}
+    if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
+        kept['branch'] = branch | {'from': digest(_seedless(trunk))}
     return digest(kept)
+
+
+def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != 'seed'}
+
+
+def _trunk(folder: str) -> dict[str, Any] | None:
+    """The config of a run that others branch from; None if it is gone or out of reach."""
+    try:
+        return run_folder.read_config(paths.path(folder))
+    except UserError:
+        return None
 
 
 def shared(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
