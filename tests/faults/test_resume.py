@@ -220,19 +220,19 @@ def test_every_layout_goes_on_from_any_other_and_in_another_folder(
     tmp_path, repo, uninterrupted, capsys
 ):
     copied_until(12, uninterrupted, tmp_path / 'moved-0')
-    plan = [('jit', 2, 2, '17'), ('pmap', 4, 1, str(TOTAL + 1))]
-    for i, (strategy, count, fsdp, stop_at) in enumerate(plan):
-        layout = [f'--config.parallel.strategy={strategy}', f'--config.parallel.fsdp={fsdp}']
+    on_slices = ['--config.parallel.slices=2', '--config.parallel.fsdp=2']
+    plan = [(on_slices, '17'), (['--config.parallel.strategy=pmap'], str(TOTAL + 1))]
+    for i, (layout, stop_at) in enumerate(plan):
         layout += ['--config.parallel.min_split_size=64', *SELDOM]
         folder = tmp_path / f'moved-{i}'
         with pytest.MonkeyPatch.context() as patch:
-            use_devices(patch, count)
+            use_devices(patch, 4)
             ended = main(arguments(repo, folder, *layout, '--stop-at', stop_at))
         assert ended == (0 if int(stop_at) > TOTAL else EXIT_PREEMPTED)
         folder.rename(tmp_path / f'moved-{i + 1}')
     output = capsys.readouterr().out
     assert 'so far on 1 x cpu (jit): the examples stay the same' in output
-    assert 'so far on 2 x cpu (jit): the examples stay the same' in output
+    assert 'so far on 4 x cpu on 2 slices (jit): the examples stay the same' in output
     np.testing.assert_allclose(losses(tmp_path / 'moved-2'), losses(uninterrupted), rtol=1e-4)
 
 

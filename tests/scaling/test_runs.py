@@ -69,7 +69,11 @@ def test_a_row_tells_size_cost_and_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('hardware', 'chips'), [('2 x TPU v3 (pmap)', 1), ('1 x cpu (jit)', 1), ('4 x NVIDIA H100', 0)]
+    ('hardware', 'chips'),
+    [
+        *(('2 x TPU v3 (pmap)', 1), ('1 x cpu (jit)', 1), ('4 x NVIDIA H100', 0)),
+        ('4 x TPU v3 on 2 slices (jit)', 2),
+    ],
 )
 def test_chips_are_counted_not_cores(tmp_path, hardware, chips):
     folder = make_run(tmp_path / 'a', meta={'hardware': hardware})

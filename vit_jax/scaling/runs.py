@@ -99,7 +99,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
     """Number of chips times the time of the steps, in hours."""
-    described = re.fullmatch(r'(\d+) x (.+) \(\w+\)', hardware or '')
+    described = re.fullmatch(r'(\d+) x (.+?)(?: on \d+ slices)? \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
     chips = flops.chips(int(described[1]), described[2])

@@ -58,9 +58,10 @@ class Program:
 
     @property
     def hardware(self) -> str:
-        """The devices, as `8 x TPU v4 (jit)`."""
+        """The devices, as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
         mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
-        return f'{mesh.size} x {mesh.devices.flat[0].device_kind} ({layout})'
+        where = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
+        return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
 
     @property
     def target(self) -> step_lib.TrainState:
