@@ -33,6 +33,7 @@ NOT_HERE = {
     r'benchmark\.vision\.csv': 'the published curves',
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
+    r'scaling (shape|optimal)': 'runs of several shapes and lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
     r'kept_accuracy|drawn_colors': 'color images with labels',
     r'init\.from=runs/dinov2_cifar10': 'an encoder of the size of the classifier',
