@@ -352,8 +352,7 @@ def test_a_step_is_compiled_for_tpus(slice_, override):
         assert all(axis == 'data' for _, axis in kinds), 'nothing else crosses'
     if slice_.startswith('2x'):
         # Each chip sends a quarter of the gradients, once a step, and a few metrics.
-        padding = 4 * 512 * report.crossing.count
-        assert 0 <= report.crossing.host_bytes - 4 * report.parameters <= padding
+        assert 1 <= report.crossing.host_bytes / (4 * report.parameters) < 1.5, 'and padding'
 
 
 @with_compiler
