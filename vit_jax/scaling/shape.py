@@ -5,8 +5,8 @@ dimension x of the shape and the compute t, with the others held at a large enou
 
     f(x, t) = alpha x^-a + (beta x^b + xi) t^-c + epsilon        (their equation 2)
 
-with a minimum at x* = (alpha a t^c / (beta b))^(1 / (a + b)), which grows as t^s, s = c / (a + b)
-(their equation 3). The exponent c belongs to all dimensions.
+with a minimum at x* = (alpha a t^c / (beta b))^(1 / (a + b)), which grows as t^s, s = c / (a + b).
+The exponent c belongs to all dimensions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Law:
         return self.alpha * x**-self.a + held * t**-self.c + self.epsilon
 
     def best(self, t: float) -> float:
-        """The optimal x for a budget, by equation 3."""
+        """The optimal x for a budget: the minimum of equation 2."""
         ratio = self.alpha * self.a * t**self.c / (self.beta * self.b)
         return float(ratio ** (1 / (self.a + self.b)))
 
