@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.models import base
 from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.parameter_pictures import ParameterPictures
@@ -78,6 +79,8 @@ class Model(base.Model):
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.recompute`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no attention weights; or
+        'auto', the kernel if the devices support it. See docs/tpu.md.
 
     Raises:
       UserError: if a field has no such value.
@@ -98,15 +101,17 @@ class Model(base.Model):
     pad_value: tuple[float, ...] = (0.0,)
     remat: bool | str = False
     dtype: str = 'float32'
+    attention: str = 'auto'
 
     weightless = (
         *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
-        *('remat', 'dtype'),
+        *('remat', 'dtype', 'attention'),
     )
 
     def __post_init__(self) -> None:
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)
+        check_choice('attention', self.attention, ATTENTIONS)
         check_remat(self.remat)
         for rate in ('dropout', 'attention_dropout', 'drop_path'):
             check_rate(rate, getattr(self, rate))
@@ -239,6 +244,7 @@ class Model(base.Model):
             gelu=self.gelu,
             norm_eps=self.norm_eps,
             dtype=dtype,
+            attention_by=self.attention,
         )
         return Stage(
             block,

@@ -152,6 +152,26 @@ class Call(NamedTuple):
     rate: float = 0.0
 
 
+# Added to the score of two tokens that are in one window only because of its shift.
+APART = -100.0
+
+
+class WindowCall(NamedTuple):
+    """The attention of a layer within windows, as far as the choice depends on it.
+
+    Attributes:
+      shape: of the tokens, [B W N D].
+      num_heads: H.
+      dtype: name of the type of queries, keys and values.
+      shifted: whether some tokens of a window are no neighbors in the map.
+    """
+
+    shape: tuple[int, ...]
+    num_heads: int
+    dtype: str
+    shifted: bool
+
+
 def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:
     """True where a token is not padding, for all heads and queries."""
     return (tokens != pad)[:, None, None]

@@ -7,7 +7,7 @@ the layer. The check compiles and runs one small program for each kind of layer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -23,13 +23,12 @@ ROWS = 2
 # `tests/nn/test_attention_check.py` finds; a wrong row, mask or scale exceeds it many times over.
 TOLERANCE = 0.03
 
-_doubts: dict[tuple[Call, int], str] = {}
+Measure = Callable[[Callable[[], float]], float]
+_doubts: dict[Hashable, str] = {}
 
 
-def doubt(call: Call, block: int, measure: Callable[[Callable[[], float]], float]) -> str:
+def doubt(call: Call, block: int, measure: Measure) -> str:
     """The reason why the kernel is not trusted with a layer; empty if it is.
-
-    Every kind of layer is measured once in a process. Its largest difference is logged.
 
     Args:
       call: of the layer.
@@ -37,25 +36,37 @@ def doubt(call: Call, block: int, measure: Callable[[Callable[[], float]], float
       measure: see `attention_choice.Devices`.
     """
     call = call._replace(shape=(ROWS, *call.shape[1:]))
-    if (call, block) not in _doubts:
-        _doubts[call, block] = _measured(call, block, measure)
-    return _doubts[call, block]
+    (_, queries, width), keys = call.shape, call.keys
+    layer = f'{queries} queries, {keys} keys, width {width}, {call.num_heads} heads, {call.dtype}'
+    return doubt_of((call, block), layer, lambda: largest_difference(call, block), measure)
 
 
-def _measured(call: Call, block: int, measure: Callable[[Callable[[], float]], float]) -> str:
+def doubt_of(key: Hashable, layer: str, difference: Callable[[], float], measure: Measure) -> str:
+    """`doubt` of any kernel, measured once in a process, with its largest difference logged.
+
+    Args:
+      key: of this kind of layer.
+      layer: its sizes, for people.
+      difference: of the kernel from XLA, as from `relative_difference`.
+      measure: see `attention_choice.Devices`.
+    """
+    if key not in _doubts:
+        _doubts[key] = _measured(layer, difference, measure)
+    return _doubts[key]
+
+
+def _measured(layer: str, difference: Callable[[], float], measure: Measure) -> str:
     failures = []
 
     def own() -> float:
         try:
-            found = largest_difference(call, block)
+            found = difference()
         except Exception as e:  # of the compiler, too
             failures.append(one_line(str(e)))
             return float('inf')
         return found if found == found else float('inf')
 
     found = measure(own)
-    (_, queries, width), keys = call.shape, call.keys
-    layer = f'{queries} queries, {keys} keys, width {width}, {call.num_heads} heads, {call.dtype}'
     if failures:
         return f'fails on this device for {layer}: {failures[0]}'
     text = f'differs from the attention of XLA by up to {found:.2%} for {layer}'
@@ -79,22 +90,34 @@ def largest_difference(call: Call, block: int = 0) -> float:
     def by_xla(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
         return _plain(call, projected, mask, segments, kept)
 
+    return relative_difference(by_kernel, by_xla, lambda: _inputs(call))
+
+
+def relative_difference(
+    kernel: Callable[..., Array], xla: Callable[..., Array], inputs: Callable[[], tuple[Any, ...]]
+) -> float:
+    """The largest difference of two functions, as `largest_difference`.
+
+    Args:
+      kernel, xla: the functions.
+      inputs: returns their first argument, by which they are differentiated, the gradient of the
+        result, and their other arguments.
+    """
+
     @jax.jit
     def difference() -> Array:
-        projected, grad, *seen = _inputs(call)
-        pairs = zip(
-            *(_with_gradients(f, projected, grad, *seen) for f in (by_kernel, by_xla)), strict=True
-        )
+        first, grad, *others = inputs()
+        pairs = zip(*(_with_gradients(f, first, grad, *others) for f in (kernel, xla)), strict=True)
         return jnp.stack([jnp.abs(a - b).max() / jnp.abs(b).max() for a, b in pairs]).max()
 
     return float(difference())
 
 
 def _with_gradients(
-    function: Callable[..., Array], projected: tuple[Array, ...], grad: Array, *seen: Any
+    function: Callable[..., Array], first: Any, grad: Array, *others: Any
 ) -> list[Float[Array, '...']]:
-    out, pull = jax.vjp(lambda x: function(x, *seen), projected)
-    return [x.astype(jnp.float32) for x in (out, *pull(grad)[0])]
+    out, pull = jax.vjp(lambda x: function(x, *others), first)
+    return [x.astype(jnp.float32) for x in (out, *jax.tree.leaves(pull(grad)))]
 
 
 def _inputs(call: Call) -> tuple[Any, ...]:

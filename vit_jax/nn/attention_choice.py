@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError
 from vit_jax.nn import attention_check
-from vit_jax.nn.attention import Call
+from vit_jax.nn.attention import Call, WindowCall
 
 _log = logging.getLogger(__name__)
 ATTENTIONS = ('auto', 'xla', 'pallas')
@@ -104,12 +104,36 @@ def kernel_block(attention: str, call: Call, obstacle: str = '') -> int | None:
     if block is None:
         why = _excess(devices, call)
     elif not why and devices.measure is not None:
-        why = doubt = attention_check.doubt(call, block, devices.measure)
+        doubt = attention_check.doubt(call, block, devices.measure)
+    return block if decide(attention, why, doubt) else None
+
+
+def window_kernel(attention: str, call: WindowCall, obstacle: str = '') -> bool:
+    """`kernel_block` for attention in windows: whether `window_attention` computes it."""
+    devices = _devices.get()
+    if attention == 'xla' or devices is None:
+        return False
+    from vit_jax.nn import window_check
+
+    why, doubt = obstacle or _mismatch(devices, call.shape[0]), ''
+    why = why or window_check.excess(call, SHARE * _vmem_of(devices))
+    if not why and devices.measure is not None:
+        doubt = window_check.doubt(call, devices.measure)
+    return decide(attention, why, doubt)
+
+
+def decide(attention: str, obstacle: str, doubt: str) -> bool:
+    """Whether a layer takes a kernel against which there is an obstacle, a doubt, or neither.
+
+    Raises:
+      UserError: if there is one, and the kernel is requested by name.
+    """
+    why = obstacle or doubt
     if why and attention == 'pallas':
         raise UserError(f"attention='pallas' {why}; choose '{'xla' if doubt else 'auto'}'")
     if doubt:
         _warn_once(f'the attention kernel {doubt}; the attention of XLA takes its place')
-    return None if why else block
+    return not why
 
 
 @functools.cache
@@ -123,15 +147,30 @@ def on_every_device(function: Callable[..., Rows]) -> Callable[..., Rows]:
     return devices.map_rows(function) if devices and devices.map_rows else function
 
 
-def _obstacle(devices: Devices, call: Call) -> str:
-    """The reason why these devices cannot run the kernel on these tokens; empty if they can."""
-    shape, keys = call.shape, call.keys
+def for_every_device(x: Array) -> Rows:
+    """An array that is the same for all rows, with a first axis that is split over the devices."""
+    devices = _devices.get()
+    return jnp.broadcast_to(x, (devices.shards if devices else 1, *x.shape))
+
+
+def _mismatch(devices: Devices, rows: int) -> str:
+    """The reason why these devices cannot run a kernel on so many rows; empty if they can."""
     if not devices.kind.startswith('TPU'):
         return f'needs a TPU, and this is {devices.kind}'
     if not devices.whole:
         return 'splits no heads over devices, as config.parallel.tensor does'
-    if len(shape) != 3 or shape[0] % devices.shards:
-        return f'needs [B N D] with B a multiple of {devices.shards}, not {list(shape)}'
+    if rows % devices.shards:
+        return f'needs a multiple of {devices.shards} examples, not {rows}'
+    return ''
+
+
+def _obstacle(devices: Devices, call: Call) -> str:
+    """The reason why these devices cannot run the kernel on these tokens; empty if they can."""
+    shape, keys = call.shape, call.keys
+    if mismatch := _mismatch(devices, shape[0]):
+        return mismatch
+    if len(shape) != 3:
+        return f'needs [B N D], not {list(shape)}'
     if min(shape[1], keys) < 2:
         return f'needs two queries and keys at least, not {shape[1]} and {keys}'
     return ''

@@ -56,6 +56,7 @@ class Block(nn.Module):
         z  = MLP(LN(z')) + z'
 
     Each sum is preceded by dropout and, with probability `drop_path`, by dropping the whole branch.
+    `attention_by` is the `attention` of `WindowAttention`.
     """
 
     num_heads: int
@@ -67,6 +68,7 @@ class Block(nn.Module):
     gelu: str = 'erf'
     norm_eps: float = 1e-5
     dtype: Any = jnp.float32
+    attention_by: str = 'xla'
 
     @nn.compact
     def __call__(
@@ -82,6 +84,7 @@ class Block(nn.Module):
             self.shifted,
             self.attention_dropout,
             dtype=self.dtype,
+            attention=self.attention_by,
             name='attention',
         )
         x = add(attention(norm(x), train))

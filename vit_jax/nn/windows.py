@@ -7,6 +7,7 @@ other token, as in transformers; the paper leaves this open.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.nn.attention import attend, attention_weights
+from vit_jax.nn.attention import APART, WindowCall, attend, attention_weights
+from vit_jax.nn.attention_choice import for_every_device, on_every_device, window_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.relative_positions import relative_positions
 from vit_jax.nn.stochastic import Dropout
-
-# Added to the score of two tokens that are in one window only because of the shift.
-APART = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +68,20 @@ class Windows:
         if self.shift:
             x = jnp.roll(x, (self.shift, self.shift), (1, 2))
         return x[:, : self.height, : self.width]
+
+    def cut_tokens(self, x: Float[Array, 'B h w D']) -> Float[Array, 'B W N D']:
+        """The tokens of each window, from the map after `place`."""
+        batch, _, _, width = x.shape
+        (rows, columns), side = self.grid, self.side
+        x = x.reshape(batch, rows, side, columns, side, width).swapaxes(2, 3)
+        return x.reshape(batch, rows * columns, side * side, width)
+
+    def join_tokens(self, x: Float[Array, 'B W N D']) -> Float[Array, 'B h w D']:
+        """The inverse of `cut_tokens`."""
+        batch, _, _, width = x.shape
+        (rows, columns), side = self.grid, self.side
+        x = x.reshape(batch, rows, columns, side, side, width).swapaxes(2, 3)
+        return x.reshape(batch, rows * side, columns * side, width)
 
     def cut(self, x: Float[Array, 'B h w H K']) -> Float[Array, 'B W H N K']:
         """The heads of each window, from those of the map after `place`."""
@@ -118,6 +131,31 @@ class Windows:
         return x.reshape(rows * columns, side * side)
 
 
+class Product(nn.Module):
+    """A dense layer whose kernel [*I *O] and bias [*O] have axes for heads; its tokens have none.
+
+    On TPUs, arrays of tokens whose last axis is a head of 32 take four times their memory.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel_init: Callable[..., Any]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B I']) -> Float[Array, '*B O']:
+        sizes = math.prod(self.inputs), math.prod(self.outputs)
+
+        def init(key: Array) -> Array:
+            return self.kernel_init(key, sizes).reshape(*self.inputs, *self.outputs)
+
+        bias = self.param('bias', nn.initializers.zeros, self.outputs)
+        kernel = self.param('kernel', init).reshape(sizes)
+        return x.astype(self.dtype) @ kernel.astype(self.dtype) + bias.reshape(-1).astype(
+            self.dtype
+        )
+
+
 class WindowAttention(nn.Module):
     """Multi-head self-attention in windows, with a bias for each relative position.
 
@@ -136,6 +174,11 @@ class WindowAttention(nn.Module):
       dropout: on the weights.
       kernel_init: of both projections.
       dtype: computation dtype; the softmax stays float32.
+      attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no weights; or 'auto',
+        the kernel if it can be used.
+
+    Raises:
+      UserError: if 'pallas' is requested for something that the kernel does not support.
     """
 
     num_heads: int
@@ -144,31 +187,68 @@ class WindowAttention(nn.Module):
     dropout: float = 0.0
     kernel_init: Callable[..., Any] = nn.initializers.normal(0.02)
     dtype: Any = jnp.float32
+    attention: str = 'xla'
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D'], train: bool = False) -> Float[Array, 'B H W D']:
         _, height, width, features = x.shape
         windows = Windows.over(height, width, self.window, self.shifted)
-        dense = functools.partial(nn.DenseGeneral, kernel_init=self.kernel_init, dtype=self.dtype)
-        shape = (3, self.num_heads, features // self.num_heads)
-        qkv = dense(shape, name='qkv')(windows.place(x))
+        dense = functools.partial(Product, kernel_init=self.kernel_init, dtype=self.dtype)
+        heads = (self.num_heads, features // self.num_heads)
+        project = dense((features,), (3, *heads), name='qkv')
+        merge = dense(heads, (features,), name='out')
+        if self._takes_kernel(x.shape, windows, train):
+            tokens = windows.cut_tokens(windows.place(x))
+            found = self._attend_in_kernel(project(tokens), windows)
+            return windows.restore(windows.join_tokens(merge(named(ATTENDED, found))))
+        qkv = project(windows.place(x))
+        qkv = qkv.reshape(*qkv.shape[:-1], 3, *heads)
         # One transposition to windows and heads, instead of one to windows before the product.
         query, key, value = (windows.cut(part.squeeze(-3)) for part in jnp.split(qkv, 3, axis=-3))
         weights = attention_weights(query, key, bias=self._bias(windows))
         keep(self, weights)
         weights = Dropout(self.dropout)(weights, train)
         found = windows.restore(windows.join(attend(weights, value)))
-        return dense(features, axis=(-2, -1), name='out')(named(ATTENDED, found))
+        found = named(ATTENDED, found)
+        return merge(found.reshape(*found.shape[:-2], -1))
 
-    def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
-        """The bias of the scores, the same for all windows or one for each."""
+    def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
+        if self.attention == 'xla' or self.is_initializing():
+            return False
+        if self.is_mutable_collection('intermediates'):  # the weights are requested
+            return False
+        obstacle = 'drops no weights in windows' if train and self.dropout else ''
+        tokens = (shape[0], math.prod(windows.grid), windows.side**2, shape[-1])
+        dtype = jnp.dtype(self.dtype).name
+        call = WindowCall(tokens, self.num_heads, dtype, windows.shift > 0)
+        return window_kernel(self.attention, call, obstacle)
+
+    def _attend_in_kernel(
+        self, qkv: Float[Array, 'B W N E'], windows: Windows
+    ) -> Float[Array, 'B W N D']:
+        from vit_jax.nn.window_kernel import window_attention
+
+        regions = jnp.asarray(windows.regions()) if windows.shift else None
+
+        def attend(qkv: Array, bias: Array) -> Array:
+            return window_attention(qkv, bias[0], regions)
+
+        bias = for_every_device(self._relative_bias(windows))
+        return on_every_device(attend)(qkv, bias)
+
+    def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
+        """The bias of relative positions."""
         sides = 2 * self.window - 1
         table = self.param(
             'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
         )
         first, last = self.window - windows.side, self.window + windows.side - 1
         table = table[first:last, first:last].reshape(-1, self.num_heads)
-        bias = table[relative_positions(windows.side, windows.side)].transpose(2, 0, 1)[None]
+        return table[relative_positions(windows.side, windows.side)].transpose(2, 0, 1)
+
+    def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
+        """The bias of the scores, the same for all windows or one for each."""
+        bias = self._relative_bias(windows)[None]
         if not windows.shift:
             return bias
         regions = jnp.asarray(windows.regions())

@@ -1,0 +1,156 @@
+"""The kernel of attention in windows, run as plain JAX: equal to the layer's own attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.models import swin
+from vit_jax.nn import attention_check, attention_choice, window_check, window_kernel
+from vit_jax.nn.attention import WindowCall
+from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.windows import WindowAttention
+from vit_jax.runtime import meanwhile, sharding, target
+
+REAL = functools.partial(window_kernel.window_attention, interpret=True)
+TPU = Devices('TPU v5 lite')
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the kernel was called with."""
+    found = []
+
+    def called(qkv, bias, regions):
+        found.append((qkv.shape, regions is not None))
+        return REAL(qkv, bias, regions)
+
+    monkeypatch.setattr(window_kernel, 'window_attention', called)
+    return found
+
+
+def results(attention, layout, *shape, num_heads=2, dim=16, dtype=jnp.float32):
+    """A layer's result, and the gradients of its parameters and tokens."""
+    height, width, window, shifted = shape
+    layer = WindowAttention(num_heads, window, shifted, dtype=dtype, attention=attention)
+    draw = np.random.default_rng(0).normal
+    x = draw(size=(8, height, width, dim)).astype(np.float32)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x)
+    params = jax.tree.map(lambda s: (0.5 * draw(size=s.shape)).astype(np.float32), shapes)
+
+    def run(params, rows):
+        out, pull = jax.vjp(lambda p, x: layer.apply(p, x), params, rows['x'])
+        return out, *pull(jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(out.dtype))
+
+    return layout.compile_eval(run)(params, layout.put_batch({'x': x}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('shape', 'devices', 'fields', 'windows'),
+    [
+        # Maps of whole windows, with padding, in shifted windows, and no larger than one of them.
+        ((6, 9, 3, False), 1, {}, (8, 6, 9, 48)),
+        ((5, 7, 3, True), 8, {}, (1, 6, 9, 48)),
+        ((8, 8, 4, True), 1, {'num_heads': 4, 'dim': 128}, (8, 4, 16, 384)),
+        ((2, 4, 3, True), 8, {}, (1, 2, 4, 48)),
+    ],
+)
+def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows):
+    layout = sharding.make_layout(jax.devices()[:devices])
+    expected = results('xla', layout, *shape, **fields)
+    assert not calls
+    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    found = results('pallas', layout, *shape, **fields)
+    assert calls == [(windows, shape[3] and min(shape[:2]) > shape[2])]
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(np.abs(b).max(), 1))
+
+
+@pytest.mark.slow
+def test_results_and_gradients_are_those_of_attention(monkeypatch):
+    monkeypatch.setattr(window_kernel, 'window_attention', REAL)
+    for shape, heads, dtype, most in (
+        ((2, 6, 49, 96), 3, 'float32', 1e-5),
+        ((2, 4, 49, 256), 8, 'float32', 1e-5),
+        ((2, 4, 49, 64), 2, 'bfloat16', attention_check.TOLERANCE / 2),
+    ):
+        for shifted in (True, False):
+            assert window_check.largest_difference(WindowCall(shape, heads, dtype, shifted)) < most
+
+
+def broken(qkv, bias, regions):
+    return REAL(qkv, bias, None)
+
+
+def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
+    monkeypatch.setattr(attention_check, '_doubts', {})
+    monkeypatch.setattr(window_kernel, 'window_attention', broken)
+    attention_choice._warn_once.cache_clear()
+    call = WindowCall((8, 4, 9, 16), 2, 'float32', True)
+    with runs_on(TPU._replace(measure=meanwhile.apart)):
+        assert not attention_choice.window_kernel('auto', call)
+        assert not attention_choice.window_kernel('auto', call)
+        with pytest.raises(UserError, match='differs from the attention of XLA'):
+            attention_choice.window_kernel('pallas', call)
+    (record,) = caplog.records
+    assert 'windows of 9 tokens' in record.message
+
+
+@pytest.mark.parametrize(
+    ('devices', 'fields', 'message'),
+    [
+        (TPU, {'dropout': 0.1}, 'drops no weights'),
+        (Devices('cpu'), {}, 'this is cpu'),
+        (TPU._replace(shards=3), {}, 'a multiple of 3'),
+        (Devices('TPU v4'), {'num_heads': 64, 'window': 24}, '576 tokens of width 64 need'),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_left_to_xla_or_refused(calls, devices, fields, message):
+    fields = {'num_heads': 2, 'window': 4, **fields}
+    x = jnp.zeros((2, 24, 24, 64))
+
+    def attend(attention):
+        layer = WindowAttention(**fields, attention=attention)
+        variables = jax.eval_shape(layer.init, jax.random.key(0), x)
+        with runs_on(devices):
+            rngs = {'dropout': jax.random.key(0)}
+            jax.eval_shape(functools.partial(layer.apply, train=True, rngs=rngs), variables, x)
+
+    attend('auto')
+    with pytest.raises(UserError, match=message):
+        attend('pallas')
+    assert not calls
+
+
+def test_swin_takes_it_in_every_block_unless_the_weights_are_wanted(calls):
+    model = swin.Model(width=16, depths=(2, 1), num_heads=(2, 4), window=2, patch_size=2)
+    images = jnp.zeros((2, 8, 8, 3))
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    with runs_on(TPU):
+        jax.eval_shape(model.apply, variables, images)
+        assert calls == [((2, 4, 4, 48), False), ((2, 4, 4, 48), True), ((2, 1, 4, 96), False)]
+        jax.eval_shape(functools.partial(model.apply, mutable='intermediates'), variables, images)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(('heads', 'width', 'shifted'), [(3, 96, True), (12, 384, False)])
+def test_it_can_be_lowered_for_tpus(heads, width, shifted):
+    qkv, bias = jnp.zeros((2, 4, 49, 3 * width), jnp.bfloat16), jnp.zeros((heads, 49, 49))
+    regions = jnp.zeros((4, 49), jnp.int32) if shifted else None
+
+    def total(*inputs):
+        return window_kernel.window_attention(*inputs, regions).astype(jnp.float32).sum()
+
+    lowered = jax.jit(jax.grad(total, (0, 1))).trace(qkv, bias).lower(lowering_platforms=('tpu',))
+    assert lowered.as_text().count('tpu_custom_call') == 1
+
+
+def test_a_program_has_a_divisor_of_the_windows_that_fits():
+    assert window_kernel.program_of(64, 49, 96, 2) == 8
+    assert window_kernel.program_of(6, 49, 96, 2) == 6
+    assert window_kernel.program_of(11, 49, 96, 2) == 1
+    assert window_kernel.program_of(64, 144, 1024, 2) == 1
