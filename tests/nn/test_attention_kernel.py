@@ -241,6 +241,7 @@ def test_memory_grows_with_tokens_and_width():
         (150, 70, 4, 32, 'q kv', True, False),
         (129, 129, 8, 80, 'qkv', False, True),
         (7, 300, 2, 64, 'q k v', True, False),
+        pytest.param(4096, 4096, 1, 64, 'qkv', True, False, marks=pytest.mark.long),
     ],
 )
 def test_blocks_of_queries(tokens, keys, num_heads, size, layout, masked, causal):
