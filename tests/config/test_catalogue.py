@@ -39,7 +39,7 @@ def test_every_function_that_is_listed_can_be_named():
 
 def test_arguments_that_no_text_can_give_are_left_out():
     (tokenize,) = (one for one in catalogue.transforms() if one.name == 'tokenize')
-    assert tokenize.arguments == '(field=None, length=None, max_len=None)'
+    assert tokenize.arguments == '(field=None, length=None, max_len=None, pad=0)'
 
 
 def test_experiments_are_those_of_the_folder_with_their_arguments(tmp_path: pathlib.Path):

@@ -17,7 +17,7 @@ KEYS = {
     'step': 'accum_steps ema_decay ema_schedule max_skips',
     'every': 'log eval checkpoint examples',
     'checkpoint': 'keep_last keep_every keep_steps keep_best',
-    'parallel': 'strategy fsdp tensor rules min_split_size',
+    'parallel': 'strategy fsdp tensor slices rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
     'stall_seconds count plan',
     'init': 'from posemb select classes',

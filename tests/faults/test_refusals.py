@@ -41,7 +41,7 @@ REFUSALS = [
     ('total=-5 steps', "config.total='-5 steps': write"),
     ('seed=-1', 'config.seed=-1: must be 0 or more'),
     ('data.workers=-1', 'workers=-1: must be at least 0'),
-    ('data.source=imagnet', "unknown source name 'imagnet' (valid: coco, digits, "),
+    ('data.source=imagnet', "unknown source name 'imagnet' (valid: coco, "),
     ('data.source=tfds:nothing', 'no data set is prepared; looked in'),
     ('model.name=vti', "unknown model name 'vti'; did you mean 'vit'"),
     ('task.name=clasify', "unknown task name 'clasify'; did you mean 'classify'"),
