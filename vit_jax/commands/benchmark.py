@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, writing
-from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.optim import schedules
 
 if TYPE_CHECKING:
     from vit_jax.profiling.benchmark import Timing
@@ -31,41 +29,20 @@ def main(argv: Sequence[str]) -> int:
     if args.steps < 1:
         raise UserError(f'--steps {args.steps}: must be at least 1')
     from vit_jax.inference import fine_tune
-    from vit_jax.optim import make as optim
-    from vit_jax.profiling import benchmark
+    from vit_jax.profiling import benchmark, timed
     from vit_jax.profiling.examples import batch_rows, row_of
-    from vit_jax.runtime import sharding
     from vit_jax.storage.paths import write_text_atomic
 
     config = fine_tune.filled(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
-    model, task = objects.model_and_task(config)
-    layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
-    rows = batch_rows(config)
-    # Schedules would need the length of the run, and cost nothing.
-    step = defaults.arguments(config, 'step') | {'ema_schedule': schedules.CONSTANT}
-    sharding.check_batch(
-        layout,
-        rows,
-        accum_steps=step['accum_steps'],
-        multiple=task.multiple,
-        reason=task.multiple_reason,
-    )
-
-    def tx(params: Any) -> Any:
-        constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
-        options = config.optim.to_dict() | constant | {'lr_delays': ()}
-        return optim.make(params, 1, int, model.layer_order(), **options)[0]
-
-    options: dict[str, Any] = {'batch_size': rows, 'per_row': per_row, 'steps': args.steps}
+    ready = timed.of_config(config, rows := batch_rows(config))
     with status('forward'):
-        results = {'forward': benchmark.time_forward(model, task, layout, spec, **options)}
+        results = {'forward': ready.forward(spec, per_row, args.steps)}
     if not args.forward_only:
         with status('train'):
-            options |= step | {'freeze': defaults.arguments(config, 'optim')['freeze']}
-            results['train'] = benchmark.time_train(model, task, tx, layout, spec, **options)
-    environment = benchmark.environment(layout)
+            results['train'] = ready.train(spec, per_row, args.steps)
+    environment = benchmark.environment(ready.layout)
     print_title(config, rows, row.example, environment)
     print_table(spec, results)
     if args.json:

@@ -17,6 +17,7 @@ from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
 from vit_jax.commands._shape import shape
+from vit_jax.commands._study import study
 from vit_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def _write_report(
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'plan': plan,
+    'study': study,
     'collect': collect,
     'fit': fit,
     'plot': plot,

@@ -1,4 +1,4 @@
-"""The contents of a sweep file, which defines `get_sweep(arg: str | None) -> Sweep`.
+"""The contents of a sweep file, which defines `get_sweep(arg: str | None) -> Sweep | Family`.
 
 Dimensions are named by their place in the config, as on the command line: `optim.lr`.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest
@@ -46,6 +46,15 @@ class Range:
 
 
 Dimension = Choice | Range
+
+
+@runtime_checkable
+class Family(Protocol):
+    """What `get_sweep` may return instead of a sweep, as `vit_jax.sweeps.isoflop.Isoflop`."""
+
+    def sweep(self) -> Sweep:
+        """The sweep, whose points are computed."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +208,8 @@ def load(spec: str, command: str = 'sweep create') -> Sweep:
       UserError: if there is no such file, or it does not return a sweep.
     """
     sweep = config_lib.run_file(spec, 'get_sweep', command)
+    if isinstance(sweep, Family):
+        sweep = sweep.sweep()
     if not isinstance(sweep, Sweep):
         raise UserError(f'{command}: get_sweep of {spec!r} returns no Sweep')
     return sweep

@@ -1,0 +1,88 @@
+r"""Compute-optimal ViTs on CIFAR-10: five sizes at four budgets over a factor of 30.
+
+    python -m vit_jax scaling study experiments/scaling/cifar10_isoflop.py --measure
+    python -m vit_jax scaling study experiments/scaling/cifar10_isoflop.py --study isoflop
+    python -m vit_jax sweep work isoflop    # any number of workers, here or elsewhere
+    python -m vit_jax scaling collect runs/isoflop --output isoflop.csv
+    python -m vit_jax scaling optimal --csv isoflop.csv --n parameters --c flops --y val/loss
+
+Hoffmann et al. 2022, section 3, with branches of a constant learning rate in place of a cosine of
+each length (Hägele et al. 2024, arXiv:2405.18392): the last fifth of a run is the cooldown. Two
+seeds at the smallest two budgets. `:cosine` trains each run by itself. `val` are 5,000 training
+images that no run is trained on. The rate falls as 1 / width; it is not tuned. `:digits` is the
+same at a hundredth of the cost.
+
+One of them alone, the smallest for as long as the smallest budget lasts, is
+
+    python -m vit_jax train --config experiments/scaling/cifar10_isoflop.py --workdir runs/one
+
+Expected: a minimum between the smallest and the largest size at every budget. Not measured by this
+project yet.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.sweeps.isoflop import Isoflop
+
+# width, depth
+SIZES = ((32, 2), (48, 3), (64, 4), (96, 5), (128, 6))
+SMALL = ((16, 1), (24, 1), (32, 2), (64, 2))
+BUDGETS = (1.5e12, 4.6e12, 1.45e13, 4.5e13)
+FILE = 'experiments/scaling/cifar10_isoflop.py'
+ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine')
+
+
+def get_sweep(arg: str | None = None) -> Isoflop:
+    """`arg`: `digits` or `smoke` for smaller sizes and budgets, `cosine` without branches."""
+    arg = arg or ''
+    small = arg.startswith(('smoke', 'digits'))
+    budgets, seeds = ((2e10, 6e10, 2e11), (1,)) if small else (BUDGETS, (2, 2, 1))
+    if arg == 'smoke':
+        budgets = (1e10, 2e10)
+    return Isoflop(
+        config=f'{FILE}:{arg}' if arg else FILE,
+        metric='val/loss',
+        shapes=[shape(*size) for size in (SMALL if small else SIZES)],
+        budgets=budgets,
+        seeds=seeds,
+        warmup=0.1,
+        cooldown=0.0 if arg.endswith('cosine') else 0.2,
+    )
+
+
+def shape(width: int, depth: int) -> dict[str, int | float]:
+    """A ViT with heads of 16 channels, and its learning rate."""
+    size = {'width': width, 'depth': depth, 'mlp_dim': 4 * width, 'num_heads': max(1, width // 16)}
+    return {**{f'model.{key}': value for key, value in size.items()}, 'optim.lr': 0.096 / width}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: as for `get_sweep`; what it gives is the smallest model."""
+    arg = arg or ''
+    smoke, small = arg == 'smoke', arg.startswith(('smoke', 'digits'))
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else '2000 steps'
+    config.batch_size = 64
+
+    width, depth = (SMALL if small else SIZES)[0]
+    config.model = dict(name='vit', patch_size=2 if small else 4, width=width, depth=depth)
+    config.model.update(mlp_dim=4 * width, num_heads=max(1, width // 16))
+    config.model.update(pool='gap', posemb='sincos2d', num_classes=placeholder(int))
+    config.task = dict(name='classify')
+
+    images = dict(source='digits' if small else 'tfds:cifar10', cache=True)
+    augment = 'pad_and_crop(1)' if small else 'pad_and_crop(4)|flip'
+    split, held_out = ('[:80%]', '[80%:]') if small else ('[:45000]', '[45000:]')
+    config.data = dict(images, split=f'train{split}', transforms=augment, workers=0)
+    images.update(transforms='', batch_size=100 if small else 500)
+    config.evals = dict(val=dict(images, split=f'train{held_out}'), test=dict(images, split='test'))
+
+    config.optim = dict(name='adamw', lr=0.096 / width, b2=0.99, weight_decay=0.05, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10%', eval='100%', checkpoint='20%', examples='')
+    config.checkpoint = dict(keep_last=1, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config

@@ -1,0 +1,304 @@
+"""IsoFLOP studies: a family of shapes, each trained with every one of some budgets of FLOPs.
+
+Hoffmann et al. 2022, section 3, approach 2. With a cooldown, one run at a constant rate for each
+shape and seed is branched at the length of every budget: Hägele et al. 2024 (arXiv:2405.18392),
+section 3, find the same losses as with a cosine of each length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
+from vit_jax.profiling import cost, timed
+from vit_jax.profiling.examples import batch_rows
+from vit_jax.profiling.plan import PlannedRun
+from vit_jax.sweeps import branches, space
+
+APART = 1.3  # ratio of neighboring budgets that an analysis tells apart
+OFF = 0.02  # share by which a run may miss its budget, as its steps are whole
+_WARMUP, _COOLDOWN = 'optim.schedule.warmup', 'optim.schedule.cooldown'
+
+
+@dataclasses.dataclass(frozen=True)
+class Isoflop:
+    """A study at equal compute; `get_sweep` of a file may return one instead of a `Sweep`.
+
+    FLOPs are those of training as `scaling plan` and `scaling collect` count them, exactly.
+
+    Attributes:
+      config: the base, as for `--config`: FILE[:ARG].
+      metric: of the final evaluation, as `test/loss`.
+      shapes: values of each size of the family: `{'model.width': 64, ...}`, and what is tuned for
+        it, such as `'optim.lr'`.
+      budgets: FLOPs of training of a run.
+      seeds: numbers of seeds at each budget from the smallest on; the last is that of all larger.
+      warmup: share of a run's steps; of its shortest branch's with a cooldown.
+      cooldown: share of a run's steps in which the learning rate falls, after a constant one that
+        the runs of one shape and seed share; 0 for runs of their own with the config's schedule.
+      batch_exponent: the batch grows by powers of two, about as budget^batch_exponent, from
+        `config.batch_size` at the smallest budget.
+      overrides: changes of the base config for every run, by dimension.
+      direction: `maximize` or `minimize` the metric.
+
+    Raises:
+      UserError: for values that make no such study.
+    """
+
+    config: str
+    metric: str
+    shapes: Sequence[space.Point]
+    budgets: Sequence[float]
+    seeds: Sequence[int] = (1,)
+    warmup: float = 0.05
+    cooldown: float = 0.0
+    batch_exponent: float = 0.0
+    overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    direction: str = 'minimize'
+
+    def __post_init__(self) -> None:
+        _check_budgets(self.budgets)
+        if len(self.shapes) < 3 or any(set(s) != set(self.shapes[0]) for s in self.shapes):
+            raise UserError('isoflop: give three shapes or more, all with the same dimensions')
+        if not self.seeds or any(n < 1 for n in self.seeds):
+            raise UserError(f'isoflop: seeds={tuple(self.seeds)}: every budget needs at least one')
+        if min(self.warmup, self.cooldown) < 0 or self.warmup + self.cooldown >= 1:
+            raise UserError(
+                f'isoflop: warmup={self.warmup:g} and cooldown={self.cooldown:g} are shares of a '
+                'run: at least 0, and together less than 1'
+            )
+        if self.cooldown and self.batch_exponent:
+            raise UserError(
+                'isoflop: batch_exponent is for runs of their own: branches have the batch of '
+                'their trunk; give cooldown=0'
+            )
+
+    def sweep(self) -> space.Sweep:
+        """The trials: trunks first, which run longest, then from small budgets to large.
+
+        Raises:
+          UserError: as `runs`.
+        """
+        found = runs(self)
+        constant = {'optim.schedule.name': 'constant'} if self.cooldown else {}
+        return space.Sweep(
+            config=self.config,
+            metric=self.metric,
+            direction=self.direction,
+            points=_branched(self, found) if self.cooldown else [_point(self, r) for r in found],
+            overrides={**self.overrides, **constant},
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run of the study.
+
+    Attributes:
+      budget: FLOPs that it was given.
+      shape: of its model.
+      seed: from 0.
+      plan: its cost; a branch counts from its trunk's first step on.
+      warmup, cooldown: steps.
+    """
+
+    budget: float
+    shape: space.Point
+    seed: int
+    plan: PlannedRun
+    warmup: int
+    cooldown: int
+
+    @property
+    def branch_step(self) -> int:
+        """The last step at the constant rate."""
+        return self.plan.steps - self.cooldown
+
+
+def runs(study: Isoflop) -> list[Run]:
+    """The runs of all budgets, shapes and seeds, with their steps and batches.
+
+    Raises:
+      UserError: a budget that is less than a step of a shape, or too small for whole steps to come
+        within 2 % of it; or a config that refuses a shape.
+    """
+    priced = [_price(study, shape) for shape in study.shapes]
+    budgets = sorted(study.budgets)
+    found = []
+    for at, budget in enumerate(budgets):
+        growth = round(math.log2((budget / budgets[0]) ** study.batch_exponent))
+        for shape, plan in zip(study.shapes, priced, strict=True):
+            sized = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
+            longest = _fitted(sized, budget, shape)
+            first = longest if not study.cooldown else _fitted(plan, budgets[0], shape)
+            warmup = max(1, round(study.warmup * first.steps)) if study.warmup else 0
+            cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
+            number = study.seeds[min(at, len(study.seeds) - 1)]
+            found += [Run(budget, shape, s, longest, warmup, cooldown) for s in range(number)]
+    return found
+
+
+def _check_budgets(budgets: Sequence[float]) -> None:
+    ordered = sorted(budgets)
+    if not ordered or not all(0 < b < math.inf for b in ordered):
+        raise UserError(f'isoflop: budgets {_listed(budgets)}: give positive numbers of FLOPs')
+    for below, above in itertools.pairwise(ordered):
+        if above < APART * below:
+            raise UserError(
+                f'isoflop: budgets {below:g} and {above:g} differ by less than a factor of '
+                f'{APART}: an analysis takes them for one'
+            )
+
+
+def _listed(budgets: Sequence[float]) -> str:
+    return ', '.join(f'{b:g}' for b in budgets) or '(none)'
+
+
+def _price(study: Isoflop, shape: space.Point) -> PlannedRun:
+    """The cost of a step of one shape."""
+    return cost.price(_config(study, shape), point=shape)
+
+
+def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
+    """The config of one shape, for a single step."""
+    changes = [*space.overrides(dict(study.overrides)), *space.overrides(shape)]
+    config = config_lib.load(study.config, [*changes, 'total=1 step'])
+    return fine_tune.filled(config).config
+
+
+def _fitted(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:
+    """The plan with as many steps as the budget pays for.
+
+    Raises:
+      UserError: if whole steps do not come near enough to the budget.
+    """
+    each = plan.train * plan.batch_size
+    steps = round(budget / each)
+    words = ', '.join(space.overrides(shape))
+    if budget < each:
+        raise UserError(
+            f'isoflop: the budget {budget:g} is less than one step of {words}, which takes '
+            f'{each:.3g} FLOPs'
+        )
+    if abs(steps * each / budget - 1) > OFF:
+        raise UserError(
+            f'isoflop: the budget {budget:g} is {budget / each:.3g} steps of {words}; in whole '
+            f'steps budgets would differ by more than {OFF:.0%}: give {each / (2 * OFF):.2g} or '
+            'more, or a smaller config.batch_size'
+        )
+    return dataclasses.replace(plan, steps=steps)
+
+
+def _point(study: Isoflop, run: Run) -> space.Point:
+    batch = {'batch_size': round(run.plan.batch_size)} if study.batch_exponent else {}
+    seed = {'seed': run.seed} if max(study.seeds) > 1 else {}
+    length = {'total': f'{run.plan.steps} steps', _WARMUP: f'{run.warmup} steps'}
+    return {**run.shape, **seed, **batch, **length}
+
+
+def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
+    """A trunk for each shape and seed, the most expensive first, then their branches."""
+    groups = sorted(_groups(found), key=lambda group: -_trunk_flops(group))
+    trunks: list[space.Point] = []
+    number: dict[tuple[int, int], int] = {}
+    for at, group in enumerate(groups):
+        kept = tuple(run.branch_step for run in group)
+        _check_branches(group)
+        shared = _point(study, group[-1]) | {'total': f'{kept[-1]} steps', _COOLDOWN: '0 steps'}
+        own = {'checkpoint.keep_steps': str(kept), branches.FROM: '', branches.STEP: 0}
+        trunks.append(shared | own)
+        number |= {(id(run.shape), run.seed): at for run in group}
+    return trunks + [
+        _point(study, run)
+        | {
+            _COOLDOWN: f'{run.cooldown} steps',
+            'checkpoint.keep_steps': '()',
+            branches.FROM: branches.trunk(number[id(run.shape), run.seed]),
+            branches.STEP: run.branch_step,
+        }
+        for run in found
+    ]
+
+
+def _groups(found: Sequence[Run]) -> Iterator[list[Run]]:
+    """The runs of each shape and seed, ascending in length."""
+    keys = dict.fromkeys((id(run.shape), run.seed) for run in found)
+    for key in keys:
+        yield [run for run in found if (id(run.shape), run.seed) == key]
+
+
+def _check_branches(group: Sequence[Run]) -> None:
+    """Raise UserError for a branch that leaves its trunk before the warm-up is over."""
+    first = group[0]
+    if first.branch_step <= first.warmup:
+        raise UserError(
+            f'isoflop: the budget {first.budget:g} is {first.plan.steps} steps of '
+            f'{", ".join(space.overrides(first.shape))}: too few for a warm-up and a cooldown'
+        )
+
+
+def _trunk_flops(group: Sequence[Run]) -> float:
+    plan = group[-1].plan
+    return dataclasses.replace(plan, steps=group[-1].branch_step).flops
+
+
+@dataclasses.dataclass(frozen=True)
+class Bill:
+    """The cost of a study in FLOPs.
+
+    Attributes:
+      separate: of all runs, each trained from its first step.
+      trained: of what is trained; less than `separate` with branches.
+      seeds: the part of `trained` that seeds after the first take.
+      examples: trained on, of each shape in order.
+      trunks: number of runs at a constant rate.
+    """
+
+    separate: float
+    trained: float
+    seeds: float
+    examples: tuple[float, ...]
+    trunks: int
+
+
+def bill(study: Isoflop) -> Bill:
+    """The cost of a study; raises UserError as `runs`."""
+    found = runs(study)
+    spent = [(run, run.plan.steps) for run in found]
+    trunks = list(_groups(found)) if study.cooldown else []
+    if study.cooldown:
+        spent = [(run, run.cooldown) for run in found]
+        spent += [(group[-1], group[-1].branch_step) for group in trunks]
+
+    def flops(steps: int, run: Run) -> float:
+        return dataclasses.replace(run.plan, steps=steps).flops
+
+    return Bill(
+        separate=sum(run.plan.flops for run in found),
+        trained=sum(flops(steps, run) for run, steps in spent),
+        seeds=sum(flops(steps, run) for run, steps in spent if run.seed),
+        examples=tuple(
+            sum(n * run.plan.batch_size for run, n in spent if run.shape is shape)
+            for shape in study.shapes
+        ),
+        trunks=len(trunks),
+    )
+
+
+def measured(study: Isoflop, steps: int = 10) -> list[float]:
+    """Examples per second of training each shape on the devices of this process."""
+    rates = []
+    for shape in study.shapes:
+        facts = cost.data_facts(_config(study, shape))
+        rows = batch_rows(facts.config)
+        per_row, spec = facts.each / rows, facts.kinds[-1].spec
+        timing = timed.of_config(facts.config, rows).train(spec, per_row, steps)
+        rates.append(timing.images_per_sec)
+    return rates
