@@ -31,6 +31,7 @@ NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
     r'--coordinator': 'two hosts',
     r'benchmark\.vision\.csv': 'the published curves',
+    r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
     r'scaling (shape|optimal)': 'runs of several shapes and lengths',
@@ -93,7 +94,7 @@ PHOTOS = (
 
 def stage(line: str) -> tuple[int, str]:
     """Where a line stands in the order in which one gives the other what it reads."""
-    stages = ('sweep create', 'sweep work', 'scaling collect')
+    stages = ('sweep create', 'scaling study', 'sweep work', 'scaling collect')
     return next((i for i, words in enumerate(stages) if line.startswith(words)), len(stages)), line
 
 
@@ -135,7 +136,9 @@ def place(tmp_path_factory, translating_run):
 
 def small(line: str) -> list[str]:
     """The words of a command at its smoke size."""
-    line = re.sub(r'(--config |create )(experiments/\S+\.py)(?!\S*smoke)\S*', r'\1\2:smoke', line)
+    line = re.sub(
+        r'(--config |create |study )(experiments/\S+\.py)(?!\S*smoke)\S*', r'\1\2:smoke', line
+    )
     line = re.sub(r" --config\.data[^=]*=('[^']*'|\S+)", '', line)
     line = re.sub(r"'A brown dog [^']*'", "'A dog runs.'", line)
     line = re.sub(r'runs/(scene|ground|pair)_\{\S+\}\.png', 'runs/scene_0.png', line)

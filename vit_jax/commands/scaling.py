@@ -55,10 +55,13 @@ def collect(argv: Sequence[str]) -> int:
     from vit_jax.scaling import runs
 
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
+    _, left_out = runs.find(args.folders)
     if args.output is None:
         print(runs.to_csv(rows), end='')
     else:
         write(args.output, runs.to_csv(rows), '--output')
+        for line in left_out:
+            print(f'left out: {line}')
         print(f'{args.output}: {len(rows)} runs')
     return 0
 
@@ -138,7 +141,7 @@ def report(argv: Sequence[str]) -> int:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
     alike, others = runs.classifiers(taken, options.by)
     fitted, skipped = table.usable(alike, options)
-    skipped = others + skipped
+    skipped = others + skipped + runs.find(args.folders)[1]
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
     table.require_growth(fitted, options)

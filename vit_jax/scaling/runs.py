@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.profiling import flops
-from vit_jax.scaling import settings
+from vit_jax.scaling import settings, trunks
 from vit_jax.storage import paths, run_folder, step_folder
 from vit_jax.storage.run_folder import Series
 
@@ -24,7 +24,7 @@ FlopsOf = Callable[[dict[str, Any]], float | None]
 
 
 def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
-    """A row for every run.
+    """A row for every run but trunks, see `find`.
 
     Unknown cells are None. Besides the columns of `read_run` there is one for each config value in
     which the runs differ, such as `config.model.width`. If some differ in the seed alone, `setting`
@@ -37,11 +37,21 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
     Raises:
       UserError: a folder that does not exist or holds no run.
     """
-    found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
-    different = list(dict.fromkeys(found))
+    different, _ = find(folders)
     rows = [read_run(run, flops_of) for run in different]
     differing = zip(rows, differences(different), settings.shared(different), strict=True)
     return [{**row, **values, **setting} for row, values, setting in differing]
+
+
+def find(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[str]]:
+    """The runs in folders, and a line for each trunk, which has not cooled down and is left out.
+
+    Args, Raises: as `collect`.
+    """
+    found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
+    different = list(dict.fromkeys(found))
+    left_out = trunks.reasons(different)
+    return [run for run in different if run not in left_out], list(left_out.values())
 
 
 def differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:

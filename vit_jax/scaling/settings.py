@@ -23,7 +23,9 @@ def setting(config: Mapping[str, Any]) -> str:
     kept = _seedless(config)
     branch = dict(config.get('branch') or {})
     if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
-        kept['branch'] = branch | {'from': digest(_seedless(trunk))}
+        # It may go on for other branches, and keep what these need.
+        shared = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
+        kept['branch'] = branch | {'from': digest(_seedless(shared))}
     return digest(kept)
 
 

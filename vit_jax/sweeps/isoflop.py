@@ -210,7 +210,6 @@ def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
     number: dict[tuple[int, int], int] = {}
     for at, group in enumerate(groups):
         kept = tuple(run.branch_step for run in group)
-        _check_branches(group)
         shared = _point(study, group[-1]) | {'total': f'{kept[-1]} steps', _COOLDOWN: '0 steps'}
         own = {'checkpoint.keep_steps': str(kept), branches.FROM: '', branches.STEP: 0}
         trunks.append(shared | own)
@@ -232,16 +231,6 @@ def _groups(found: Sequence[Run]) -> Iterator[list[Run]]:
     keys = dict.fromkeys((id(run.shape), run.seed) for run in found)
     for key in keys:
         yield [run for run in found if (id(run.shape), run.seed) == key]
-
-
-def _check_branches(group: Sequence[Run]) -> None:
-    """Raise UserError for a branch that leaves its trunk before the warm-up is over."""
-    first = group[0]
-    if first.branch_step <= first.warmup:
-        raise UserError(
-            f'isoflop: the budget {first.budget:g} is {first.plan.steps} steps of '
-            f'{", ".join(space.overrides(first.shape))}: too few for a warm-up and a cooldown'
-        )
 
 
 def _trunk_flops(group: Sequence[Run]) -> float:

@@ -1,0 +1,38 @@
+"""An isoFLOP study of three tiny ViTs on digits, whose prices tests need again and again."""
+
+import functools
+import json
+
+from experiments.vit import digits
+from vit_jax.sweeps import isoflop
+
+ARGS = ('smoke',)
+_price = isoflop._price
+
+
+def get_config(arg: str | None = None):
+    """The smoke size of the digits, narrower."""
+    config = digits.get_config('smoke')
+    config.batch_size = 8
+    config.model.update(width=8, mlp_dim=16, num_heads=1)
+    return config
+
+
+def get_sweep(arg: str | None = None) -> isoflop.Isoflop:
+    """Three widths at three budgets."""
+    return isoflop.Isoflop(
+        config='tests/helpers/isoflop_file.py',
+        metric='test/loss',
+        shapes=[{'model.width': width, 'model.mlp_dim': 2 * width} for width in (8, 12, 16)],
+        budgets=(1e8, 4e8, 1.6e9),
+    )
+
+
+def price(study, shape):
+    """As that of the module, remembered."""
+    return _of_shape(json.dumps(shape))
+
+
+@functools.cache
+def _of_shape(shape: str):
+    return _price(get_sweep(), json.loads(shape))

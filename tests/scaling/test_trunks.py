@@ -1,0 +1,88 @@
+"""Trunks, which have not cooled down, are left out of a table, with the reason."""
+
+import json
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.scaling import runs, trunks
+
+CONSTANT = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '0 steps'}}
+COOLED = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '5 steps'}}
+
+
+def make_run(folder, total, optim=CONSTANT, **sections):
+    folder.mkdir(parents=True)
+    config = {'batch_size': 10, 'model': {'name': 'vit'}, 'task': {'name': 'classify'}}
+    config |= {'total': total, 'optim': optim, **sections}
+    (folder / 'config.json').write_text(json.dumps(config))
+    line = {'step': total, 'test/loss': 3 / total**0.5}
+    (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
+    (folder / 'result.json').write_text(json.dumps({'test/loss': 3 / total**0.5}))
+    return folder
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A trunk and its branches of 10, 20, 30 and 40 steps."""
+    trunk = make_run(tmp_path / 'runs/0000', 32)
+    for n in range(1, 5):
+        branch = {'from': str(trunk), 'step': 8 * n}
+        make_run(tmp_path / f'runs/000{n}', 10 * n, COOLED, branch=branch)
+    return tmp_path / 'runs'
+
+
+def names(folder):
+    return [row['run'].rpartition('/')[2] for row in runs.collect([folder], lambda meta: None)]
+
+
+def test_collect_takes_branches_and_says_why_not_the_trunk(study, tmp_path, capsys):
+    table = tmp_path / 'runs.csv'
+    assert main(['scaling', 'collect', str(study), '--output', str(table)]) == 0
+    reason = f'{study}/0000: a trunk, whose learning rate does not fall: 4 runs branch off from it'
+    assert capsys.readouterr().out.splitlines() == [f'left out: {reason}', f'{table}: 4 runs']
+    assert [line.partition(',')[0][-4:] for line in table.read_text().splitlines()[1:]] == [
+        *('0001', '0002', '0003', '0004')
+    ]
+
+
+@pytest.mark.slow
+def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
+    words = ['--y', 'test/loss', '--holdout', '0', '--bootstrap', '0', '--form', 'power']
+    assert main(['scaling', 'report', str(study), *words, '--output', str(tmp_path / 'out')]) == 0
+    stored = json.loads((tmp_path / 'out/scaling.json').read_text())
+    assert [line.partition(': ')[2] for line in stored['left_out']] == [
+        'a trunk, whose learning rate does not fall: 4 runs branch off from it'
+    ]
+    assert len(stored['manifest']) == 4
+    assert 'a trunk, whose learning rate does not fall' in (tmp_path / 'out/scaling.md').read_text()
+
+
+def test_a_study_that_was_moved_is_read_alike(study, tmp_path):
+    moved = study.rename(tmp_path / 'elsewhere')
+    assert names(moved) == ['0001', '0002', '0003', '0004']
+
+
+def test_a_trunk_that_has_no_branch_yet_is_known_by_the_steps_that_it_keeps(tmp_path):
+    trunk = make_run(tmp_path / 'a', 32, checkpoint={'keep_steps': [8, 16]})
+    make_run(tmp_path / 'b', 32)
+    found = trunks.reasons([trunk, tmp_path / 'b'])
+    assert list(found) == [trunk] and found[trunk].endswith('it keeps steps for them')
+
+
+@pytest.mark.parametrize(
+    ('schedule', 'cooled'),
+    [
+        ({'name': 'cosine'}, True),
+        ({'name': 'linear', 'warmup': '5%'}, True),
+        ({'name': 'rsqrt', 'cooldown': '20%'}, True),
+        ({'name': 'rsqrt', 'cooldown': '0'}, False),
+        ({'name': 'constant', 'cooldown': ''}, False),
+        ({}, False),
+    ],
+)
+def test_a_run_with_a_cooldown_of_its_own_is_no_trunk(study, schedule, cooled):
+    config = json.loads((study / '0000/config.json').read_text())
+    config['optim'] = {'schedule': schedule}
+    (study / '0000/config.json').write_text(json.dumps(config))
+    assert ('0000' in names(study)) == trunks.cools_down(config) == cooled
