@@ -82,13 +82,16 @@ def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):
     assert numbers(made) == [0, 1]
 
 
-def test_a_worker_waits_for_the_trunk_of_another(tmp_path, kept, monkeypatch, fake_training):
+def test_a_worker_waits_for_the_trunk_of_another(
+    tmp_path, kept, monkeypatch, fake_training, capsys
+):
     made = make(tmp_path, points=[TRUNK, BRANCH])
     fake_training(lambda config, step: config.branch.step)
     with claims.claimed(made) as trial:
         worker.suggest(made, trial)
         monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0000': [4]}))
         assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
+    assert capsys.readouterr().out.count('waits for trials of other workers') == 1
     assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
 
 

@@ -41,9 +41,11 @@ class Work:
     Attributes:
       finished: number of trials that it ended, in any state.
       failures: a line for each that failed.
+      has_waited: whether it has waited for other workers.
     """
 
     finished: int = 0
+    has_waited: bool = False
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -102,6 +104,9 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
 def attend(study: Study, claim: ClaimedTrial | Idle, done: Work, step_timeout: float | None) -> str:
     """Run the claimed trial, or wait a moment without one; return after what, for a message."""
     if isinstance(claim, Idle):
+        if not done.has_waited and jax.process_index() == 0:
+            print('waits for trials of other workers', flush=True)
+        done.has_waited = True
         time.sleep(WAIT_SECONDS)
         return 'while it waited for other workers'
     failure = run(study, claim, step_timeout)
