@@ -24,8 +24,8 @@ def setting(config: Mapping[str, Any]) -> str:
     branch = dict(config.get('branch') or {})
     if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
         # It may go on for other branches, and keep what these need.
-        shared = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
-        kept['branch'] = branch | {'from': digest(_seedless(shared))}
+        common = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
+        kept['branch'] = branch | {'from': digest(_seedless(common))}
     return digest(kept)
 
 
