@@ -5,10 +5,10 @@ Their losses are not those of finished models, and do not belong into a law.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import durations
 from vit_jax.storage import paths, run_folder
 
 _TO_THE_END = ('linear', 'cosine')  # schedules that fall without a cooldown
@@ -36,8 +36,9 @@ def reasons(folders: Sequence[paths.Path]) -> dict[paths.Path, str]:
 def cools_down(config: Mapping[str, Any]) -> bool:
     """Whether the learning rate of a run falls to the end."""
     schedule = (config.get('optim') or {}).get('schedule') or {}
-    cooldown = durations.parse_duration(schedule.get('cooldown') or 0)[0]
-    return cooldown > 0 or schedule.get('name') in _TO_THE_END
+    # A duration, as '500 steps', '5%' or 0: its unit does not matter.
+    some = re.search('[1-9]', str(schedule.get('cooldown') or ''))
+    return some is not None or schedule.get('name') in _TO_THE_END
 
 
 def _config(folder: paths.Path) -> Mapping[str, Any]:
