@@ -25,6 +25,14 @@ DeiT III's recipe.
 by the authors (github.com/wangf3014/ViT-5): 82.2 % for S/16, 84.2 % for B/16 and 84.9 % for L/16,
 the latter two after 20 epochs more at 224 pixels, which are also listed for S/16. The hours are not
 published. Not measured by this project yet.
+
+    python -m vit_jax train --config experiments/vit/imagenet2012.py:naflex,B/16 \
+        --workdir runs/naflex
+
+NaFlex, arXiv:2502.14786, section 2.4.2: images keep their aspect ratio, and every step draws a
+length of 64, 128, 196 or 256 patches for its batch. Otherwise the plain recipe with learned
+positions, and without mixup, which needs images of one size. No number is published for it. Not
+measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -34,17 +42,18 @@ from vit_jax.config.precision import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'S/16,150ep', 'B/16,300ep,fast', 'vit5', 'vit5,B/16', ...)
+ARGS = ('smoke', 'S/16,150ep', 'B/16,300ep,fast', 'vit5', 'vit5,B/16', 'naflex,B/16', ...)
 # Image size, epochs, learning rate and stochastic depth.
 VIT5 = {
     'S/16': (224, 800, 4e-3, 0.05),
     'B/16': (192, 800, 3e-3, 0.2),
     'L/16': (192, 400, 3e-3, 0.35),
 }
+NAFLEX = (64, 128, 196, 256)  # patches of a sequence
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, epochs and `fast`, as `S/16,300ep`; `smoke` for digits; `vit5`."""
+    """`arg`: a ViT variant, epochs, `fast`, `vit5` or `naflex`, as `S/16,300ep`; or `smoke`."""
     arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     vit5 = 'vit5' in (arg or '').split(',')
@@ -80,6 +89,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     if vit5:
         as_vit5(config, name, epochs)
+    if 'naflex' in (arg or '').split(','):
+        as_naflex(config)
     return config
 
 
@@ -102,13 +113,26 @@ def as_vit5(config: ConfigDict, name: str, epochs: int | None) -> None:
     config.optim.schedule = dict(name='cosine', warmup='5 epochs', init=1e-6, final=1e-5)
 
 
+def as_naflex(config: ConfigDict) -> None:
+    """Change the model and the data to sequences of patches of images of any aspect ratio."""
+    side = config.model.patch_size
+    plan = f'patches(patch_size={side}, lengths={{}})'
+    fit = f'fit_patches({side}, {NAFLEX[-1]})'
+    config.model.update(name='naflex', posemb='learn')
+    config.task.mixup = 0.0
+    augment = "flip|randaugment(2, 10, variant='big_vision')"
+    config.data.update(transforms=f'crop_area(5)|{fit}|{augment}', plan=plan.format(NAFLEX))
+    for entry in config.evals.values():
+        entry.update(transforms=fit, plan=plan.format(NAFLEX[-1:]))
+
+
 def parse(arg: str | None) -> tuple[str, int | None]:
     """`'B/16,150ep'` as ('B/16', 150); S/16 and None where they are left out."""
     name, epochs = 'S/16', '0'
     for part in filter(None, (arg or '').split(',')):
         if part.endswith('ep'):
             epochs = part.removesuffix('ep')
-        elif part != 'vit5':
+        elif part not in ('vit5', 'naflex'):
             name = part
     if not epochs.isdecimal():
         raise UserError(f'imagenet2012.py:{arg}: write the epochs as in S/16,300ep')

@@ -42,6 +42,7 @@ NOT_HERE = {
 # The runs that the documents name, by the experiment that trains a small one.
 RUNS = {
     'vit/digits.py:smoke': ('digits', 'a', 'b', 'gallery/digits', 'gallery/digits_slow'),
+    'vit/digits_naflex.py:smoke': ('naflex_digits',),
     'vit/cifar10.py:smoke': ('cifar10', 'classifier', 'cifar10_b16'),
     'vit/finetune.py:auto': ('flowers',),
     'colorization/cifar10.py:smoke': ('colorize',),

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.ops.sequences import joined
+
 Batch = dict[str, np.ndarray]
 
 
@@ -18,8 +20,11 @@ def augmented(task: Any, batch: Batch) -> Batch:
 def images(task: Any, batch: Batch) -> np.ndarray | None:
     """The images that the model gets from a batch, uint8 [B H W C]; None if it gets none.
 
-    The task's normalization is inverted, as determined from black and white images.
+    The task's normalization is inverted, as determined from black and white images. Images of
+    sequences of patches are padded with white.
     """
+    if 'patches' in batch:
+        return _framed(list(map(joined, batch['patches'], batch['grid'])))
     if 'image' not in batch:
         return None
     pixels, first = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])
@@ -31,6 +36,15 @@ def images(task: Any, batch: Batch) -> np.ndarray | None:
         return _bytes(pixels)
     scale = np.where(high == low, 1, high - low)
     return np.round(np.clip((got - low) / scale, 0, 1) * 255).astype(np.uint8)
+
+
+def _framed(images: list[np.ndarray]) -> np.ndarray:
+    """Images of several sizes in frames of the largest height and width."""
+    shape = np.max([image.shape for image in images], axis=0)
+    framed = np.full((len(images), *shape), 255, np.uint8)
+    for frame, image in zip(framed, images, strict=True):
+        frame[: image.shape[0], : image.shape[1]] = image
+    return framed
 
 
 def _bytes(pixels: np.ndarray) -> np.ndarray:

@@ -133,7 +133,9 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
     transforms = parse_transforms(without_annotations(section.get('transforms', '')))
     padded = tuple(section.sizes[-1]) if section.get('sizes') else None
     channels = run.raw_images['channels']
-    any_size = not size or padded or takes_any_size(transforms, (*size, channels))
+    # A plan of one's own makes batches of images of any size, if the transforms leave them so.
+    mixed = not size or padded or section.get('plan')
+    any_size = mixed or takes_any_size(transforms, (*size, channels))
     return PhotoReader(
         transforms,
         channels,

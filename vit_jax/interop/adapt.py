@@ -117,8 +117,10 @@ def resize(
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Parameters for images of another size, and the changes; see `vit.Model.resize_params`.
 
-    Unchanged if there is no new size.
+    Unchanged if there is no new size. Parameters that serve images of any size are for the model's
+    `own_size`.
     """
+    new_size = model.own_size or new_size
     if new_size is None:
         return params, []
     return model.resize_params(params, old_size, new_size, method)

@@ -22,6 +22,18 @@ MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 
 
+def outputs(
+    model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
+) -> dict[str, Float[Array, 'B *rest']]:
+    """The outputs of a ViT from its last tokens; see `vit.Model.__call__` and `pool`."""
+    x = pool(model, tokens, segments, train)
+    if model.representation_size:
+        dtype = jnp.dtype(model.dtype)
+        x = nn.tanh(nn.Dense(model.representation_size, dtype=dtype, name='pre_logits')(x))
+    found = {'tokens': tokens, 'pre_logits': x}
+    return found | scores(model, x, tokens, train) if model.num_classes else found
+
+
 def pool(
     model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
 ) -> Float[Array, 'B *rest']:

@@ -39,6 +39,11 @@ class Model(nn.Module):
         return None
 
     @property
+    def own_size(self) -> Size | None:
+        """Size of images that the parameters are for, whatever images come; None if these tell."""
+        return None
+
+    @property
     def attends(self) -> bool:
         """Whether the model offers its attention maps."""
         return type(self).attention_maps is not Model.attention_maps

@@ -209,9 +209,9 @@ class Model(base.Model):
 class Backbone(vit.Model):
     """A ViT that interpolates its positions for images of another size than it learned them for."""
 
-    def _positions(self, tokens: int, height: int, width: int) -> Array:
+    def _positions(self, tokens: int, images: Any) -> Array:
         if not self.has_variable('params', 'pos_embed'):
-            return super()._positions(tokens, height, width)
+            return super()._positions(tokens, images)
         table: Array = self.get_variable('params', 'pos_embed')
         if table.shape[1] == tokens:
             return table
@@ -221,6 +221,7 @@ class Backbone(vit.Model):
                 f'pos_embed has rows for {table.shape[1] - 1} patches, which form no square: take '
                 'square global crops, or crops of one size'
             )
+        _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         rows, columns = (bicubic_matrix(side, new) for new in grid)
         patches = table[0, 1:].reshape(side, side, -1)

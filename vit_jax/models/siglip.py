@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -25,6 +25,7 @@ from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.positions import learned
 from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import check_rate
+from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
 
@@ -151,6 +152,8 @@ class Model(base.Model):
     attention: str = 'auto'
     dtype: str = 'float32'
 
+    tower: ClassVar[type[Any]] = vit.Model
+
     weightless = (
         *('dropout', 'init_scale', 'init_bias', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
         'dtype',
@@ -180,7 +183,7 @@ class Model(base.Model):
         return self.patch_size
 
     def setup(self) -> None:
-        self.image = vit.Model(**self._image_fields)
+        self.image = self.tower(**self._image_fields)
         self.text = TextTower(
             vocab_size=self.vocab_size or 0,
             length=self.length,
@@ -200,11 +203,11 @@ class Model(base.Model):
 
     def __call__(
         self,
-        images: Float[Array, 'B H W C'],
+        images: Float[Array, 'B H W C'] | Sequences,
         ids: Int[Array, 'T N'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, '*rest']]:
-        """Embed normalized images and texts.
+        """Embed normalized images and texts; sequences of patches if the tower takes these.
 
         Returns:
           image: [B E], of length 1, float32.
@@ -217,7 +220,7 @@ class Model(base.Model):
         return {**outputs, 'scale': jnp.exp(self.log_scale), 'bias': self.bias}
 
     def embed_images(
-        self, images: Float[Array, 'B H W C'], train: bool = False
+        self, images: Float[Array, 'B H W C'] | Sequences, train: bool = False
     ) -> Float[Array, 'B E']:
         """The embeddings of images, of length 1, float32."""
         x = self.image(images, train)['pre_logits']
@@ -233,11 +236,16 @@ class Model(base.Model):
         return unit(self.text(ids, train))
 
     def attention_maps(
-        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *texts: Any
+        self,
+        intermediates: Mapping[str, Any],
+        images: Float[Array, 'B H W C'] | Sequences,
+        *texts: Any,
     ) -> list[AttentionMap]:
         """Attention maps of the image tower, from the `intermediates` of a call."""
         del texts
-        return self._image_tower().attention_maps(intermediates['image'], images)
+        maps: list[AttentionMap]
+        maps = self._image_tower().attention_maps(intermediates['image'], images)
+        return maps
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: tuple[int, int] | None
@@ -271,9 +279,9 @@ class Model(base.Model):
         own = {name: getattr(self, name) for name in names}
         return own | self._options | {'posemb_std': self.width**-0.5}
 
-    def _image_tower(self) -> vit.Model:
+    def _image_tower(self) -> Any:
         """The image tower by itself, for its methods that need no parameters."""
-        return vit.Model(**self._image_fields, parent=None)
+        return self.tower(**self._image_fields, parent=None)
 
 
 def unit(x: Float[Array, '*B E']) -> Float[Array, '*B E']:

@@ -211,14 +211,7 @@ class Model(base.Model):
         grid = images.shape[1] // self.stride, images.shape[2] // self.stride
         positions, relative = _vit_parts.positions(self, grid, draw)
         tokens = self._encoder(dtype, relative)(tokens, train, segments, positions)
-        x = _vit_head.pool(self, tokens, segments, train)
-        if self.representation_size:
-            dense = nn.Dense(self.representation_size, dtype=dtype, name='pre_logits')
-            x = nn.tanh(dense(x))
-        outputs = {'tokens': tokens, 'pre_logits': x}
-        if self.num_classes:
-            outputs |= _vit_head.scores(self, x, tokens, train)
-        return outputs
+        return _vit_head.outputs(self, tokens, segments, train)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
@@ -277,7 +270,7 @@ class Model(base.Model):
         tokens = 'cls_token|dist_token|register_tokens|mask_token'
         return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
 
-    def _embed(self, images: Array, masked: Array | None, train: bool, dtype: Any) -> Array:
+    def _embed(self, images: Any, masked: Array | None, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers as configured."""
         # Blocks add to the residual stream in its dtype; their norms cast to that of computation.
         residual = jnp.dtype(self.residual_dtype or dtype)
@@ -291,7 +284,7 @@ class Model(base.Model):
             token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(residual)
             x = jnp.concatenate([token, x], axis=1)
         if self.posemb != 'none':
-            x = x + self._positions(x.shape[1], *images.shape[1:3]).astype(residual)
+            x = x + self._positions(x.shape[1], images).astype(residual)
         if self.registers:
             x = self._with_registers(x)
         x = Dropout(self.dropout)(x, train)
@@ -307,14 +300,15 @@ class Model(base.Model):
         tokens = jnp.broadcast_to(tokens, (len(x), *shape[1:])).astype(x.dtype)
         return jnp.concatenate([x[:, :first], tokens, x[:, first:]], axis=1)
 
-    def _patches(self, images: Array, dtype: Any) -> Array:
+    def _patches(self, images: Any, dtype: Any) -> Array:
         """One token for each patch, row by row, [B N D]."""
         biased = 'patch_embed' not in _vit_parts.without_bias(self.no_bias)
         return PatchEmbed(self.patch_size, self.width, dtype, biased, name='patch_embed')(images)
 
-    def _positions(self, tokens: int, height: int, width: int) -> Array:
+    def _positions(self, tokens: int, images: Any) -> Array:
         if self.posemb == 'learn':
             return learned(self, tokens, self.width, self.posemb_std)
+        _, height, width, _ = images.shape
         table = sincos2d(*patch_grid(height, width, self.stride), self.width)
         # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]

@@ -54,10 +54,24 @@ class PatchEmbed(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B N D']:
-        shape = (self.patch_size, self.patch_size, images.shape[-1], self.width)
+    def __call__(
+        self, images: Float[Array, 'B H W C'] | Float[Array, 'B N P']
+    ) -> Float[Array, 'B N D']:
+        """The tokens of images, or of patches as `patchify` makes them.
+
+        Raises:
+          UserError: if images cannot be cut into whole patches, or patches have another size.
+        """
+        x, pixels, cut = images.astype(self.dtype), self.patch_size**2, images.ndim == 3
+        if cut and images.shape[-1] % pixels:
+            raise UserError(
+                f'patches of {images.shape[-1]} values are not of patch_size {self.patch_size}, '
+                f'with a multiple of {pixels}: give the plan the patch_size of the model'
+            )
+        channels = images.shape[-1] // pixels if cut else images.shape[-1]
+        shape = (self.patch_size, self.patch_size, channels, self.width)
         kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
         bias = self.param('bias', nn.initializers.zeros, (self.width,)) if self.use_bias else None
-        x = patchify(images.astype(self.dtype), self.patch_size)
+        x = x if cut else patchify(x, self.patch_size)
         y = x @ kernel.reshape(-1, self.width).astype(self.dtype)
         return y if bias is None else y + bias.astype(self.dtype)

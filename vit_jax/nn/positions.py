@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from vit_jax.errors import UserError, check_choice
 
@@ -99,6 +99,39 @@ def learned(
     """
     _require_rows(module, tokens, name)
     return module.param(name, nn.initializers.normal(std), (1, tokens, dim))
+
+
+def resized(
+    table: Float[Array, 'h w D'], grid: Int[Array, 'B 2'], tokens: int
+) -> Float[Array, 'B N D']:
+    """Positions of images with grids of their own, from one table that is stretched over each.
+
+    Linear between the centers of cells, and antialiased where the grid is coarser than the table,
+    as `ops.resize.bilinear_half_pixel`; but grids may be traced values.
+
+    Args:
+      table: the vectors of a grid.
+      grid: rows and columns of patches of each image; 0 counts as 1.
+      tokens: N; tokens beyond rows * columns get positions too, which mean nothing.
+    """
+    rows, columns = jnp.maximum(grid[:, :1], 1), jnp.maximum(grid[:, 1:], 1)
+    at = jnp.arange(tokens)
+    weights = jnp.einsum(
+        'bni,bnj->bnij',
+        _hat(jnp.minimum(at // columns, rows - 1), rows, table.shape[0]),
+        _hat(at % columns, columns, table.shape[1]),
+    )
+    # One product of a [N, h w] matrix costs less than the [N, h, D] between two would hold.
+    return jnp.einsum('bnij,ijd->bnd', weights, table, preferred_element_type=jnp.float32)
+
+
+def _hat(at: Int[Array, 'B N'], new: Int[Array, 'B 1'], old: int) -> Float[Array, 'B N i']:
+    """The share of each of `old` cells in the new cells `at`, of which there are `new`."""
+    scale = old / new.astype(jnp.float32)
+    centers = (at + 0.5) * scale - 0.5
+    distance = jnp.abs(centers[..., None] - jnp.arange(old))
+    weights = jnp.maximum(1 - distance / jnp.maximum(scale, 1)[..., None], 0)
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1 N D']:

@@ -14,10 +14,11 @@ from vit_jax import step
 from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
-from vit_jax.data import known
+from vit_jax.data import known, tokenizer_files
 from vit_jax.data.batches import Shape, kinds_of_checkpoint
 from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.data.examples import Examples
+from vit_jax.data.plans import Plan
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -100,7 +101,12 @@ def data_facts(
 
     Args, Raises: as `price`.
     """
-    if config.data.get('buckets') or config.data.get('plan'):
+    if config.data.get('plan') and image_size is None:
+        plan = _plan_of(config.data, config.batch_size)
+        epoch = len(plan.members) if examples is None else round(examples)
+        config, each = defaults.complete(config, plan.info), plan.examples_per_step
+        return DataFacts(config, plan.shapes, epoch, each, plan.tokens_per_step)
+    if config.data.get('buckets'):
         data = _open_text(config, examples, image_size)
         config = defaults.complete(config, data.info)
         each = data.plan.examples_per_step
@@ -154,11 +160,16 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
     if image_size is not None:
         row = row_of(config, image_size)
         return row.config, row.example
-    source = _open_source(config.data)
-    parsed = parse_transforms(config.data.get('transforms', ''))
-    section = Section(**defaults.keywords(config.data))
-    spec = dict(section.plan_of(Examples(source, parsed), batch_size=1).spec)
-    return defaults.complete(config, source.info), spec
+    plan = _plan_of(config.data, 1)
+    return defaults.complete(config, plan.examples.source.info), dict(plan.spec)
+
+
+def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
+    """The plan of a data section, with a known stand-in for its source."""
+    keys = Section(**defaults.keywords(section))
+    vocab = tokenizer_files.load(keys.vocab) if keys.vocab else None
+    examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
+    return keys.plan_of(examples, batch_size=batch_size)
 
 
 def _epoch_size(config: ConfigDict, examples: float | None) -> int:

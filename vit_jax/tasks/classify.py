@@ -10,7 +10,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.ops import pixels
+from vit_jax.ops import pixels, sequences
+from vit_jax.ops.sequences import Sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -54,15 +55,21 @@ class Task(base.Task):
         """A number that divides the rows of a device: 2 where `augment` mixes pairs."""
         return 2 if self.mixup > 0 or self.cutmix > 0 else 1
 
-    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        return (pixels.to_range(batch['image'], self.value_range),)
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'] | Sequences]:
+        """Images in `value_range`, or sequences of their patches."""
+        return (sequences.of_batch(batch, self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
         """Mix every example with its neighbor; the label becomes two weighted ones."""
         if self.multiple == 1:
             return batch
+        if 'patches' in batch:
+            raise UserError(
+                'mixup and cutmix mix images of one size, and here are patches of several: set '
+                'config.task.mixup and config.task.cutmix to 0'
+            )
         coin, lam_key, box_key = jax.random.split(key, 3)
-        (image,) = self.inputs(batch)
+        image = pixels.to_range(batch['image'], self.value_range)
         mixes = [
             mix(lam_key, box_key, image, alpha)
             for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))

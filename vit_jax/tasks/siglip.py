@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice
-from vit_jax.ops import pairs, pixels
+from vit_jax.ops import pairs, sequences
+from vit_jax.ops.sequences import Sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch
@@ -53,9 +54,13 @@ class Task(base.Task):
         if self.chunk < 1:
             raise UserError(f'config.task.chunk={self.chunk}: must be at least 1')
 
-    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Int[Array, 'B N'] | None]:
-        """Images in `value_range`, and the ids of their captions, if the batch has any."""
-        return pixels.to_range(batch['image'], self.value_range), batch.get(self.text)
+    def inputs(
+        self, batch: Batch
+    ) -> tuple[Float[Array, 'B H W C'] | Sequences, Int[Array, 'B N'] | None]:
+        """Images in `value_range`, or sequences of their patches, and the ids of their captions, if
+        the batch has any.
+        """
+        return sequences.of_batch(batch, self.value_range), batch.get(self.text)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Embeddings `image` and `text` [B E], `scale` and `bias`; no `text` without captions."""
@@ -101,7 +106,7 @@ class Task(base.Task):
           similarity: cosines of images and `prompts` [B T].
         """
         found = {}
-        if 'image' in batch:
+        if 'image' in batch or 'patches' in batch:
             found = apply(self.inputs(batch)[0])
         made = {'features': found['image']} if found else {}
         if (ids := batch.get(self.text)) is not None:

@@ -1,4 +1,7 @@
-"""`digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn."""
+"""`digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn.
+
+`digits:6-32` stretches each to a height and a width of its own, 6 to 32 pixels.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.data.transforms import geometry
 from vit_jax.errors import UserError
 
 
@@ -17,12 +21,11 @@ class Source:
 
     The test split takes every fifth image of the data sorted by class, so that both
     splits have the classes in equal shares. Images are uint8 [8, 8, 1]; the original's
-    0..16 becomes 0..255.
+    0..16 becomes 0..255. Stretched, they are [H, W, 1], functions of their index alone.
     """
 
     def __init__(self, path: str, split: str):
-        if path:
-            raise UserError(f"source 'digits:{path}': digits takes no path; write 'digits'")
+        self._sides = _sides(path) if path else None
         if split not in ('train', 'test'):
             raise UnknownSplit.of('source digits', split, ['train', 'test'])
         self._split = split
@@ -40,13 +43,30 @@ class Source:
         return len(self._labels)
 
     def __getitem__(self, index: int, /) -> Record:
-        return {'image': self._images[index], 'label': int(self._labels[index])}
+        record = {'image': self._images[index], 'label': int(self._labels[index])}
+        if self._sides is None:
+            return record
+        rng = np.random.default_rng(int(self._original[index]))
+        low, high = self._sides
+        height, width = rng.integers(low, high + 1, 2).tolist()
+        return geometry.resize(record, height, width)
 
     def labels(self) -> np.ndarray:
         return self._labels
 
     def record_name(self, index: int, /) -> str:
         return f'digits {self._split} record {index} (scikit-learn: {self._original[index]})'
+
+
+def _sides(path: str) -> tuple[int, int]:
+    """The least and the greatest side in pixels of a path such as '6-32'."""
+    low, _, high = path.partition('-')
+    if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
+        raise UserError(
+            f"source 'digits:{path}': digits takes no path but sides in pixels; write 'digits', or "
+            "'digits:6-32' for images of mixed sizes"
+        )
+    return int(low), int(high)
 
 
 @functools.cache

@@ -1,0 +1,82 @@
+"""Batches of images of mixed sizes as sequences of patches, of a few lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from vit_jax.data import batches
+from vit_jax.data.batches import ArraySpec, Spec
+from vit_jax.data.plans import fixed
+from vit_jax.data.records import Record
+from vit_jax.data.transforms import geometry, patches
+from vit_jax.errors import UserError
+
+LARGEST = 4096  # patches of a sequence, whose attention has 16 million weights a head
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Plan(fixed.Plan):
+    """The order of `fixed`, with the patches of an image in each row, after SigLIP 2's NaFlex.
+
+    A batch of training draws a length and resizes its images to as many patches as possible, at
+    most that many, see the transform `fit_patches`; evaluation takes the last length. In place of
+    `image` a record gets `patches` [length, patch_size^2 channels], row by row and then padding,
+    and `grid`, the rows and columns of patches [2].
+
+    Attributes:
+      patch_size: side of a patch in pixels.
+      lengths: of the sequences, in patches, growing; each is drawn equally often.
+    """
+
+    patch_size: int
+    lengths: tuple[int, ...]
+
+    unit = 'images'
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.patch_size, int) or self.patch_size < 1:
+            raise UserError(f'patch_size={self.patch_size}: write the side of a patch in pixels')
+        lengths = self.lengths if isinstance(self.lengths, tuple) else ()
+        whole = all(isinstance(n, int) and 0 < n <= LARGEST for n in lengths)
+        if not lengths or not whole or list(lengths) != sorted(set(lengths)):
+            raise UserError(
+                f'lengths={self.lengths}: write growing numbers of patches of at most {LARGEST}, '
+                'such as (128, 256)'
+            )
+
+    @functools.cached_property
+    def specs(self) -> tuple[Spec, ...]:
+        kept, values = self._kept(self.example), self.patch_size**2 * self._image().shape[2]
+        grid = {'grid': ArraySpec((2,), np.dtype(np.int32))}
+        dtype = ArraySpec.of(self._image()).dtype
+        return tuple(
+            self.spec_of(kept) | grid | {'patches': ArraySpec((length, values), dtype)}
+            for length in self.lengths
+        )
+
+    def fit(self, record: Record, spec: Spec) -> Record:
+        length, values = spec['patches'].shape
+        height, width = record['image'].shape[:2]
+        rows, columns = patches.grid_within(height, width, length)
+        side = self.patch_size
+        record = geometry.resize(record, rows * side, columns * side)
+        cut = patches.cut(record['image'], side)
+        if cut.shape[1] != values:
+            raise UserError(
+                f'an image with {record["image"].shape[2]} channels among others; bring all to '
+                'color or gray'
+            )
+        sequence = {'patches': cut, 'grid': np.array((rows, columns), np.int32)}
+        return batches.fit({**self._kept(record), **sequence}, spec)
+
+    def _image(self) -> np.ndarray:
+        if np.ndim(image := self.example.get('image', ())) != 3:
+            raise UserError(f'{self.examples.source.title}: there is no image to cut into patches')
+        return np.asarray(image)
+
+    def _kept(self, record: Record) -> Record:
+        return {name: value for name, value in record.items() if name != 'image'}

@@ -1,0 +1,128 @@
+"""NaFlex: a ViT on images of any size and aspect ratio.
+
+SigLIP 2, Tschannen et al., 2025, arXiv:2502.14786, section 2.4.2, after NaViT (arXiv:2307.06304)
+and FlexiViT (arXiv:2212.08013): one table of positions is stretched over the grid of each image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from vit_jax.errors import UserError
+from vit_jax.models import _vit_head, base, vit
+from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.parameter_pictures import ParameterPictures
+from vit_jax.nn.patch_dropout import PatchDropout
+from vit_jax.nn.patches import patch_grid, patchify
+from vit_jax.nn.positions import learned, resized
+from vit_jax.nn.stochastic import check_rate
+from vit_jax.ops.sequences import Sequences
+
+
+class Model(vit.Model):
+    """The model `vit` on sequences of patches, or on images that whole patches tile.
+
+    Its fields are those of `vit`, except that positions are learned (`posemb='learn'`) and
+    attention knows none.
+
+    Attributes:
+      pool: as of `vit`; 'map' by default.
+      pos_grid: rows and columns of the table of positions, parameter `pos_embed`.
+      patch_dropout: share of each image's patches that training leaves out.
+    """
+
+    pool: str = 'map'
+    pos_grid: int = 16
+    patch_dropout: float = 0.0
+
+    weightless = (*vit.Model.weightless, 'patch_dropout')
+
+    def __post_init__(self) -> None:
+        check_rate('patch_dropout', self.patch_dropout)
+        if self.pos_grid < 1:
+            raise UserError(f'pos_grid={self.pos_grid}: must be at least 1')
+        if self.posemb != 'learn' or self.positions != 'none':
+            raise UserError(
+                f'posemb={self.posemb!r}, positions={self.positions!r}: naflex stretches learned '
+                "positions over each image; take posemb='learn' and positions='none'"
+            )
+        super().__post_init__()
+
+    @property
+    def own_size(self) -> base.Size:
+        """Height and width in pixels of images whose positions are those of the table."""
+        return (self.pos_grid * self.patch_size,) * 2
+
+    @nn.compact
+    def __call__(
+        self,
+        images: Float[Array, 'B H W C'] | Sequences,
+        train: bool = False,
+        *,
+        mask: Bool[Array, 'B N'] | None = None,
+        masked: Bool[Array, 'B N'] | None = None,
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Class scores of normalized images, each as if it were alone and without padding.
+
+        Args:
+          images: normalized.
+          train: whether dropout acts, also on patches.
+          mask: false for patches to leave out besides the padding.
+          masked: as of the model `vit`.
+
+        Returns:
+          As the model `vit`; tokens beyond those of the image are not defined.
+        """
+        dtype, first = jnp.dtype(self.dtype), self.prefix_tokens
+        images = images if isinstance(images, Sequences) else self._cut(images)
+        x, real = self._embed(images, masked, train, dtype), images.real
+        real = real if mask is None else real & mask
+        if train and self.patch_dropout:
+            kept, real = PatchDropout(self.patch_dropout)(x[:, first:], real)
+            x = jnp.concatenate([x[:, :first], kept], axis=1)
+        # Tokens before the patches are always real.
+        segments = jnp.pad(real.astype(int), ((0, 0), (first, 0)), constant_values=1)
+        tokens = self._encoder(dtype, None)(x, train, segments)
+        return _vit_head.outputs(self, tokens, segments, train)
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences
+    ) -> list[AttentionMap]:
+        """Attention maps of images whose grids are that of the first, without padding."""
+        if not isinstance(images, Sequences):
+            return super().attention_maps(intermediates, images)
+        rows, columns = map(int, images.grid[0])
+        tokens = self.prefix_tokens + rows * columns
+        size = (1, rows * self.patch_size, columns * self.patch_size, 1)
+        maps = super().attention_maps(intermediates, jnp.zeros(size))
+        return [m._replace(weights=jnp.asarray(m.weights)[..., :tokens, :tokens]) for m in maps]
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: base.Size | None
+    ) -> list[ParameterPictures]:
+        """Those of the model `vit`, of the table of positions as it is."""
+        del image_size
+        return super().parameter_pictures(params, self.own_size)
+
+    def _cut(self, images: Array) -> Sequences:
+        """The sequences of images of one size."""
+        _, height, width, _ = images.shape
+        grid = jnp.array(patch_grid(height, width, self.patch_size))
+        values = patchify(images, self.patch_size)
+        return Sequences(values, jnp.broadcast_to(grid, (len(images), 2)))
+
+    def _patches(self, images: Sequences, dtype: Any) -> Array:
+        return super()._patches(images.values, dtype)
+
+    def _positions(self, tokens: int, images: Sequences) -> Array:
+        first, side = self.positioned_tokens, self.pos_grid
+        table = learned(self, first + side**2, self.width, self.posemb_std)
+        of_patches = table[0, first:].reshape(side, side, -1)
+        placed = resized(of_patches, images.grid, tokens - first)
+        before = jnp.broadcast_to(table[:, :first], (len(placed), first, self.width))
+        return jnp.concatenate([before, placed], axis=1)
