@@ -154,7 +154,7 @@ class Model(base.Model):
 
     tower: ClassVar[type[Any]] = vit.Model
 
-    weightless = (
+    weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'init_scale', 'init_bias', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
         'dtype',
     )

@@ -44,6 +44,11 @@ TEXT_TABLE: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether the file has both towers, of which that of images takes whole images."""
+    return has_towers(flat) and flat[_VISION + 'embeddings.patch_embedding.weight'].ndim == 4
+
+
+def has_towers(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether the file has both towers and the numbers that belong to their logits."""
     towers = (_VISION + 'embeddings.patch_embedding.weight', _TEXT + 'head.weight')
     return {*towers, *_NUMBERS} <= flat.keys()

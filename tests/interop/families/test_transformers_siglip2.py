@@ -1,0 +1,118 @@
+"""SigLIP 2 NaFlex of transformers: logits of images of mixed sizes agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.transformers_models import perturbed
+from PIL import Image
+
+from vit_jax import interop
+from vit_jax.data.transforms.patches import cut
+from vit_jax.errors import UserError
+from vit_jax.inference.images import photo_reader
+from vit_jax.inference.load import open_model
+from vit_jax.interop import files
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+pytest.importorskip('safetensors')
+
+LENGTH, VOCAB, PATCHES = 6, 19, 14
+GRIDS = np.array([[2, 3], [1, 14], [7, 2], [3, 3], [1, 1]])
+
+
+def reference():
+    shape = {'hidden_size': 16, 'intermediate_size': 24, 'num_hidden_layers': 2}
+    shape |= {'num_attention_heads': 2}
+    text = shape | {'hidden_size': 8, 'projection_size': 16, 'num_attention_heads': 4}
+    text |= {'vocab_size': VOCAB, 'max_position_embeddings': LENGTH}
+    text |= {'bos_token_id': 1, 'eos_token_id': 2}
+    config = transformers.Siglip2Config(
+        text_config=text, vision_config=shape | {'patch_size': 4, 'num_patches': 25}
+    )
+    return perturbed(transformers.Siglip2Model(config))
+
+
+@pytest.fixture(scope='module')
+def model():
+    return reference()
+
+
+@pytest.fixture(scope='module')
+def saved(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('siglip2')
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parity
+def test_logits_of_mixed_sizes_are_those_of_transformers(saved, model):
+    rng = np.random.default_rng(0)
+    patches = np.zeros((5, PATCHES, 48), np.uint8)
+    for row, (rows, columns) in zip(patches, GRIDS, strict=True):
+        image = rng.integers(0, 256, (4 * rows, 4 * columns, 3), np.uint8)
+        row[: rows * columns] = cut(image, 4)
+    ids = rng.integers(0, VOCAB, (4, LENGTH))
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.tensor(ids),
+            pixel_values=torch.tensor(patches, dtype=torch.float32) / 127.5 - 1,
+            pixel_attention_mask=torch.tensor(np.arange(PATCHES) < GRIDS.prod(1)[:, None]).int(),
+            spatial_shapes=torch.tensor(GRIDS),
+        ).logits_per_image
+    trained = interop.read(saved)
+    batch = {'patches': jnp.asarray(patches), 'grid': jnp.asarray(GRIDS)}
+    batch['caption'] = jnp.asarray(ids, jnp.int32)
+
+    def logits(variables):
+        found = trained.model.apply(variables, *trained.task.inputs(batch))
+        return found['scale'] * found['image'] @ found['text'].T + found['bias']
+
+    found = jax.jit(logits)(trained.variables)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert float(np.std(found)) > 1e-3  # the parameters matter
+
+
+def test_files_of_any_size_are_read_by_the_model(saved, tmp_path):
+    trained = open_model(saved)
+    fields = trained.model_config
+    assert (fields['name'], fields['pos_grid'], fields['patch_size']) == ('siglip_naflex', 5, 4)
+    assert trained.transforms == 'fit_patches(4, 256)'
+    Image.fromarray(np.zeros((30, 90, 3), np.uint8)).save(tmp_path / 'wide.png')
+    photo = photo_reader(trained).read(tmp_path / 'wide.png')
+    height, width = photo.image.shape[:2]
+    assert (height // 4) * (width // 4) <= 256 < (height // 4 + 1) * (width // 4 + 1)
+    batch = {'image': jnp.asarray(photo.image[None])}
+    made = jax.eval_shape(
+        lambda variables: trained.model.apply(variables, trained.task.inputs(batch)[0]),
+        trained.variables,
+    )
+    assert made['image'].shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ('arrays', 'config', 'words'),
+    [
+        ({'vision_model.head.probe': None}, {}, 'vision_model.head.probe'),
+        ({'text_model.more': np.zeros(1)}, {}, 'no part called more'),
+        (
+            {'vision_model.embeddings.position_embedding.weight': np.zeros((24, 16))},
+            {},
+            'positions form no square',
+        ),
+        (
+            {'vision_model.embeddings.patch_embedding.weight': np.zeros((16, 50))},
+            {},
+            '50 values are no square patch',
+        ),
+        ({}, {'model_type': 'clip'}, "of a 'clip', not of a siglip2"),
+    ],
+)
+def test_files_that_are_not_whole(saved, tmp_path, arrays, config, words):
+    flat, extra = files.read_arrays(saved)
+    flat = {name: a for name, a in (flat | arrays).items() if a is not None}
+    files.write_safetensors(tmp_path, flat, extra | config)
+    with pytest.raises(UserError, match=words) as error:
+        interop.read(tmp_path)
+    assert '\n' not in str(error.value)

@@ -1,0 +1,56 @@
+"""SigLIP 2 NaFlex of transformers: safetensors, and config.json.
+
+It is `Siglip2Model` there, whose patches are embedded by a matrix. (SigLIP 2 with images of one
+size is a `SiglipModel`, see `transformers_siglip`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.families import _vit, transformers_siglip
+from vit_jax.interop.files import Flat
+from vit_jax.interop.normalization import PREPROCESSOR
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.ops.sequences import side_and_channels
+
+SOURCE = 'transformers SigLIP 2'
+_KERNEL = 'vision_model.embeddings.patch_embedding.weight'
+_TABLE = 'vision_model.embeddings.position_embedding.weight'
+PATCHES = 256  # of an image, where the files do not say
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether the file has both towers, of which that of images takes patches."""
+    return transformers_siglip.has_towers(flat) and flat[_KERNEL].ndim == 2
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A Siglip2Model.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    if (kind := extra.get('model_type', 'siglip2')) != 'siglip2':
+        raise UserError(f'{SOURCE}: config.json is of a {kind!r}, not of a siglip2')
+    width, values = flat[_KERNEL].shape
+    side, channels = side_and_channels(values)
+    kernel = flat[_KERNEL].reshape(width, side, side, channels).transpose(0, 3, 1, 2)
+    grid = _vit.square_side(len(flat.get(_TABLE, ())))
+    if grid is None:
+        raise UserError(f'{SOURCE}: {_TABLE} is absent, or its positions form no square')
+    config: dict[str, Any] = {**extra, 'model_type': 'siglip'}
+    if extra.get('vision_config') is not None:
+        config['vision_config'] = {**extra['vision_config'], 'image_size': grid * side}
+    found = transformers_siglip.read({**flat, _KERNEL: kernel}, config)
+    most = (extra.get(PREPROCESSOR) or {}).get('max_num_patches', PATCHES)
+    if not isinstance(most, int) or most < 1:
+        raise UserError(f'{SOURCE}: max_num_patches {most!r} must be a positive integer')
+    return found.with_groups(
+        model={**found.model_config, 'name': 'siglip_naflex', 'pos_grid': grid},
+        data={**found.config.data, 'transforms': f'fit_patches({side}, {most})'},
+    )
