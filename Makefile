@@ -23,7 +23,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code where PYTEST_ARGS choose nothing of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs checkpoints gallery preflight test-tpu bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -102,6 +102,14 @@ docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes 
 	"$(PYTHON)" -m venv .venv-tpu
 	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'
 	@touch $@
+
+.venv-site/.done: pyproject.toml constraints.txt | .venv/bin/python
+	"$(PYTHON)" -m venv .venv-site
+	.venv-site/bin/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@touch $@
+
+site: .venv-site/.done  ## Build the web site from docs/ and the package into site/
+	.venv-site/bin/python docs/site/build.py site
 
 checkpoints: .venv/.done  ## Measure the families of docs/checkpoints.md against their own code
 	PYTHONPATH=.:tests $(PYTHON) -m helpers.checkpoint_table

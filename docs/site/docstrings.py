@@ -1,0 +1,85 @@
+"""Docstrings for Sphinx: single backticks are code, and stars and bars are themselves."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import core, utils
+
+_CODE = re.compile(r'(``[^`]+``|`[^`\n]+`)')
+_OUTPUT = re.compile(r'^  ([a-z]\w*(?:, [a-z]\w*)*): ')
+# What every Linen module has beside its own fields.
+_OF_FLAX = re.compile(r',?\s*parent: [^=]*=\s*<[^>]*>,\s*name: str \| None = None')
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the extension."""
+    app.connect('autodoc-process-docstring', convert, priority=400)  # before Napoleon at 500
+    app.connect('autodoc-process-docstring', check, priority=900)
+    app.connect('autodoc-process-signature', shorten)
+    return {'parallel_read_safe': True}
+
+
+def convert(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Make the text of a docstring that of reStructuredText, in place."""
+    lines[:] = _listed(_literal_blocks([_escape(line) for line in lines]))
+
+
+def _escape(line: str) -> str:
+    parts = _CODE.split(line)
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = part if part.startswith('``') else f'`{part}`'
+        else:
+            part = re.sub(r'(?<!^)[*|]', r'\\\g<0>', part)
+            parts[i] = re.sub(r'(\w)_(?=\W|$)', r'\1\\_', part)
+    # Code ends before a sign, not before a letter.
+    return re.sub(r'(``[^`]+``)(?=\w)', r'\1\\ ', ''.join(parts))
+
+
+def _literal_blocks(lines: list[str]) -> list[str]:
+    """Text indented by four after a paragraph is code, as in Markdown."""
+    found: list[str] = []
+    for i, line in enumerate(lines):
+        starts = line.startswith('    ') and i > 1 and not lines[i - 1].strip()
+        if starts and lines[i - 2].strip() and not lines[i - 2].startswith(' '):
+            found += ['::', '']
+        found.append(line)
+    return found
+
+
+def _listed(lines: list[str]) -> list[str]:
+    """What a function returns as a field, and several named outputs as a list in it."""
+    if 'Returns:' not in lines:
+        return lines
+    start = lines.index('Returns:') + 1
+    length = next((i for i, line in enumerate(lines[start:]) if line and line[0] != ' '), None)
+    end = len(lines) if length is None else start + length
+    body = lines[start:end]
+    named = [line for line in body if _OUTPUT.match(line)]
+    if len(named) > 1:
+        body = [_OUTPUT.sub(r'  - ``\1``: ', line) for line in body]
+    return [*lines[: start - 1], ':Returns:', '', *body, '', *lines[end:]]
+
+
+def check(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Show a text that is not reStructuredText as it is."""
+    settings = {'report_level': 5, 'halt_level': 2, 'warning_stream': ''}
+    try:
+        core.publish_doctree('\n'.join(lines), settings_overrides=settings)
+    except (utils.SystemMessage, AttributeError):  # or a directive that needs Sphinx
+        lines[:] = ['::', '', *(f'    {line}' for line in lines), '']
+
+
+def shorten(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Leave the fields that Flax adds to every module out of its signature."""
+    return (signature and _OF_FLAX.sub('', signature)), returns
