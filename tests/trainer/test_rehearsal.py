@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -72,6 +74,40 @@ def test_a_folder_that_cannot_be_made(tmp_path, no_steps):
     assert found['folder'].result == 'failed'
     assert 'is not a folder' in found['folder'].note
     assert os.listdir(tmp_path) == ['file']
+
+
+def test_a_writer_whose_server_does_not_answer(tmp_path, no_steps, monkeypatch):
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', 'http://127.0.0.1:1')
+    pytest.importorskip('mlflow')
+    found = rehearse(DIGITS, tmp_path / 'run', "writers=('mlflow',)")
+    assert found['writer mlflow'].result == 'failed'
+
+
+def test_a_writer_without_its_package(tmp_path, no_steps, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'wandb', None)  # importing it fails
+    found = rehearse(DIGITS, tmp_path / 'run', "writers=('wandb',)")
+    assert found['writer wandb'].result == 'failed'
+    assert 'vit_jax[' in found['writer wandb'].note
+
+
+@pytest.mark.slow
+def test_a_dry_run_ends_with_its_parent(tmp_path):
+    request = tmp_path / 'request.json'
+    asked = dry_run.Request({}, str(tmp_path / 'run'), str(tmp_path / 'facts.json'))
+    request.write_text(json.dumps(asked._asdict()))
+    words = [sys.executable, '-c', WAITING, str(request)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE)
+    process.stdin.close()
+    assert process.wait(60) == 1
+
+
+# The process with a run that takes an hour.
+WAITING = """
+import time
+from vit_jax.trainer import dry_run
+dry_run.act = lambda request: time.sleep(3600)
+dry_run.main()
+"""
 
 
 def flowers(folder, broken=()):

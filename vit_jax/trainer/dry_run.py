@@ -1,9 +1,10 @@
 """The first steps of a run in a process of their own, as a rehearsal starts and kills it.
 
-    python -m vit_jax.trainer.dry_run < request.json
+    python -m vit_jax.trainer.dry_run request.json
 
-It is the run of its config, but that it logs, evaluates and saves after every step, each
-evaluation takes one batch, and nothing is sent to services.
+It ends when its standard input closes, so that it does not outlive the rehearsal. It is the run of
+its config, but that it logs, evaluates and saves after every step, each evaluation takes one batch,
+and nothing is sent to services.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.profiling import task_flops
+from vit_jax.runtime import lifeline
 from vit_jax.trainer import train
 from vit_jax.trainer.build import Training, build
 
@@ -80,8 +83,9 @@ class Facts(NamedTuple):
 
 
 def main() -> int:
-    """Run what the request on standard input says."""
-    request = Request(**json.load(sys.stdin))
+    """Run what the request in the file says."""
+    lifeline.end_with_parent(lambda: None)
+    request = Request(**json.loads(pathlib.Path(sys.argv[1]).read_bytes()))
     try:
         act(request)
     except train.Preempted:
@@ -213,4 +217,7 @@ def with_short_evaluations(training: Training) -> Training:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # an ordinary exit would wait for the thread that reads standard input

@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import extras
 from vit_jax.config import load as config_lib
+from vit_jax.config import schema
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
 from vit_jax.errors import UserError
@@ -121,6 +122,8 @@ def _without_steps(
     """What is tried in this process, without devices."""
     yield _timed('extras', partial(_check_extras, config, folder))
     yield _timed('folder', partial(_check_folder, scratch))
+    for name in config.get('writers', ()):
+        yield _timed(f'writer {name}', partial(_check_writer, name))
     began = time.perf_counter()
     try:
         config = fine_tune.filled(config, None, allowed).config
@@ -146,6 +149,11 @@ def _check_extras(config: ConfigDict, folder: str) -> str:
     if lacking := [name for name in needed if not extras.is_installed(name)]:
         raise Failure(f"pip install 'vit_jax[{','.join(lacking)}]'")
     return ', '.join(needed) or 'none needed'
+
+
+def _check_writer(name: str) -> str:
+    schema.writer_class(name).require_access()
+    return 'its service can be reached, as far as one knows without writing to it'
 
 
 def _check_folder(scratch: paths.Path) -> str:
@@ -281,18 +289,17 @@ class DryRun:
           Its exit code; None if it was killed.
         """
         with (self._local / 'output').open('wb') as output:
-            words = [sys.executable, '-m', 'vit_jax.trainer.dry_run']
+            request = self._local / 'request.json'
+            request.write_text(json.dumps(self.request._asdict()))
+            words = [sys.executable, '-m', 'vit_jax.trainer.dry_run', str(request)]
             pipes: dict[str, Any] = {'stdin': subprocess.PIPE, 'stdout': output}
             pipes['stderr'] = subprocess.STDOUT
             process = subprocess.Popen(words, env=_same_modules(), **pipes)
             try:
-                assert process.stdin is not None
-                with process.stdin as pipe:
-                    pipe.write(json.dumps(self.request._asdict()).encode())
                 code = self._wait(process)
             finally:
                 process.kill()
-                process.wait()
+                process.communicate()
         with contextlib.suppress(OSError, ValueError):
             self.facts = Facts(**json.loads(pathlib.Path(self.request.facts).read_bytes()))
         return code

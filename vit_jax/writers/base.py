@@ -78,6 +78,14 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def __init__(self, run: Run): ...
 
+    @classmethod  # noqa: B027, a default
+    def require_access(cls) -> None:
+        """Check, without writing anything, that a run could be written; no check by default.
+
+        Raises:
+          UserError: without the package, the credentials, or an answer of the server.
+        """
+
     @abc.abstractmethod
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write {name: number} of a step; a step may come in several calls."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.extras import needed_by
+from vit_jax.storage import servers
 from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown
 
@@ -39,6 +40,14 @@ class Writer(base.Writer):
         self._client = mlflow.MlflowClient()
         self._id = run.identity('mlflow', self._create)
         self._client.update_run(self._id, status='RUNNING')
+
+    @classmethod
+    def require_access(cls) -> None:
+        """Check that the server, if there is one, accepts connections."""
+        with needed_by("config.writers: 'mlflow'", EXTRA):
+            import mlflow
+        if (address := mlflow.get_tracking_uri()).startswith(('http://', 'https://')):
+            servers.connect(address, "config.writers: 'mlflow'")
 
     def _create(self) -> str:
         """Create the run in MLflow; return its id."""

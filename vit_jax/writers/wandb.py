@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import UInt8
 
+from vit_jax.errors import UserError
 from vit_jax.extras import needed_by
 from vit_jax.writers import base
 from vit_jax.writers.base import Run
@@ -42,6 +43,17 @@ class Writer(base.Writer):
             dir=os.fspath(run.local),
             settings=wandb.Settings(console='off'),  # the progress bar would be a line a second
         )
+
+    @classmethod
+    def require_access(cls) -> None:
+        """Check that there is an API key, unless the run stays on this machine."""
+        with needed_by("config.writers: 'wandb'", EXTRA):
+            import wandb
+        if os.environ.get('WANDB_MODE', 'online') == 'online' and not wandb.api.api_key:
+            raise UserError(
+                "config.writers: 'wandb' has no API key: run `wandb login`, or set WANDB_API_KEY "
+                'or WANDB_MODE=offline'
+            )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write those of {name: value} that no earlier start has written."""
