@@ -196,7 +196,13 @@ def main() -> int:
     shutil.rmtree(args.sources, ignore_errors=True)
     source = args.sources.resolve() / 'source'
     stage(source, with_reference=not args.no_reference)
-    return build(source, args.output, builder=args.builder, execute=not args.no_execute)
+    # Notebooks are executed in a folder beside Sphinx's output.
+    made = source.parent / 'html'
+    code = build(source, made, builder=args.builder, execute=not args.no_execute)
+    if code == 0:
+        shutil.rmtree(args.output, ignore_errors=True)
+        shutil.move(made, args.output)
+    return code
 
 
 if __name__ == '__main__':
