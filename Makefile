@@ -111,8 +111,8 @@ docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes 
 site: .venv-site/.done  ## Build the web site from docs/ and the package into site/
 	.venv-site/bin/python docs/site/build.py site
 
-checkpoints: .venv/.done  ## Measure the families of docs/checkpoints.md against their own code
-	PYTHONPATH=.:tests $(PYTHON) -m helpers.checkpoint_table
+checkpoints: .venv/.extras  ## Measure the families of docs/checkpoints.md against their own code
+	PYTHONPATH=.:tests .venv/bin/python -m helpers.checkpoint_table
 
 gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the commands of that page
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python docs/gallery/make.py

@@ -6,6 +6,7 @@ import importlib
 import pathlib
 import re
 import shlex
+import subprocess
 
 import jax
 import pytest
@@ -188,6 +189,14 @@ def test_every_picture_is_shown():
 
 def test_every_command_is_in_the_readme():
     assert set(re.findall(r'python -m vit_jax ([a-z]+)', README)) == set(__main__.commands())
+
+
+@pytest.mark.parametrize(
+    'target', re.findall(r'^([a-z-]+):.*##', (ROOT / 'Makefile').read_text(), re.MULTILINE)
+)
+def test_make_knows_how_to_make_what_each_target_needs(target):
+    done = subprocess.run(['make', '-n', target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
