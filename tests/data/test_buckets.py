@@ -206,9 +206,9 @@ def test_worker_processes_do_not_show():
 
 
 def test_cache_reads_each_record_once():
-    source = numbers()
-    take(source, 30, cache=True)
-    assert source._parts[0][0].reads == 400
+    sentences = Sequences(np.random.default_rng(0).integers(1, 17, 400))
+    take(Subset('numbers', [(sentences, np.arange(400))]), 30, cache=True)
+    assert sentences.reads == 400
 
 
 def test_examples_beyond_the_last_bucket_are_left_out_of_training():

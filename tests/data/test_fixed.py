@@ -165,11 +165,10 @@ def test_worker_processes_do_not_show():
 
 @pytest.mark.slow
 def test_worker_processes_pass_mistakes_on():
-    source = open_source('digits', 'train')
-    source._parts[0][0].info = SourceInfo(9, tuple('012345678'))
-    with pytest.raises(
-        UserError, match=r'digits train record \d+ .*: label 9 is outside of 0\.\.8'
-    ):
+    digits = Numbered(50)
+    digits.info = SourceInfo(9, tuple('abcdefghi'))
+    source = Subset('numbered train', [(digits, np.arange(50))])
+    with pytest.raises(UserError, match=r'number \d*9: label 9 is outside of 0\.\.8'):
         train(source, 50, workers=1, threads=1)
 
 
@@ -224,12 +223,13 @@ def running(process):
 
 
 def test_cache_reads_each_record_once():
-    source = numbered(30)
+    records = Numbered(30)
+    source = Subset('numbered train', [(records, np.arange(30))])
     data = loading.open_as_dataset(source, AUGMENTED, batch_size=8, cache=True, threads=0)
     for _ in range(2):
         take(20, data.train_batches())
         list(data.eval_batches())
-    assert sorted(source._parts[0][0].reads) == list(range(30))
+    assert sorted(records.reads) == list(range(30))
 
 
 def test_transforms_cannot_spoil_the_cache():

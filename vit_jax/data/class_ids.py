@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.records import Record, Source, SourceInfo, with_class
+from vit_jax.data.records import Annotated, Record, Source, SourceInfo, with_class
 from vit_jax.errors import UserError
 
 
@@ -41,7 +41,7 @@ def numbered_as(source: Source, classes: SourceInfo, title: str) -> Source:
         return source
     new = np.array([numbers[number] for number in info.class_ids])
     stuff = tuple(new[list(info.stuff)].tolist())
-    kind = _Annotated if hasattr(source, 'annotations') else _Renumbered
+    kind = _Annotated if isinstance(source, Annotated) else _Renumbered
     return kind(source, new, dataclasses.replace(classes, stuff=stuff))
 
 

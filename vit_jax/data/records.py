@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,9 +58,8 @@ class Source(Protocol):
     A record is a dict of numpy arrays and numbers; for classification `image`
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
-    For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`; a
-    class that knows all but the image without reading it has a method `annotations(index)`, see
-    `splits.Subset.annotations`.
+    For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`.
+    A source may also be `StoresFiles`, `Annotated` and `Expects`.
     The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
     do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
     a record that cannot be decoded.
@@ -80,6 +79,31 @@ class Source(Protocol):
     def record_name(self, index: int, /) -> str:
         """The name of the record in messages."""
         ...
+
+
+@runtime_checkable
+class StoresFiles(Protocol):
+    """A source whose images are files, which need not be decoded to be copied."""
+
+    def encoded(self, index: int, /) -> Record:
+        """The record with its image as a file, see `images.decoded`."""
+        ...
+
+
+@runtime_checkable
+class Annotated(Protocol):
+    """A source that knows all but the image without reading it."""
+
+    def annotations(self, index: int, /) -> Record:
+        """The fields other than the image, and `size`, the image's height and width."""
+        ...
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """A source of slow storage, which starts reading what is asked for soon."""
+
+    def expect(self, indices: Iterable[int], /) -> None: ...
 
 
 def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:

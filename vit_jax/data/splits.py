@@ -24,7 +24,16 @@ import numpy as np
 
 from vit_jax.data import class_ids, images
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, with_class
+from vit_jax.data.records import (
+    Annotated,
+    BrokenRecord,
+    Expects,
+    Record,
+    Source,
+    SourceInfo,
+    StoresFiles,
+    with_class,
+)
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -75,31 +84,26 @@ class Subset:
     def encoded(self, index: int) -> Record:
         """An example with its image as a file: that of the source, or a PNG without loss.
 
-        Sources that read files have a method of this name, see `images.decoded`.
-
         Raises:
           BrokenRecord: if it cannot be read.
         """
-        if not self.has_files:
-            return images.as_png(self[index])
         source, original = self._locate(index)
-        record = source.encoded(original)  # type: ignore[attr-defined]
-        return with_class(record, self.info.num_classes, source, original)
+        if not (self.has_files and isinstance(source, StoresFiles)):
+            return images.as_png(self[index])
+        return with_class(source.encoded(original), self.info.num_classes, source, original)
 
     @property
     def has_files(self) -> bool:
         """Whether images are stored as files, which `encoded` reads."""
-        return all(hasattr(source, 'encoded') for source, _ in self._parts)
+        return all(isinstance(source, StoresFiles) for source, _ in self._parts)
 
     def annotations(self, index: int) -> Record:
         """The annotations of an example: the fields of its record other than the image, and `size`,
         height and width of the image in the source. Empty if it is broken.
-
-        Sources that can do without reading the image have a method of this name.
         """
         source, original = self._locate(index)
         try:
-            if hasattr(source, 'annotations'):
+            if isinstance(source, Annotated):
                 return source.annotations(original)
             record = dict(source[original])
         except BrokenRecord as reason:
@@ -110,16 +114,13 @@ class Subset:
     @property
     def has_annotations(self) -> bool:
         """Whether `annotations` reads no images."""
-        return all(hasattr(source, 'annotations') for source, _ in self._parts)
+        return all(isinstance(source, Annotated) for source, _ in self._parts)
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Let sources of slow storage start reading examples that are asked for soon.
-
-        They have a method of this name.
-        """
+        """Let sources of slow storage start reading examples that are asked for soon."""
         for index in indices:
             source, original = self._locate(index)
-            if hasattr(source, 'expect'):
+            if isinstance(source, Expects):
                 source.expect([original])
 
     def labels(self) -> np.ndarray:

@@ -78,7 +78,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') 
 
 def _padded(imported: TrainedModel, mean: np.ndarray) -> TrainedModel:
     """The model with padding of the mean, which is zero in other code bases, where it pads."""
-    if not hasattr(imported.model, 'pad_value'):
+    if not imported.model.pads_pixels:
         return imported
     value = tuple((2 * mean - 1).tolist())
     return imported.with_groups(model={**imported.model_config, 'pad_value': value})

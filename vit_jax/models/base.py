@@ -23,6 +23,7 @@ class Model(nn.Module):
       noted: those of them whose difference from the checkpoint is reported.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, for those whose kind
         their shapes do not tell.
+      pads_pixels: whether it pads images to whole patches, by its field `pad_value`.
       translates: whether it generates sequences, by the methods listed in `vit_jax.ops.search`.
     """
 
@@ -31,6 +32,7 @@ class Model(nn.Module):
     binding: ClassVar[tuple[str, ...]] = ('gelu',)
     noted: ClassVar[tuple[str, ...]] = ('norm_eps',)
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
+    pads_pixels: ClassVar[bool] = False
     translates: ClassVar[bool] = False
 
     @property

@@ -103,6 +103,7 @@ class Model(base.Model):
     dtype: str = 'float32'
     attention: str = 'auto'
 
+    pads_pixels = True
     weightless = (
         *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
         *('remat', 'dtype', 'attention'),

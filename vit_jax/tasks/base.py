@@ -77,6 +77,11 @@ class Task(abc.ABC):
         return 1
 
     @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and deviation that `inputs` normalizes images in [0, 1] by; None if by a range."""
+        return None
+
+    @property
     def predicts(self) -> bool:
         """Whether the task has predictions."""
         return type(self).predict is not Task.predict

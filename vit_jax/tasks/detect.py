@@ -69,6 +69,10 @@ class Task(base.Task):
         if min(self.std) <= 0:
             raise UserError(f'config.task.std={self.std}: must be positive')
 
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.mean, self.std
+
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:
         """Normalized images whose padding is zero, and the mask of their real pixels."""
         mask = pixel_mask(batch)
