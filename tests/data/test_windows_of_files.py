@@ -67,7 +67,11 @@ def test_a_window_has_the_bytes_of_the_whole_image(library, kind, mode):
         np.testing.assert_array_equal(np.asarray(image), whole)
 
 
-SPECS = ('inception_crop_tf(24)|flip', 'inception_crop(24)', 'random_crop(40)', 'central_crop(40)')
+SPECS = (
+    *('inception_crop_tf(24)|flip', 'inception_crop(24)', 'random_crop(40)', 'central_crop(40)'),
+    *('resize_small_tf(60)|central_crop(44)', "resize_tf(50, 'bilinear')|random_crop(30)"),
+    'resize_small_tf(150)|inception_crop(24)',
+)
 
 
 @pytest.mark.parametrize('spec', SPECS)
@@ -82,7 +86,16 @@ def test_transforms_that_begin_with_a_crop_make_the_same_of_both(library, spec):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize('spec', ['', 'flip|random_crop(40)', "keep('image')", 'resize_tf(30)'])
+@pytest.mark.parametrize(
+    'spec',
+    [
+        '',
+        'flip|random_crop(40)',
+        "keep('image')",
+        'resize_tf(30)',
+        'resize_tf(30)|flip|central_crop(20)',
+    ],
+)
 def test_other_transforms_get_the_pixels(spec):
     assert not parse_transforms(spec).crop_first
 

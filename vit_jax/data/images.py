@@ -15,13 +15,13 @@ import contextvars
 import io
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data import turbojpeg
+from vit_jax.data.on_demand import OnDemand
 from vit_jax.data.records import BrokenRecord, Record
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
@@ -41,37 +41,21 @@ def on_demand(wanted: bool = True) -> Iterator[None]:
         _is_on_demand.reset(token)
 
 
-class Encoded:
-    """A JPEG file as an image of which windows can be decoded.
-
-    Attributes:
-      shape: of the image, (H, W, channels).
-    """
-
-    ndim = 3
-    dtype = np.dtype(np.uint8)
+class Encoded(OnDemand):
+    """A JPEG file as an image of which windows can be decoded."""
 
     def __init__(self, data: bytes, name: str, shape: tuple[int, int, int]):
         self._data, self._name, self.shape = data, name, shape
 
-    def __getitem__(self, key: Any) -> np.ndarray:
-        """A window, if `key` is two slices without steps; else an element of the whole image.
-
-        Raises:
-          BrokenRecord: if the file is damaged, above the window's lower edge.
-        """
-        turbo = turbojpeg.decoder()
-        if turbo is None or not _is_window(key):
-            return self.whole()[key]
-        height, width, channels = self.shape
-        (y, bottom, _), (x, right, _) = key[0].indices(height), key[1].indices(width)
+    def window(self, y: int, x: int, height: int, width: int) -> np.ndarray:
+        """Decode a window; BrokenRecord if the file is damaged above its lower edge."""
+        turbo, where = turbojpeg.decoder(), np.s_[y : y + height, x : x + width]
+        if turbo is None:
+            return self.whole()[where]
         try:
-            return turbo.window(self._data, y, x, bottom - y, right - x, channels)
+            return turbo.window(self._data, y, x, height, width, self.shape[2])
         except ValueError:  # of damage, which is named, or of a kind of file that simplejpeg takes
-            return self.whole()[key]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.whole(), dtype)
+            return self.whole()[where]
 
     def whole(self) -> np.ndarray:
         """Decode the image; BrokenRecord if the file is damaged."""
@@ -126,14 +110,6 @@ def _named(name: str, data: bytes) -> Iterator[None]:
         raise BrokenRecord(f'{name}: no {", ".join(FORMATS)} image ({len(data)} bytes)') from error
     except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
         raise BrokenRecord(f'{name}: {error or type(error).__name__}') from error
-
-
-def _is_window(key: Any) -> bool:
-    return (
-        isinstance(key, tuple)
-        and len(key) == 2
-        and all(isinstance(k, slice) and k.step is None for k in key)
-    )
 
 
 def _whole_jpeg(data: bytes, channels: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ class Transforms:
       steps: functions of (record, rng).
       random: whether any of them draws random numbers.
       vocab: for transforms that encode texts.
-      crop_first: whether the first one takes only a window of the image, see
-        `registry.crops_at_once`.
+      crop_first: whether they begin with a crop, or with resizing and a crop, see
+        `registry.crops_at_once` and `registry.resizes_on_demand`.
     """
 
     spec: str
@@ -67,8 +67,8 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
         except UserError as error:
             raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
     steps = tuple(step for step, _ in made)
-    crop_first = bool(nodes) and registry.does_crop_at_once(_factory(nodes[0]))
-    return Transforms(spec, steps, any(random for _, random in made), vocab, crop_first)
+    random = any(random for _, random in made)
+    return Transforms(spec, steps, random, vocab, _crops_first(list(map(_factory, nodes))))
 
 
 def without_annotations(spec: str) -> str:
@@ -107,6 +107,11 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
             bound.apply_defaults()
             return bound.arguments
     return None
+
+
+def _crops_first(factories: Sequence[Callable[..., Any]]) -> bool:
+    resizes = bool(factories) and registry.does_resize_on_demand(factories[0])
+    return any(map(registry.does_crop_at_once, factories[resizes : resizes + 1]))
 
 
 def _factory(node: ast.expr) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ _MARK = '_is_vit_jax_transform'
 _ANNOTATIONS = '_is_of_annotations'
 _TEXTS = '_is_of_texts'
 _CROPS = '_crops_at_once'
+_RESIZES = '_resizes_on_demand'
 
 
 def transform(factory: Factory) -> Factory:
@@ -62,6 +63,20 @@ def crops_at_once(factory: Factory) -> Factory:
 def does_crop_at_once(factory: Callable[..., Any]) -> bool:
     """Whether a transform takes only one window of the image."""
     return getattr(factory, _CROPS, False) is True
+
+
+def resizes_on_demand(factory: Factory) -> Factory:
+    """Mark a transform that makes an image on demand of one; see `data.on_demand`.
+
+    If it comes first and a crop second, only what the crop needs is decoded and resized.
+    """
+    setattr(factory, _RESIZES, True)
+    return factory
+
+
+def does_resize_on_demand(factory: Callable[..., Any]) -> bool:
+    """Whether a transform makes an image on demand of one."""
+    return getattr(factory, _RESIZES, False) is True
 
 
 def find(name: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry, tf_resampling
 from vit_jax.data.transforms.arguments import Size, check_positive, height_width, shares
 from vit_jax.data.transforms.movable import image_size
-from vit_jax.data.transforms.registry import crops_at_once, transform
+from vit_jax.data.transforms.registry import crops_at_once, resizes_on_demand, transform
 from vit_jax.data.transforms.windows import distorted_window, scaled
 
 Apply = Callable[[Record], Record]
@@ -45,6 +45,7 @@ def inception_crop_tf(
 
 
 @transform
+@resizes_on_demand
 def resize_tf(size: Size, method: str = 'bilinear') -> Apply:
     """Resize to `size`, without keeping the aspect ratio; `method` is bilinear or area."""
     height, width = height_width(size)
@@ -57,6 +58,7 @@ def resize_tf(size: Size, method: str = 'bilinear') -> Apply:
 
 
 @transform
+@resizes_on_demand
 def resize_small_tf(size: int, method: str = 'area') -> Apply:
     """Resize the shorter side to `size`, keeping the aspect ratio; see `resize_tf`."""
     check_positive(size=size)

@@ -1,7 +1,8 @@
 """TensorFlow's resizing of byte images: no antialiasing, and values rounded down.
 
 Pixels are squares with centers at halves, as in `tf.image.resize` of TensorFlow 2. Rows, then
-columns, are multiplied by a sparse matrix of weights, which SciPy does without Python's lock.
+columns, are multiplied by a sparse matrix of weights, which SciPy does without Python's lock. Of an
+image on demand the result is on demand too, so that a crop after it reads what it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from vit_jax.data.on_demand import OnDemand
+
 Bytes = UInt8[np.ndarray, 'H W C']
+Image = Bytes | OnDemand
 # The old rows or columns of every new one, and their weights, of sum 1.
 Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
 
@@ -22,40 +26,65 @@ Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
 SLACK = 2.0**-10
 
 
-def bilinear(image: Bytes, height: int, width: int) -> UInt8[np.ndarray, '{height} {width} C']:
+def bilinear(image: Image, height: int, width: int) -> Image:
     """Blend the four pixels around each new center, without antialiasing."""
     return _resized(image, height, width, _neighbors)
 
 
-def area(image: Bytes, height: int, width: int) -> UInt8[np.ndarray, '{height} {width} C']:
+def area(image: Image, height: int, width: int) -> Image:
     """Average the old pixels that each new one covers, weighted by overlap."""
     return _resized(image, height, width, _covered)
 
 
-METHODS: dict[str, Callable[[Bytes, int, int], Bytes]] = {'bilinear': bilinear, 'area': area}
+METHODS: dict[str, Callable[[Any, int, int], Any]] = {'bilinear': bilinear, 'area': area}
 
 
-def _resized(image: Bytes, height: int, width: int, taps: Callable[[int, int], Taps]) -> Bytes:
-    rows, columns, channels = image.shape
-    flat = np.ascontiguousarray(image, np.float32).reshape(rows, columns * channels)
-    short = _matrix(taps, rows, height) @ flat
-    turned = np.ascontiguousarray(short.T).reshape(columns, channels * height)
-    small = _matrix(taps, columns, width) @ turned
-    small += np.float32(SLACK)
-    resized = small.astype(np.uint8).reshape(width * channels, height).T
-    return np.ascontiguousarray(resized).reshape(height, width, channels)
+class Resized(OnDemand):
+    """An image after resizing, in which a window has the bytes that it has in the whole."""
+
+    def __init__(self, image: Image, height: int, width: int, taps: Callable[[int, int], Taps]):
+        self._image, self._taps, self.shape = image, taps, (height, width, image.shape[2])
+
+    def whole(self) -> Bytes:
+        return self.window(0, 0, *self.shape[:2])
+
+    def window(self, y: int, x: int, height: int, width: int) -> Bytes:
+        """Read the pixels that the window is made of, and weight rows, then columns."""
+        down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
+        across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
+        flat = np.ascontiguousarray(self._image[rows, columns], np.float32)
+        short = down @ flat.reshape(len(flat), -1)
+        turned = np.ascontiguousarray(short.T).reshape(flat.shape[1], -1)
+        small = across @ turned
+        small += np.float32(SLACK)
+        made = small.astype(np.uint8).reshape(-1, height).T
+        return np.ascontiguousarray(made).reshape(height, width, -1)
+
+
+def _resized(image: Image, height: int, width: int, taps: Callable[[int, int], Taps]) -> Image:
+    """The resized image; one on demand of an image on demand."""
+    made = Resized(image, height, width, taps)
+    return made if isinstance(image, OnDemand) else made.whole()
 
 
 @functools.lru_cache(maxsize=4096)  # of some kilobytes each
-def _matrix(taps: Callable[[int, int], Taps], old: int, new: int) -> Any:
-    """The weights of `old` rows in `new` ones, a sparse float32 matrix [new, old]."""
+def _matrix(
+    taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int
+) -> tuple[Any, slice]:
+    """The rows `start` to `stop` of `new` ones made of `old` ones.
+
+    Returns:
+      Sparse weights, float32 [stop - start, M], of the M old rows that they need, and a slice of
+      these.
+    """
     from scipy import sparse  # takes a tenth of a second
 
-    index, weight = taps(old, new)
-    starts = np.arange(new + 1) * index.shape[1]
-    return sparse.csr_matrix(
-        (weight.astype(np.float32).ravel(), index.ravel(), starts), shape=(new, old)
-    )
+    index, weight = (each[start:stop] for each in taps(old, new))
+    low, high = int(index.min()), int(index.max()) + 1
+    starts = np.arange(stop - start + 1) * index.shape[1]
+    values = weight.astype(np.float32).ravel()
+    shape = (stop - start, high - low)
+    return sparse.csr_matrix((values, (index - low).ravel(), starts), shape=shape), slice(low, high)
 
 
 def _neighbors(old: int, new: int) -> Taps:
