@@ -21,8 +21,6 @@ from vit_jax import interop
 from vit_jax.interop import files
 from vit_jax.models.vit import Model
 
-# Families of transformers that are also written for it.
-WRITTEN = ('ViT', 'I-JEPA', 'SigLIP')
 _BEGIN, _END = '<!-- families -->', '<!-- end of families -->'
 
 
@@ -46,13 +44,22 @@ def text() -> str:
     head = '| code base | family | tested as | written | resized | largest error |'
     lines = [head, '|' + '---|' * 6]
     for (base, family), names in rows().items():
-        written = 'yes' if base == 'transformers' and family in WRITTEN else 'no'
         resized = {'DINOv3': 'as it is', 'BEiT': 'biases'}.get(family, 'positions')
         error = f'{worst[base, family]:.0e}'
-        lines.append(
-            f'| {base} | {family} | {", ".join(names)} | {written} | {resized} | {error} |'
-        )
+        cells = (base, family, ', '.join(names), written(base, family), resized, error)
+        lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
+
+
+def written(base: str, family: str) -> str:
+    """Whether the tests write the family for its code base, and if not as itself, as which one."""
+    if base != 'transformers':
+        return 'no'
+    families = {form.model: form.family for form in transformers_forms.FORMS}
+    forms = [form for form in transformers_forms.FORMS if form.family == family]
+    classes = [form.written or form.model for form in forms if form.written is not None]
+    found = {families[model] for model in classes}
+    return 'yes' if family in found else f'as {" and ".join(sorted(found))}' if found else 'no'
 
 
 def errors() -> Iterator[tuple[tuple[str, str], float]]:

@@ -40,6 +40,7 @@ class Form(NamedTuple):
       fields: of the configuration, beside those of SHAPE.
       theirs, ours: an output of the two sides to compare.
       tower: of the file that is read.
+      written: the class that it is written as; empty for its own, None if it is refused.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Form(NamedTuple):
     theirs: str = 'logits'
     ours: str = 'logits'
     tower: str = ''
+    written: str | None = ''
 
     @property
     def label(self) -> str:
@@ -80,6 +82,7 @@ FORMS = (
         f'Data2VecVision{_CLASSIFIER}',
         'Data2VecVisionConfig',
         {'use_mean_pooling': False, 'use_absolute_position_embeddings': True},
+        written='BeitForImageClassification',
     ),
     Form(
         'Data2Vec',
@@ -88,6 +91,7 @@ FORMS = (
         {'use_relative_position_bias': True},
         theirs='last_hidden_state',
         ours='tokens',
+        written=None,
     ),
     Form(
         'YOLOS, body',
@@ -124,19 +128,46 @@ FORMS = (
         theirs='image_embeds',
     ),
     Form('CLIP', f'CLIP{_CLASSIFIER}', 'CLIPConfig', _two()),
-    Form('CLIP', 'CLIPModel', 'CLIPConfig', _two(), theirs='image_embeds', tower='vision'),
-    Form('MetaCLIP 2', f'MetaClip2{_CLASSIFIER}', 'MetaClip2Config', _two()),
-    Form('AltCLIP', 'AltCLIPVisionModel', 'AltCLIPVisionConfig', **_POOLED),
-    Form('CLIPSeg', 'CLIPSegVisionModel', 'CLIPSegVisionConfig', **_POOLED),
+    Form(
+        'CLIP',
+        'CLIPModel',
+        'CLIPConfig',
+        _two(),
+        theirs='image_embeds',
+        tower='vision',
+        written='CLIPVisionModelWithProjection',
+    ),
+    Form(
+        'MetaCLIP 2',
+        f'MetaClip2{_CLASSIFIER}',
+        'MetaClip2Config',
+        _two(),
+        written=f'CLIP{_CLASSIFIER}',
+    ),
+    Form(
+        'AltCLIP', 'AltCLIPVisionModel', 'AltCLIPVisionConfig', **_POOLED, written='CLIPVisionModel'
+    ),
+    Form(
+        'CLIPSeg', 'CLIPSegVisionModel', 'CLIPSegVisionConfig', **_POOLED, written='CLIPVisionModel'
+    ),
     Form('SigLIP', 'SiglipVisionModel', 'SiglipVisionConfig', **_POOLED),
-    Form('SigLIP', f'Siglip{_CLASSIFIER}', 'SiglipConfig', _two()),
-    Form('SigLIP', 'SiglipModel', 'SiglipConfig', _two(), **_POOLED, tower='vision'),
+    Form('SigLIP', f'Siglip{_CLASSIFIER}', 'SiglipConfig', _two(), written=f'IJepa{_CLASSIFIER}'),
+    Form(
+        'SigLIP',
+        'SiglipModel',
+        'SiglipConfig',
+        _two(),
+        **_POOLED,
+        tower='vision',
+        written='SiglipVisionModel',
+    ),
     Form(
         'SigLIP 2',
         'Siglip2VisionModel',
         'Siglip2VisionConfig',
         {'num_patches': 9, 'image_size': None},
         **_POOLED,
+        written='SiglipVisionModel',
     ),
 )
 

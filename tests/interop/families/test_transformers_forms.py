@@ -1,14 +1,17 @@
 """Encoders of transformers of every form: what they compute is what transformers computes."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import transformers_forms
 from helpers.transformers_vit import apply
 
 from vit_jax import interop
+from vit_jax.errors import UserError
 
 pytest.importorskip('torch')
-pytest.importorskip('transformers')
+transformers = pytest.importorskip('transformers')
 
 
 @pytest.mark.parity
@@ -21,3 +24,30 @@ def test_outputs(form, tmp_path, images):
     expected = transformers_forms.outputs(form, made, batch)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('form', transformers_forms.FORMS, ids=lambda form: form.label)
+def test_what_is_written(form, tmp_path, images):
+    """transformers reads it whole, as the class that it came from, and computes the same."""
+    made, batch = transformers_forms.model(form), images(2, 12, 12, 3)
+    made.save_pretrained(tmp_path / 'theirs')
+    place = tmp_path / 'theirs'
+    imported = interop.read(f'{place}:{form.tower}' if form.tower else place)
+    folder = tmp_path / 'ours'
+    if form.written is None:
+        with pytest.raises(UserError, match='transformers has no such model'):
+            interop.write(imported, folder)
+        return
+    interop.write(imported, folder)
+    config = json.loads((folder / 'config.json').read_text())
+    assert config['architectures'] == [form.written or form.model]
+    loaded, report = getattr(transformers, config['architectures'][0]).from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(report[f'{fault}_keys'] for fault in ('missing', 'unexpected', 'mismatched'))
+    expected = transformers_forms.outputs(form, made, batch)
+    found = transformers_forms.outputs(form._replace(tower='', family=''), loaded.eval(), batch)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    assert (*processor.image_mean, processor.size['height']) == (0.5, 0.5, 0.5, 12)

@@ -186,14 +186,14 @@ def test_a_model_without_a_class_token_is_written_as_i_jepa(posemb, tmp_path, im
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        ({'pool': 'map'}, "no ViT with pool 'map'"),
-        ({'pool': 'gap', 'fc_norm': True}, 'no ViT with fc_norm True'),
-        ({'final_norm': False}, 'no ViT with final_norm False'),
-        ({'positions': 'rope'}, "no ViT with positions 'rope'"),
-        ({'norm': 'rms'}, "no ViT with norm 'rms'"),
-        ({'head_norm': 'batch'}, 'no ViT with a norm before its head'),
-        ({'name': 'hybrid'}, 'no ViT with a hybrid'),
-        ({'representation_size': 8}, 'both a head and a representation_size'),
+        ({'pool': 'patches'}, r"ViTForImageClassification .* has no pool 'patches'"),
+        ({'pool': 'gap', 'fc_norm': True}, 'has no fc_norm True'),
+        ({'final_norm': False, 'norm_pre': True}, 'has no .*final_norm False'),
+        ({'positions': 'rope'}, "has no positions 'rope'"),
+        ({'norm': 'rms', 'norm_place': 'post'}, "has no norm 'rms', norm_place 'post'"),
+        ({'head_norm': 'batch'}, "has no head_norm 'batch'"),
+        ({'representation_size': 8}, 'has no representation_size 8'),
+        ({'pool': 'cls_patches'}, 'no mlp_dim 24 at width 16'),
         ({}, 'image size does not follow'),
     ],
 )
@@ -201,8 +201,9 @@ def test_models_that_transformers_lacks(fields, words, images, perturbed):
     params = perturbed(Model(num_classes=3, **OURS), images(1, 8, 12, 3))
     keywords = {'name': 'vit', 'pool': 'cls', 'num_classes': 3, 'representation_size': None}
     keywords |= {'posemb': 'learn', **OURS, **fields}
+    size = (8, 12) if fields else None
     with pytest.raises(UserError, match=words):
-        transformers_vit.write(interop.TrainedModel.of_file(params, keywords, None, 'a test'))
+        transformers_vit.write(interop.TrainedModel.of_file(params, keywords, size, 'a test'))
 
 
 def saved(tmp_path, flat, config):

@@ -126,6 +126,39 @@ def blocks(theirs: str, *rows: tuple[str, str]) -> names.Table:
     return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
 
 
+# Of a ViT, without the prefix of all parts but the classifier in a model with a head.
+VIT_TABLE: names.Table = (
+    ('embeddings.cls_token', 'cls_token'),
+    ('embeddings.position_embeddings', 'pos_embed'),
+    ('embeddings.patch_embeddings.projection', 'patch_embed'),
+    *blocks(
+        'encoder.layer',
+        ('layernorm_before', 'norm1'),
+        ('attention.attention.query', 'attention/query'),
+        ('attention.attention.key', 'attention/key'),
+        ('attention.attention.value', 'attention/value'),
+        ('attention.output.dense', 'attention/out'),
+        ('layernorm_after', 'norm2'),
+        ('intermediate.dense', 'mlp/fc1'),
+        ('output.dense', 'mlp/fc2'),
+    ),
+    *blocks(
+        'layers',
+        ('layernorm_before', 'norm1'),
+        ('attention.q_proj', 'attention/query'),
+        ('attention.k_proj', 'attention/key'),
+        ('attention.v_proj', 'attention/value'),
+        ('attention.o_proj', 'attention/out'),
+        ('layernorm_after', 'norm2'),
+        ('mlp.fc1', 'mlp/fc1'),
+        ('mlp.fc2', 'mlp/fc2'),
+    ),
+    ('layernorm', 'encoder/norm'),
+    ('pooler.dense', 'pre_logits'),
+    ('classifier', 'head'),
+)
+
+
 def _published(flat: Flat, in_file: Mapping[str, str], source: str) -> int:
     shapes = {name: flat[theirs].shape for name, theirs in in_file.items()}
     return _vit.published_heads(shapes, source)

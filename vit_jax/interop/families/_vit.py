@@ -56,7 +56,7 @@ def assemble(
     """
     if 'pos_embed' not in flat and posemb == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
-    flat = _unscaled({k: a for k, a in flat.items() if a.size}, source, label)
+    flat = unscaled({k: a for k, a in flat.items() if a.size}, source, label)
     hints = tuple(hints)
     flat = _with_tables(flat, image_size or next(iter(hints), None))
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
@@ -182,11 +182,21 @@ def _with_tables(flat: Flat, size: Size | None) -> Flat:
     return found
 
 
+def without_tables(flat: Flat) -> Flat:
+    """The inverse of `_with_tables`: tables and the rows of the class token in one array."""
+    joined = {name: array for name, array in flat.items() if not name.endswith(_PREFIX)}
+    for name, prefix in flat.items():
+        if name.endswith(_PREFIX):
+            table = name.removesuffix(_PREFIX) + _TABLE
+            joined[table] = np.concatenate([flat[table].reshape(-1, prefix.shape[-1]), prefix])
+    return joined
+
+
 # Layer scales and the layers before them.
 _SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
 
 
-def _unscaled(flat: Flat, source: str, label: Label) -> Flat:
+def unscaled(flat: Flat, source: str, label: Label) -> Flat:
     """Fold layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
     folded = dict(flat)
     blocks = {match[0] for name in flat if (match := re.match(r'encoder/block_\d+/', name))}

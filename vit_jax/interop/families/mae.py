@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import timm_vit, transformers_vit
+from vit_jax.interop.families import _transformers, _transformers_write, timm_vit, transformers_vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.mae import ENCODER, Model
@@ -46,14 +46,14 @@ def _blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
 
 _PARTS = ('decoder_embed', 'embed'), ('decoder_norm', 'transformer/norm'), ('decoder_pred', 'head')
 TRANSFORMERS: names.Table = (
-    *((f'vit.{a}', b) for a, b in transformers_vit.TABLE),
+    *((f'vit.{a}', b) for a, b in _transformers.VIT_TABLE),
     ('decoder.mask_token', 'decoder/mask_token'),
     ('decoder.decoder_pos_embed', 'decoder/pos_embed'),
     *((f'decoder.{a}', _DECODER + b) for a, b in _PARTS),
-    *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
-    *_blocks(transformers_vit.TABLE, 'layers.', 'decoder.decoder_layers.'),
+    *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
+    *_blocks(_transformers.VIT_TABLE, 'layers.', 'decoder.decoder_layers.'),
     # As version 5 writes its own layers.
-    *_blocks(transformers_vit.TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
+    *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
 )
 AUTHORS: names.Table = (
     *timm_vit.TABLE,
@@ -186,7 +186,7 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     return task
 
 
-def _transformers(imported: TrainedModel) -> Written:
+def write_transformers(imported: TrainedModel) -> Written:
     """Arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining."""
     model, task = imported.model_config, {**_TASK, **imported.task_config}
     flat = {
@@ -200,12 +200,12 @@ def _transformers(imported: TrainedModel) -> Written:
             'the target of this model has a mean and deviation of its own, which the files cannot '
             'say: there its reconstructions are in other units than its images'
         )
-    size = imported.image_size or transformers_vit.square(flat, model['patch_size'])
+    size = imported.image_size or _transformers_write.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
         'model_type': 'vit_mae',
         'architectures': ['ViTMAEForPreTraining'],
-        **transformers_vit.shape_config(model, size),
+        **_transformers_write.shape_config(model, size),
         'num_channels': channels,
         'decoder_hidden_size': model['decoder_width'],
         'decoder_num_hidden_layers': model['decoder_depth'],
@@ -222,4 +222,4 @@ def _transformers(imported: TrainedModel) -> Written:
     )
 
 
-WRITERS = {('mae', 'transformers'): _transformers}
+WRITERS = {('mae', 'transformers'): write_transformers}

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.interop import names
-from vit_jax.interop.families import _transformers
+from vit_jax.interop.families import _transformers, _vit
+from vit_jax.interop.families._transformers_write import HEAD, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -77,3 +78,31 @@ def _is_bare(used: Flat, extra: Mapping[str, Any]) -> bool:
     known = {_KIND.plain(name) for name in used}
     with_norm = {'layernorm.weight', 'pooler.layernorm.weight', 'classifier.weight'} & known
     return bool(extra.get('model_type') and extra.get('use_mean_pooling', True)) and not with_norm
+
+
+def _arrays(flat: Flat, model: Fields) -> Flat:
+    """Without biases of keys, which add the same to all that a query is compared with."""
+    kept = {name: array for name, array in flat.items() if not name.endswith('/key/bias')}
+    return _vit.without_tables(kept)
+
+
+def _config(model: Fields) -> dict[str, Any]:
+    return {
+        'use_mean_pooling': model['pool'] == 'patches',
+        'use_absolute_position_embeddings': model['posemb'] != 'none',
+        'use_relative_position_bias': model['positions'] == 'relative',
+        'use_shared_relative_position_bias': 'shared' in model['positions'],
+    }
+
+
+def _forms(fields: Mapping[str, str]) -> tuple[Form, Form]:
+    """The class without a head and the classifier."""
+
+    def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
+        both = {'posemb': '.*', 'positions': r'none|relative(\(shared=True\))?', **fields, **more}
+        return Form(_KIND, f'Beit{suffix}', prefix, both, config=_config, arrays=_arrays)
+
+    return form('Model', '', {}), form('ForImageClassification', 'beit.', HEAD)
+
+
+FORMS = (*_forms({'pool': 'patches', 'fc_norm': 'True'}), *_forms({}))

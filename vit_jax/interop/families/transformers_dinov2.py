@@ -5,13 +5,16 @@ Layer scale is folded into the layers that it scales.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers
+from vit_jax.interop.families._transformers_write import HEAD, MLPS, REGISTERS, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -79,3 +82,61 @@ def _ungated(flat: Flat) -> Flat:
         else:
             parts[name] = array
     return parts
+
+
+def _gated(arrays: Flat) -> Flat:
+    """The inverse of `_ungated`, with the token of masked patches, which no output depends on."""
+    token = arrays['embeddings.cls_token'][0]
+    joined: Flat = {'embeddings.mask_token': np.zeros_like(token)}
+    for name, array in arrays.items():
+        if '.mlp.gate.' in name:
+            value = arrays[name.replace('gate', 'fc1')]
+            joined[name.replace('gate', 'weights_in')] = np.concatenate([array, value])
+        elif (gate := re.sub(r'mlp\.fc\d', 'mlp.gate', name)) == name or gate not in arrays:
+            joined[name] = array
+        elif '.fc2.' in name:
+            joined[name.replace('fc2', 'weights_out')] = array
+    return joined
+
+
+def _config(model: Fields) -> dict[str, Any]:
+    """The width of the MLPs as a multiple of that of the tokens.
+
+    Raises:
+      UserError: if there is no such number.
+    """
+    width, gated = model['width'], model['mlp'] == 'swiglu'
+    for ratio in range(1, 65):
+        # Of gates, two thirds rounded up to a multiple of 8.
+        mlp_dim = (int(width * ratio * 2 / 3) + 7) // 8 * 8 if gated else width * ratio
+        if mlp_dim == model['mlp_dim']:
+            registers = {'num_register_tokens': model['registers']} if model['registers'] else {}
+            return {'mlp_ratio': ratio, 'use_swiglu_ffn': gated, **registers}
+    raise UserError(
+        f"transformers' DINOv2 has no mlp_dim {model['mlp_dim']} at width {width}: it is a whole "
+        'multiple of the width there; write an .npz file, or for timm'
+    )
+
+
+def _forms(name: str, model_type: str, fields: Mapping[str, str]) -> tuple[Form, Form]:
+    """The class without a head and the classifier."""
+
+    def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
+        return Form(
+            _KIND,
+            f'{name}{suffix}',
+            prefix,
+            {**MLPS, **fields, **more},
+            config=_config,
+            named=_gated,
+            model_type=model_type,
+        )
+
+    classifier = form('ForImageClassification', f'{model_type}.', {**HEAD, 'pool': 'cls_patches'})
+    return form('Model', '', {}), classifier
+
+
+FORMS = (
+    *_forms('Dinov2', 'dinov2', {}),
+    *_forms('Dinov2WithRegisters', 'dinov2_with_registers', REGISTERS),
+)

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import calls
 from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers
+from vit_jax.interop.families._transformers_write import MLPS, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -69,3 +71,37 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     positions = f'rope_dinov3(theta={float(config["rope_theta"])}, {rescale=})'
     fields = {'positions': positions}
     return _transformers.read(_KIND, _KIND.used(flat), extra, posemb='none', fields=fields)
+
+
+def _arrays(flat: Flat, model: Fields) -> Flat:
+    """With an array of no registers where there are none."""
+    return {'register_tokens': np.zeros((1, 0, model['width']), np.float32)} | flat
+
+
+def _named(arrays: Flat) -> Flat:
+    """With the token of masked patches, which outputs do not depend on."""
+    token = arrays['embeddings.cls_token']
+    return arrays | {'embeddings.mask_token': np.zeros_like(token)}
+
+
+def _config(model: Fields) -> dict[str, Any]:
+    """Rotary positions, with the random changes of training; gates and registers."""
+    _, options = calls.arguments(calls.parse_call(model['positions'], 'positions'))
+    gated = model['mlp'] == 'swiglu'
+    augmented = {
+        f'pos_embed_{key}': options.get(key, plain) if options.get(key, plain) != plain else None
+        for key, plain in (('shift', 0.0), ('jitter', 1.0), ('rescale', 1.0))
+    }
+    return {
+        'rope_theta': options.get('theta', 100.0),
+        'num_register_tokens': model['registers'],
+        'use_gated_mlp': gated,
+        'key_bias': True,
+        **augmented,
+        **({'hidden_act': 'silu'} if gated else {}),
+    }
+
+
+_POSITIONS = r'rope_dinov3(\((?!.*normalize).*\))?'
+_FIELDS = {**MLPS, 'posemb': 'none', 'positions': _POSITIONS, 'registers': '.*'}
+FORMS = (Form(_KIND, 'DINOv3ViTModel', '', _FIELDS, config=_config, arrays=_arrays, named=_named),)

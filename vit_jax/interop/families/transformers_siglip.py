@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 from vit_jax.data.batches import ArraySpec
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, shapes, torch_layout
-from vit_jax.interop.families import _vit, transformers_vit
+from vit_jax.interop.families import _transformers_write, _vit
 from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
@@ -106,7 +106,8 @@ def write(trained: TrainedModel) -> Written:
     size = trained.image_size or (side, side)
     if not size[0]:
         raise UserError('the image size does not follow from pos_embed; give it')
-    arrays = {_VISION + name: array for name, array in _fused(_written(image, IMAGE_TABLE)).items()}
+    written = vision.fused(_written(image, IMAGE_TABLE))
+    arrays = {_VISION + name: array for name, array in written.items()}
     arrays |= {_TEXT + name: array for name, array in _written(text, TEXT_TABLE).items()}
     arrays |= {
         theirs: np.asarray(trained.params[ours], np.float32).reshape(1)
@@ -227,26 +228,14 @@ def _written(flat: Flat, table: names.Table) -> Flat:
     return torch_layout.write(flat | {'pos_embed': flat['pos_embed'][0]}, table)
 
 
-def _fused(flat: Flat) -> Flat:
-    """The projections of the pooling in one array, as in torch.nn.MultiheadAttention."""
-    head = 'head.attention.'
-    rest = {n: a for n, a in flat.items() if not n.startswith(tuple(head + x + '.' for x in 'qkv'))}
-    for leaf in ('weight', 'bias'):
-        parts = [flat[f'{head}{letter}.{leaf}'] for letter in 'qkv']
-        rest[f'{head}in_proj_{leaf}'] = np.concatenate(parts)
-    return rest
-
-
 def _config(
     model: Mapping[str, Any], size: tuple[int, int], channels: int, text: Flat
 ) -> dict[str, Any]:
-    vision = transformers_vit.shape_config(model, size)
+    vision = _transformers_write.shape_config(model, size)
     theirs = {key.removeprefix('text_'): model[key] for key in model if key.startswith('text_')}
-    words = transformers_vit.shape_config({**model, **theirs}, size)
+    words = _transformers_write.shape_config({**model, **theirs}, size)
     for key in ('image_size', 'patch_size'):
         words.pop(key)
-    for config in (vision, words):
-        config.pop('qkv_bias')
     words |= {
         'model_type': 'siglip_text_model',
         'vocab_size': len(text['token_embed/embedding']),

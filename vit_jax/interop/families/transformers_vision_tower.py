@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names, torch_layout
 from vit_jax.interop.families import _transformers, _vit
+from vit_jax.interop.families._transformers_write import HEAD, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -127,3 +128,72 @@ def _shaped(name: str, array: np.ndarray) -> np.ndarray:
             )
         return array.reshape(len(array), side, side, 3).transpose(0, 3, 1, 2)
     return array
+
+
+def fused(flat: Flat) -> Flat:
+    """The projections of the pooling in one array, as in torch.nn.MultiheadAttention."""
+    head = 'head.attention.'
+    rest = {n: a for n, a in flat.items() if not n.startswith(tuple(head + x + '.' for x in 'qkv'))}
+    for leaf in ('weight', 'bias'):
+        parts = [flat[f'{head}{letter}.{leaf}'] for letter in 'qkv']
+        rest[f'{head}in_proj_{leaf}'] = np.concatenate(parts)
+    return rest
+
+
+def _clip(flat: Flat, model: Fields) -> Flat:
+    """Without biases of the patches, which are part of their positions instead, and of the head.
+
+    Raises:
+      UserError: if the head has biases.
+    """
+    kept = dict(flat)
+    bias = kept.pop('patch_embed/bias')
+    table, kept['cls_token'] = flat['pos_embed'][0], flat['cls_token'].reshape(-1)
+    kept['pos_embed'] = table + np.pad(bias[None], ((1, len(table) - 2), (0, 0)), mode='edge')
+    if np.any(kept.pop('head/bias', 0)):
+        raise UserError('the projection of a CLIP has no biases, this head has: write an .npz file')
+    return kept
+
+
+def _clip_classifier(flat: Flat, model: Fields) -> Flat:
+    """With a head that has biases, and a norm that it does not use."""
+    ones, zeros = np.ones(model['width'], np.float32), np.zeros(model['width'], np.float32)
+    norm = {'encoder/norm/scale': ones, 'encoder/norm/bias': zeros}
+    head = {name: array for name, array in flat.items() if name.startswith('head/')}
+    rest = {name: array for name, array in flat.items() if name not in head}
+    return {**head, **norm, **_clip(rest, model)}
+
+
+def _clip_classifier_config(model: Fields) -> dict[str, Any]:
+    keys = ('hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size')
+    more = ('hidden_act', 'layer_norm_eps', 'image_size', 'patch_size', 'num_channels')
+    return {'vision_config': {key: model[key] for key in (*keys, *more)}}
+
+
+def _siglip(flat: Flat, model: Fields) -> Flat:
+    return flat | {'pos_embed': flat['pos_embed'][0]}
+
+
+_PATCHED = {'norm_pre': 'True'}
+FORMS = (
+    Form(_CLIP, 'CLIPVisionModel', _PREFIX, _PATCHED, arrays=_clip),
+    Form(
+        _CLIP,
+        'CLIPVisionModelWithProjection',
+        _PREFIX,
+        {**HEAD, **_PATCHED},
+        config=lambda model: {'projection_dim': model['num_classes']},
+        arrays=_clip,
+    ),
+    Form(
+        _CLIP,
+        'CLIPForImageClassification',
+        _PREFIX,
+        {**HEAD, **_PATCHED, 'pool': 'patches', 'final_norm': 'False'},
+        (('classifier', 'head'),),
+        _clip_classifier_config,
+        _clip_classifier,
+        model_type='clip',
+    ),
+    Form(_SIGLIP, 'SiglipVisionModel', _PREFIX, {'pool': 'map'}, arrays=_siglip, named=fused),
+)

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.families import _transformers, transformers_vit
+from vit_jax.interop.families import _transformers
+from vit_jax.interop.families._transformers_write import (
+    POOLER,
+    REGISTERS,
+    Fields,
+    Form,
+    pooler,
+    with_rows,
+)
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -22,7 +30,7 @@ _HEADS = ('class_labels_classifier.', 'bbox_predictor.')
 _KIND = _transformers.Kind(
     'transformers YOLOS',
     ('yolos',),
-    ((_TOKENS, 'register_tokens'), *transformers_vit.TABLE),
+    ((_TOKENS, 'register_tokens'), *_transformers.VIT_TABLE),
     prefixes=('vit.',),
     unused=_HEADS,
     defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
@@ -55,3 +63,30 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if any(name.startswith(_HEADS) for name in flat):
         return imported.with_notes('the detection head is left out: a YOLOS is read as its ViT')
     return imported
+
+
+def _arrays(flat: Flat, model: Fields) -> Flat:
+    """With positions of zero for the registers, which come last."""
+    return with_rows(flat, flat['pos_embed'].shape[1], model['registers'])
+
+
+def _config(model: Fields) -> dict[str, Any]:
+    size = model['image_size']
+    return {
+        **pooler(model),
+        'image_size': size if isinstance(size, list) else [size, size],
+        'num_detection_tokens': model['registers'],
+        'use_mid_position_embeddings': False,
+    }
+
+
+FORMS = (
+    Form(
+        _KIND,
+        'YolosModel',
+        '',
+        {**POOLER, **REGISTERS},
+        config=_config,
+        arrays=_arrays,
+    ),
+)
