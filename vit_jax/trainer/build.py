@@ -194,35 +194,19 @@ def make_program(
     model, task = objects.model_and_task(config)
     step = defaults.arguments(config, 'step')
     for shape in shapes:
-        if shape.rows < task.least_rows:
-            raise UserError(
-                f'config.batch_size={config.batch_size}: must be at least {task.least_rows}, as '
-                f'{task.least_reason}'
-            )
-        sharding.check_batch(
-            layout,
-            config.batch_size,
-            rows=shape.rows,
-            accum_steps=step['accum_steps'],
-            multiple=task.multiple,
-            reason=task.multiple_reason,
-        )
-        if task.couples_rows and shape.rows < 2:
-            raise UserError(
-                f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
-                'compares the examples of a batch; give at least 2'
-            )
-    example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in shapes[-1].spec.items()}
+        _check_rows(config, task, layout, shape.rows, step['accum_steps'])
+    spec = shapes[-1].spec
+    example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
     # Compiled by itself, so that it is traced once, for the shapes here and in `init`.
     def run_once_of(model: Any) -> Callable:
         return jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
 
     def params_of(model: Any) -> Any:
-        return abstract_variables(run_once_of(model), task, shapes[-1].spec)['params']
+        return abstract_variables(run_once_of(model), task, spec)['params']
 
     run_once = run_once_of(model)
-    params = abstract_variables(run_once, task, shapes[-1].spec)['params']
+    params = abstract_variables(run_once, task, spec)['params']
     factors = parametrization.of_config(config, model, params, params_of)
     tx, lr = optim.make(
         params,
@@ -263,3 +247,27 @@ def make_program(
         max_skips=step['max_skips'],
     )
     return program, lr
+
+
+def _check_rows(
+    config: ConfigDict, task: Any, layout: sharding.Layout, rows: int, accum_steps: int
+) -> None:
+    """Check that a batch of so many rows suits the task and can be divided; else UserError."""
+    if rows < task.least_rows:
+        raise UserError(
+            f'config.batch_size={config.batch_size}: must be at least {task.least_rows}, as '
+            f'{task.least_reason}'
+        )
+    sharding.check_batch(
+        layout,
+        config.batch_size,
+        rows=rows,
+        accum_steps=accum_steps,
+        multiple=task.multiple,
+        reason=task.multiple_reason,
+    )
+    if task.couples_rows and rows < 2:
+        raise UserError(
+            f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
+            'compares the examples of a batch; give at least 2'
+        )
