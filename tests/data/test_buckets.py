@@ -353,7 +353,7 @@ def test_bounds_grow(bounds):
     [
         ({'batch_size': 127}, 'batch_size=127: with buckets it counts tokens, and 8 rows of 16'),
         ({'seed': -1}, 'seed=-1'),
-        ({'process_count': 3}, 'divide among the 3 processes'),
+        ({'process_count': 3}, 'divide into the 3 equal parts'),
     ],
 )
 def test_mistakes(options, message):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from helpers import loading
 
-from vit_jax.data.batches import kinds_of_checkpoint
+from vit_jax.data.batches import Process, kinds_of_checkpoint
+from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
@@ -152,6 +153,34 @@ def test_processes_together_see_the_global_batch(processes):
     assert_equal(together, train(source, 5))
 
 
+def test_a_process_with_several_parts_makes_the_rows_of_each():
+    data = loading.open_as_dataset(numbered(29), AUGMENTED, batch_size=8, seed=3, multiple=8)
+    own = Dataset(data.plan, Process((0, 3), 4), data.loading)
+    for of in (lambda data: take(5, data.train_batches()), lambda data: list(data.eval_batches())):
+        expected = [{key: x[[0, 1, 6, 7]] for key, x in batch.items()} for batch in of(data)]
+        assert_equal(of(own), expected)
+    assert own.count(take(1, own.train_batches())[0]) == {'images': 8}
+
+
+@pytest.mark.parametrize(
+    ('shards', 'count', 'expected'),
+    [
+        ((0,), 1, Process()),
+        (range(8), 8, Process()),
+        ((4, 5, 6, 7), 8, Process((1,), 2)),
+        ((2, 3), 6, Process((1,), 3)),
+        ((0, 1, 8, 9), 16, Process((0, 4), 8)),
+        ((0, 1, 6, 15), 16, Process((0, 1, 6, 15), 16)),
+        ((1, 2), 4, Process((1, 2), 4)),
+    ],
+)
+def test_shards_are_joined_where_they_lie_together(shards, count, expected):
+    found = Process.holding(shards, count)
+    assert found == expected
+    rows = [4 * shard + i for shard in shards for i in range(4)]
+    np.testing.assert_array_equal(found.rows(4 * count), rows)
+
+
 @pytest.mark.parametrize('options', [{'threads': 0}, {'threads': 5}, {'cache': True}])
 def test_how_it_is_read_does_not_show(options):
     assert_equal(train(numbered(30), 12, **options), train(numbered(30), 12))
@@ -251,7 +280,7 @@ def test_many_threads_give_the_generator_of_the_right_example():
     [
         ({'batch_size': 31}, '30 examples are fewer than batch_size=31'),
         ({'batch_size': 0}, 'batch_size=0: must be positive'),
-        ({'process_count': 3}, 'batch_size=8: must be positive and divide among the 3 processes'),
+        ({'process_count': 3}, 'batch_size=8: must be positive and divide into the 3 equal parts'),
         ({'seed': -1}, 'seed=-1'),
         ({'threads': -1}, 'threads=-1: must be 0 or more'),
         ({'workers': -2}, 'workers=-2: must be 0 or more'),

@@ -24,7 +24,7 @@ from vit_jax.data.dataset import open_dataset
 from vit_jax.trainer.evaluate import data_keywords
 
 GOLDEN = experiments.ROOT / 'tests' / 'golden' / 'batches.json'
-WHOLE, SECOND = Process(), Process(1, 2)
+WHOLE, SECOND = Process(), Process((1,), 2)
 SIZES = ((48, 64), (64, 48), (80, 80))
 SENTENCES = (
     'A man rides a bike.\tEin Mann fährt Rad.',
@@ -100,14 +100,16 @@ def written(parts):
         for process in (WHOLE, SECOND):
             taken = batches(keywords, process, training=part == 'train')
             names = ','.join(sorted(taken[0]))
-            found[f'{part} {process.index + 1}/{process.count}'] = f'{names} {digest(taken, names)}'
+            found[f'{part} {process.parts[0] + 1}/{process.count}'] = (
+                f'{names} {digest(taken, names)}'
+            )
     return found
 
 
 def check(expected, parts):
     for part, keywords in parts:
         for process in (WHOLE, SECOND):
-            names, sha = expected[f'{part} {process.index + 1}/{process.count}'].split()
+            names, sha = expected[f'{part} {process.parts[0] + 1}/{process.count}'].split()
             taken = batches(keywords, process, training=part == 'train')
             assert digest(taken, names) == sha, (part, process)
 

@@ -40,7 +40,7 @@ def open_as_dataset(
         multiple=math.lcm(multiple, process_count),
         **options,
     )
-    process = Process(process_index, process_count)
+    process = Process((process_index,), process_count)
     return Dataset(made, process, Loading(workers, threads, stall_seconds))
 
 

@@ -1,5 +1,6 @@
 """Slices of TPUs in the mesh, emulated on CPU devices: what is on which, and what crosses."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import toys
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import step as step_lib
@@ -38,6 +40,34 @@ def test_devices_of_one_slice_are_divided_in_their_order():
     grid = mesh.make_mesh(jax.devices()[:8], fsdp=2, tensor=2, slices=2)
     assert dict(grid.shape) == {'slice': 2, 'data': 1, 'fsdp': 2, 'tensor': 2}
     assert [d.id for d in grid.devices[1].flat] == [d.id for d in jax.devices()[4:8]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    id: int
+    process_index: int
+
+
+@pytest.mark.parametrize(
+    ('grid', 'expected'),
+    [
+        # As mesh_utils arranges the four hosts of v5e:4x4.
+        (
+            [[p] for p in (0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0)],
+            {0: (0, 1, 6, 15), 1: (2, 3, 4, 5), 2: (7, 12, 13, 14), 3: (8, 9, 10, 11)},
+        ),
+        ([[0], [0], [1], [1]], {0: (0, 1), 1: (2, 3)}),
+        ([[1], [0]], {0: (1,), 1: (0,)}),
+        # Two hosts share the axis `tensor`.
+        ([[0, 0, 1, 1], [0, 0, 1, 1]], {0: (0, 1), 1: (0, 1)}),
+        ([[0, 1], [2, 3]], {0: (0,), 1: (0,), 2: (1,), 3: (1,)}),
+    ],
+)
+def test_processes_hold_the_shards_of_their_devices(grid, expected):
+    devices = [[Device(10 * i + j, p) for j, p in enumerate(row)] for i, row in enumerate(grid)]
+    places = np.array(devices, object).reshape(1, len(grid), 1, -1)
+    made = Mesh(places, mesh.AXES, axis_types=(AxisType.Auto,) * 4)
+    assert {p: placement.shards_of(made, len(grid), p) for p in expected} == expected
 
 
 @pytest.mark.parametrize(

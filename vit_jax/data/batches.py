@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.data.records import Record
 from vit_jax.errors import UserError
@@ -100,26 +101,38 @@ class Process:
     """One of the processes that share every global batch.
 
     Attributes:
-      index: of this process, from 0.
-      count: number of processes.
+      parts: numbers of the equal parts of a batch that it makes, from 0, ascending.
+      count: number of all parts.
     """
 
-    index: int = 0
+    parts: tuple[int, ...] = (0,)
     count: int = 1
 
-    def rows(self, batch_size: int) -> range:
+    @classmethod
+    def holding(cls, shards: Collection[int], count: int) -> Process:
+        """The process whose devices hold these of `count` shards of a batch, in lowest terms."""
+        for size in range(count, 0, -1):
+            parts = {shard // size for shard in shards}
+            if count % size == 0 and len(parts) * size == len(shards):
+                return cls(tuple(sorted(parts)), count // size)
+        raise ValueError(f'{shards} are not among {count} shards')
+
+    def rows(self, batch_size: int) -> Int[np.ndarray, ' rows']:
         """The rows of a global batch that this process makes.
 
         Raises:
-          UserError: if the processes cannot share the batch equally.
+          UserError: if the batch does not divide into the parts.
         """
         if batch_size < 1 or batch_size % self.count:
             raise UserError(
-                f'batch_size={batch_size}: must be positive and divide among the {self.count} '
-                'processes'
+                f'batch_size={batch_size}: must be positive and divide into the {self.count} equal '
+                'parts that processes share'
             )
-        each = batch_size // self.count
-        return range(self.index * each, (self.index + 1) * each)
+        return np.arange(batch_size).reshape(self.count, -1)[list(self.parts)].ravel()
+
+    def total(self, count: int) -> int:
+        """A count over a global batch, from that over this process's rows."""
+        return count * self.count // len(self.parts)
 
 
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask

@@ -122,7 +122,7 @@ class Dataset:
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
-        return {name: n * self._process.count for name, n in self.plan.tally(batch).items()}
+        return {name: self._process.total(n) for name, n in self.plan.tally(batch).items()}
 
     def facts(self) -> dict[str, Any]:
         """Facts of the data stored in checkpoints, so that a model can be used without the data."""

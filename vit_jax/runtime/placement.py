@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError
-from vit_jax.runtime.mesh import SLICE, WITHIN
+from vit_jax.runtime.mesh import BATCH, SLICE, WITHIN
 
 PyTree = Any
 Rule = tuple[str, tuple[str | None, ...]]
@@ -28,6 +28,17 @@ def check_rules(rules: Sequence[Rule]) -> None:
                 f'config.parallel.rules: {axis!r} is not an axis that parameters are split over; '
                 f'use one of {", ".join(WITHIN)}'
             )
+
+
+def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
+    """The shards of every batch, of `count`, that devices of a process hold, in ascending order.
+
+    Processes may interleave in the mesh, as on v5e:4x4. Those that split parameters over `tensor`
+    with each other hold the same shards.
+    """
+    held: Mapping[Any, Any] = NamedSharding(mesh, BATCH).devices_indices_map((count,))
+    own = {rows.start or 0 for device, (rows,) in held.items() if device.process_index == process}
+    return tuple(sorted(own))
 
 
 def leaf_spec(

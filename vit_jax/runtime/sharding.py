@@ -8,6 +8,7 @@ under one layout resumes under any other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,6 +44,11 @@ class Jit:
         """The number of parts into which the batch is split."""
         return math.prod(self.mesh.shape[name] for name in (SLICE, *ROWS))
 
+    @functools.cached_property
+    def shards_here(self) -> tuple[int, ...]:
+        """The parts of every batch that devices of this process hold."""
+        return placement.shards_of(self.mesh, self.num_shards, jax.process_index())
+
     @property
     def train_axis(self) -> str | None:
         """The axis over which a training step adds up gradients itself; None for one slice."""
@@ -75,9 +81,14 @@ class Jit:
         return jax.jit(init, out_shardings=out_shardings, compiler_options=options)(*placed)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """This process's rows as a global array over all devices."""
-        sharding = NamedSharding(self.mesh, BATCH)
-        return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
+        """This process's rows, those of `shards_here`, as a global array over all devices."""
+        sharding, here = NamedSharding(self.mesh, BATCH), len(self.shards_here)
+
+        def put(x: np.ndarray) -> jax.Array:
+            shape = (len(x) * self.num_shards // here, *x.shape[1:])
+            return jax.make_array_from_process_local_data(sharding, x, shape)
+
+        return jax.tree.map(put, batch)
 
     def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """The whole batch, the same in every process, on each device."""
@@ -157,6 +168,12 @@ class Pmap:
     @property
     def num_shards(self) -> int:
         return self.mesh.size
+
+    @property
+    def shards_here(self) -> tuple[int, ...]:
+        # pmap puts the devices of a process together, in the order of the processes.
+        first = jax.process_index() * len(self.devices)
+        return tuple(range(first, first + len(self.devices)))
 
     def shardings(self, abstract: PyTree) -> PyTree:
         return jax.tree.map(lambda _: NamedSharding(self.mesh, P()), abstract)

@@ -107,7 +107,7 @@ def open_data(
         **data_keywords(section, batch_size, **changes),
         seed=seed,
         multiple=layout.num_shards,
-        process=Process(jax.process_index(), jax.process_count()),
+        process=Process.holding(layout.shards_here, layout.num_shards),
     )
 
 

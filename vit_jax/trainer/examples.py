@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -74,12 +73,12 @@ class Examples:
 
     def _predict(self, steps: EvalSteps, variables: PyTree) -> list[Batch]:
         assert steps.predict is not None
-        process = Process(jax.process_index(), jax.process_count())
-        unit = math.lcm(steps.layout.num_shards, process.count)
+        layout = steps.layout
+        unit = layout.num_shards
         whole = self.sample.batch(-(-len(self.sample.examples) // unit) * unit)
-        mine = process.rows(len(whole['mask']))
-        batch = {name: array[mine.start : mine.stop] for name, array in whole.items()}
-        found, small = jax.device_get(steps.predict(variables, steps.layout.put_batch(batch)))
+        mine = Process.holding(layout.shards_here, unit).rows(len(whole['mask']))
+        batch = {name: array[mine] for name, array in whole.items()}
+        found, small = jax.device_get(steps.predict(variables, layout.put_batch(batch)))
         real = small['mask'] > 0
         rows = dict(zip(small['index'][real].tolist(), np.nonzero(real)[0].tolist(), strict=True))
         return [
