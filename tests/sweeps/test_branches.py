@@ -8,10 +8,11 @@ from helpers.digests import tree_digest
 from helpers.studies import make
 from optuna.trial import TrialState
 
+from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
-from vit_jax.sweeps import branches, claims, status, study, worker
+from vit_jax.sweeps import branches, claims, picture, status, study, worker
 from vit_jax.sweeps.space import Sweep
 from vit_jax.trainer import train
 
@@ -93,6 +94,23 @@ def test_a_worker_waits_for_the_trunk_of_another(
         assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
     assert capsys.readouterr().out.count('waits for trials of other workers') == 1
     assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
+
+
+@pytest.mark.parametrize(('cooldown', 'best'), [('0 steps', 1), ('2 steps', 0)])
+def test_a_trunk_that_has_not_cooled_down_is_not_the_best(
+    tmp_path, kept, fake_training, capsys, cooldown, best
+):
+    kept['0000'] = [4]
+    trunk = TRUNK | {'optim.schedule.cooldown': cooldown}
+    made = make(tmp_path, points=[trunk, BRANCH], overrides=COMMON)
+    fake_training(lambda config, step: 0.5 if config.branch.step else 0.9)
+    worker.work(made, limit=1)
+    if best:
+        assert main(['sweep', 'best', 'name', '--workdir', str(tmp_path)]) == 2
+        assert 'but trunks is complete' in capsys.readouterr().err
+    worker.work(made)
+    assert status.best(made).number == best
+    assert picture.plot(made, tmp_path / 'sweep.png').exists()
 
 
 def test_a_branch_of_a_failed_trunk_fails_and_both_are_queued_again(tmp_path, kept, monkeypatch):

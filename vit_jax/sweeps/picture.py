@@ -51,8 +51,7 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     separator = '\n' if columns == 1 else ' '
     title = f'{study.name}: {measured}{separator}of {tally}'
     figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    winner = status.best(study).number if complete else None
+    winner = status.best(study).number if status.candidates(study) else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     if courses:
         _courses(axes[0], trials, winner)

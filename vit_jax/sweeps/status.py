@@ -11,9 +11,10 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from vit_jax.errors import UserError
+from vit_jax.scaling import trunks
 from vit_jax.storage import lock
 from vit_jax.sweeps import asha, branches, space
-from vit_jax.sweeps.study import Study, state_name
+from vit_jax.sweeps.study import Study, run_number, state_name, vary
 
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -119,16 +120,28 @@ def number(what: Any) -> str:
 
 
 def best(study: Study) -> FrozenTrial:
-    """The trial with the best final value; the earlier of equal ones.
+    """The candidate with the best final value; the earlier of equal ones.
 
     Raises:
-      UserError: if none is complete.
+      UserError: without one.
     """
-    complete = study.trials(TrialState.COMPLETE)
-    if not complete:
-        raise UserError(f'no trial of the study {study.name!r} is complete')
+    found = candidates(study)
+    if not found:
+        but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
+        raise UserError(f'no trial of the study {study.name!r}{but} is complete')
     sign = -1 if study.sweep.direction == 'maximize' else 1
-    return min(complete, key=lambda trial: sign * trial.values[0])
+    return min(found, key=lambda trial: sign * trial.values[0])
+
+
+def candidates(study: Study) -> list[FrozenTrial]:
+    """The complete trials but trunks, whose learning rate has not fallen."""
+    branched = {branches.trunk_of(point) for point in study.sweep.points}
+    return [
+        trial
+        for trial in study.trials(TrialState.COMPLETE)
+        if run_number(trial) not in branched
+        or trunks.cools_down(vary(study.base, trial.params).to_dict())
+    ]
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
