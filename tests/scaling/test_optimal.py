@@ -152,6 +152,7 @@ def test_budgets_are_told_apart_where_runs_are_dense():
         ({'loss': '-2'}, 'line 4: left out, loss is -2'),
         ({'N': ''}, 'line 4: left out, it has no N'),
         ({'D': 'inf'}, 'line 4: left out, D is inf'),
+        ({'finished': '0'}, 'line 4: left out, it is not finished'),
     ],
 )
 def test_rows_that_are_no_points_are_left_out_by_name(spoil, note):

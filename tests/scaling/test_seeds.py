@@ -132,6 +132,8 @@ def test_copies_count_once_and_one_run_has_one_loss():
     curve = one([*rows, rows[2]])
     assert curve.seeds.counts.sum() == len(rows)
     assert curve.notes == ('1 row(s) are copies of another and count once',)
+    rows[2]['finished'] = '0'
+    assert one(rows).notes[0].startswith('1 row(s) are of runs that are not finished')
     with pytest.raises(
         UserError, match=r"lines 4 and 15: the run '2' has two values of loss at x=1000\.0"
     ):
@@ -218,3 +220,46 @@ def test_the_words_on_seeds():
         '3 runs at 2 points, 1 with several seeds, which differ by 2.8 % in y'
     )
     assert seeds.single(3).words == ''
+
+
+def at_equal_compute(sigma=0.002, sizes=3):
+    """Three budgets of some sizes, of which the smaller have three seeds."""
+    rng, rows = np.random.default_rng(0), []
+    for c in (1e18, 1e19, 1e20):
+        best = 1e8 * (c / 1e18) ** 0.5
+        for i, ratio in enumerate(np.geomspace(1 / 3, 3, sizes)):
+            y = 2 + 0.1 * np.log(ratio) ** 2 + 1e3 * c**-0.2
+            for draw in np.exp(sigma * rng.standard_normal(3 if i < 2 else 1)):
+                # Counted from rates, data differs a little between seeds of one setting.
+                n, d = best * ratio, c / 6 / best / ratio * rng.uniform(0.9999, 1.0001)
+                row = {'N': repr(float(n)), 'D': repr(float(d)), 'loss': repr(float(y * draw))}
+                rows.append(row | {'C': repr(c), 'setting': f'{c:g} {i}', 'run': str(len(rows))})
+    return rows
+
+
+def parabolas(rows, **ways):
+    (read,) = points.read(rows, points.Columns('N', None, 'C', 'loss'))
+    return optimal.analyze(read, optimal.Ways(**{'bootstrap': 0} | ways))
+
+
+def test_parabolas_weigh_means_by_their_runs():
+    rows = at_equal_compute(sizes=5)
+    found = parabolas(rows)
+    assert (len(found.points.y), found.points.seeds.counts.max()) == (15, 3)
+    first = [row for row in rows if row['C'] == repr(1e18)]
+    log_n, y = (np.array([float(row[name]) for row in first]) for name in ('N', 'loss'))
+    square, linear, _ = np.polyfit(np.log(log_n), y, 2)
+    assert np.log(found.parabolas.n[0]) == pytest.approx(-linear / (2 * square), abs=1e-3)
+
+
+def test_seeds_alone_give_parabolas_of_three_sizes_a_band():
+    law = parabolas(at_equal_compute(), bootstrap=40).summary['isoflop']
+    low, high = law['bands']['a']
+    assert low < law['a'] < high and abs(law['a'] - 0.5) < high - low < 0.05
+    alone = [row for row in at_equal_compute() if int(row['run']) % 7 in (0, 3, 6)]
+    assert parabolas(alone, bootstrap=40).summary['isoflop']['bands'] == {}
+
+
+def test_runs_of_one_setting_are_a_point_of_the_joint_law():
+    (read,) = points.read(at_equal_compute(), points.Columns('N', 'D', 'C', 'loss'))
+    assert len(read.y) == 9 and read.seeds.counts.sum() == 21

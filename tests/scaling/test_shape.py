@@ -81,11 +81,13 @@ def test_runs_off_the_rays_and_without_values_are_left_out():
     rows = runs()
     rows += [CENTER | {'width': 64.0, 'depth': 2.0, 't': 1e4, 'loss': 9.0, 'examples': 1.0}]
     rows += [dict(rows[3]) | {'loss': 'nan'}, dict(rows[3]) | {'loss': '', 'run': 'a'}]
+    rows += [dict(rows[3]) | {'finished': 0, 'run': 'b'}]
     found = star.read([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
-    assert len(found.notes) == 3
-    assert found.notes[0] == f'line {len(rows)}: left out, loss is nan'
+    assert len(found.notes) == 4
+    assert found.notes[0] == f'line {len(rows) - 1}: left out, loss is nan'
     assert found.notes[1] == 'a: left out, it has no loss'
-    assert found.notes[2].startswith('1 run(s) differ from the center in more than one dimension')
+    assert found.notes[2] == 'b: left out, it is not finished'
+    assert found.notes[3].startswith('1 run(s) differ from the center in more than one dimension')
     assert sum(len(ray.x) for ray in found.rays.values()) == len(runs()) + 30
 
 

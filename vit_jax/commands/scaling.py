@@ -129,14 +129,14 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import manifest, plots, runs, table
     from vit_jax.scaling import report as report_lib
-    from vit_jax.scaling.rows import read_csv
+    from vit_jax.scaling.rows import read_csv, unfinished
 
     options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write(folder / 'runs.csv', runs.to_csv(rows), '--output')
     read = read_csv(folder / 'runs.csv')
-    taken = [row for row in read if args.unfinished or row['finished'] == '1']
+    taken = [row for row in read if args.unfinished or not unfinished(row)]
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
     alike, others = runs.classifiers(taken, options.by)

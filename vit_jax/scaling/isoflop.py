@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from numpy.polynomial import Polynomial
 
 from vit_jax.scaling import fit
 
@@ -70,8 +71,13 @@ def _is_budget(n: np.ndarray, c: np.ndarray) -> bool:
     return bool(np.ptp(np.log(c)) <= SPREAD and sizes > 2)
 
 
-def parabolas(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[str]]:
+def parabolas(
+    n: np.ndarray, c: np.ndarray, y: np.ndarray, weights: np.ndarray
+) -> tuple[Optima, list[str]]:
     """Hoffmann et al. 2022, approach 2: the minimum over log N of a parabola through each budget.
+
+    Args:
+      n, c, y, weights: [M], those of the errors; all of runs.
 
     Returns:
       The optima, and a line for each budget without a minimum between its smallest and largest
@@ -80,7 +86,7 @@ def parabolas(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list
     found, notes = [], []
     for at in budgets(n, c):
         budget = float(np.exp(np.log(c[at]).mean()))
-        minimum = _vertex(np.log(n[at]), y[at])
+        minimum = _vertex(n[at], parabola(n[at], y[at], weights[at]))
         if minimum is None:
             notes.append(f'C = {budget:.3g}: no minimum between its smallest and largest N')
         else:
@@ -88,23 +94,25 @@ def parabolas(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list
     return _through(found), notes
 
 
-def fitted(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> np.ndarray:
+def parabola(n: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Polynomial:
+    """The parabola of y over log N, by least squares of weighted errors."""
+    return Polynomial.fit(np.log(n), y, 2, w=weights)
+
+
+def fitted(n: np.ndarray, c: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The parabolas at the points [M]; y itself where there is none."""
     values = y.copy()
     for at in budgets(n, c):
-        log_n = np.log(n[at])
-        values[at] = np.polyval(np.polyfit(log_n - log_n.mean(), y[at], 2), log_n - log_n.mean())
+        values[at] = parabola(n[at], y[at], weights[at])(np.log(n[at]))
     return values
 
 
-def _vertex(log_n: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    middle = log_n.mean()
-    square, linear, constant = np.polyfit(log_n - middle, y, 2)
-    if square <= 0:
+def _vertex(n: np.ndarray, curve: Polynomial) -> tuple[float, float] | None:
+    """Log N and y at the minimum; None without one between the sizes."""
+    if curve.deriv(2)(0) <= 0:
         return None
-    at = -linear / (2 * square)
-    inside = log_n.min() <= at + middle <= log_n.max()
-    return (at + middle, constant - linear**2 / (4 * square)) if inside else None
+    at = float(curve.deriv().roots()[0])
+    return (at, float(curve(at))) if np.log(n.min()) <= at <= np.log(n.max()) else None
 
 
 def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:

@@ -12,17 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import forms, isoflop
+from vit_jax.scaling import noise as noise_lib
 from vit_jax.scaling.points import Cost, Points
 
 BIAS = (
     'parabolas are biased even without noise, N* by 3 to 19 % on synthetic laws, where alpha and '
     'beta differ or the sizes do not lie around the optimum'
 )
+_QUANTILES = 1000  # of a Gaussian that is drawn from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ def analyze(points: Points, ways: Ways) -> Analysis:
     with threadpool_limits(1, user_api='blas'):
         joint, notes = _joint(seen, ways.bootstrap)
         level = _level(seen, joint, notes)
-        parabolas, more = isoflop.parabolas(seen.n, seen.c, level)
+        parabolas, more = isoflop.parabolas(seen.n, seen.c, level, seen.seeds.weights)
         frontier = isoflop.frontier(seen.n, seen.c, seen.y)
         notes += more + _missing(parabolas, frontier)
         summary = {
@@ -237,16 +240,27 @@ def _optima_summary(
 
 
 def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[isoflop.Optima]:
-    """Parabolas through themselves with their residuals drawn anew."""
-    center = isoflop.fitted(seen.n, seen.c, level)
-    residuals = np.log(level / center)
+    """Parabolas through themselves with new errors: of their residuals, or as seeds differ."""
     groups = isoflop.budgets(seen.n, seen.c)
-    free = sum(max(len(at) - 3, 0) for at in groups)
-    if not free:
+    free = sum(len(at) - 3 for at in groups)
+    if not groups:
         return []
-    inside = np.concatenate(groups)
-    pool = residuals[inside] * np.sqrt(len(inside) / free)
-    return _redrawn(center, pool, ways, lambda y: isoflop.parabolas(seen.n, seen.c, y)[0])
+    inside, counts = np.concatenate(groups), seen.seeds.counts
+    weights = np.sqrt(counts / counts[inside].mean())
+    center = isoflop.fitted(seen.n, seen.c, level, weights)
+    errors = (weights * np.log(level / center))[inside]
+    noise = noise_lib.pooled(errors, free, seen.seeds.take(inside))
+    if noise.measured:
+        pool = noise.deviation * stats.norm.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+    elif free:
+        pool = errors * np.sqrt(len(inside) / free)
+    else:
+        return []
+
+    def solve(y: np.ndarray) -> isoflop.Optima:
+        return isoflop.parabolas(seen.n, seen.c, y, weights)[0]
+
+    return _redrawn(center, pool, ways, solve, weights)
 
 
 def _frontier_replicates(
@@ -275,8 +289,10 @@ def _redrawn(
     pool: np.ndarray,
     ways: Ways,
     solve: Callable[[np.ndarray], isoflop.Optima],
+    weights: np.ndarray | float = 1.0,
 ) -> list[isoflop.Optima]:
     rng = np.random.default_rng(0)
     pool = pool - pool.mean()
-    drawn = [solve(center * np.exp(rng.choice(pool, len(center)))) for _ in range(ways.bootstrap)]
-    return [one for one in drawn if one.exponent is not None]
+    drawn = (rng.choice(pool, len(center)) / weights for _ in range(ways.bootstrap))
+    found = [solve(center * np.exp(errors)) for errors in drawn]
+    return [one for one in found if one.exponent is not None]

@@ -141,12 +141,11 @@ def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:
     if one.joint is not None:
         x = np.stack([n, points.cost.data(n, np.full(60, budget))], axis=1)
         axes.plot(n, one.joint.predict(x), color=color, linewidth=1.2)
-    middle = np.log(points.n[at]).mean()
-    parabola = np.polyfit(np.log(points.n[at]) - middle, points.y[at], 2)
-    axes.plot(n, np.polyval(parabola, np.log(n) - middle), '--', color=color, linewidth=0.9)
+    parabola = isoflop.parabola(points.n[at], points.y[at], points.seeds.weights[at])
+    axes.plot(n, parabola(np.log(n)), '--', color=color, linewidth=0.9)
     axes.annotate(
         f'C = {budget:.2g}',
-        (n[-1], float(np.polyval(parabola, np.log(n[-1]) - middle))),
+        (n[-1], float(parabola(np.log(n[-1])))),
         xytext=(6, -2),
         textcoords='offset points',
         fontsize=7.5,

@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import seeds as seeds_lib
-from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered
+from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered, unfinished, without_copies
 from vit_jax.scaling.seeds import Seeds
 
 COUNTED = {
@@ -116,32 +116,33 @@ def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
 
 
 def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> Points:
-    left_out, values = [], []
+    left_out, usable = [], []
     for numbered in group:
         if problem := _problem(numbered, columns):
             left_out.append(f'{numbered[1].get("run") or f"line {numbered[0]}"}: {problem}')
         else:
-            values.append([_value(numbered, *flag) for flag in columns.flags()])
-    names = [flag.strip('-') for _, flag in columns.flags()]
+            usable.append(numbered)
+    flags = columns.flags()
+    usable, copies = without_copies(usable, [column for column, _ in flags[:-1]], columns.y)
+    values = [[number(numbered, *flag) for flag in flags] for numbered in usable]
+    names = [flag.strip('-') for _, flag in flags]
     table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
     cost, notes = _cost(table, columns)
-    n, d, c, y = _complete(table, cost)
-    (n, d, c, y), seeds, more = _merged(n, d, c, y)
+    settings = [row.get(seeds_lib.SETTING, '') for _, row in usable]
+    (n, d, c, y), seeds, more = _merged(*_complete(table, cost), settings)
     order = np.lexsort((n, c))
-    found = Points(by, n, d, c, y, seeds, cost, tuple(left_out), tuple(notes + more))
+    found = Points(by, n, d, c, y, seeds, cost, tuple(left_out), (*copies, *notes, *more))
     return found.take(order)
-
-
-def _value(numbered: Numbered, column: str, flag: str) -> float:
-    return number(numbered, column, flag)
 
 
 def _problem(numbered: Numbered, columns: Columns) -> str:
     """The reason why a row is no point; empty if it is one."""
+    if unfinished(numbered[1]):
+        return 'left out, it is not finished'
     for column, flag in columns.flags():
         if not cell(numbered[1], column, flag):
             return f'left out, it has no {column.removeprefix("1-")}'
-        value = _value(numbered, column, flag)
+        value = number(numbered, column, flag)
         if not (np.isfinite(value) and value > 0):
             return f'left out, {column} is {value:g}, which is not positive and finite'
     return ''
@@ -176,32 +177,26 @@ def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...
 
 
 def _merged(
-    n: np.ndarray, d: np.ndarray, c: np.ndarray, y: np.ndarray
-) -> tuple[list[np.ndarray], Seeds, list[str]]:
-    """One point for each (N, D, C): the geometric mean of the losses of its rows.
+    n: np.ndarray, d: np.ndarray, c: np.ndarray, y: np.ndarray, settings: Sequence[str]
+) -> tuple[tuple[np.ndarray, ...], Seeds, list[str]]:
+    """One point for each setting, or (N, D, C) without one: geometric means over its rows.
 
     Returns:
       N, D, C and the loss of each point; the rows behind it; a line on rows that were merged.
     """
-    table = np.stack([n, d, c, y], axis=1)
-    different = table[np.sort(np.unique(table.round(12), axis=0, return_index=True)[1])]
-    notes = []
-    if copies := len(table) - len(different):
-        notes.append(f'{copies} row(s) are copies of another and count once')
-    _, first, which = np.unique(
-        different[:, :3].round(12), axis=0, return_index=True, return_inverse=True
-    )
-    log_y, seeds = seeds_lib.merge(np.log(different[:, 3]), which.reshape(-1))
+    x = np.stack([n, d, c], axis=1)
+    which = seeds_lib.places([name or tuple(at) for name, at in zip(settings, x, strict=True)])
+    log_y, seeds = seeds_lib.merge(np.log(y), which)
     if not seeds.several:
-        return list(different.T), seeds_lib.single(len(different)), notes
+        return (n, d, c, y), seeds, []
+    n, d, c = seeds_lib.centers(x, which).T
     at = int(np.argmax(seeds.counts))
-    n, d, c = different[first, :3].T
-    notes.append(
+    note = (
         f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {n[at]:.4g}, '
         f'D = {d[at]:.4g}: the mean of their log losses is weighted by their number; they differ '
         f'by {100 * seeds.noise:.2g} %'
     )
-    return [n, d, c, np.exp(log_y)], seeds, notes
+    return (n, d, c, np.exp(log_y)), seeds, [note]
 
 
 def conventions(columns: Columns) -> str:

@@ -53,7 +53,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
 def without_copies(
     group: Sequence[Numbered], x: Sequence[str], y: str
 ) -> tuple[list[Numbered], tuple[str, ...]]:
-    """The rows without exact copies of others, and a line on these if there are any.
+    """The rows without exact copies of others, and a line on these and one on unfinished runs.
 
     Args:
       group: rows that can be fitted.
@@ -78,8 +78,18 @@ def without_copies(
                 f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}'
             )
         kept.append((line, row))
-    copies = len(group) - len(kept)
-    return kept, (f'{copies} row(s) are copies of another and count once',) if copies else ()
+    counts = {
+        'are copies of another and count once': len(group) - len(kept),
+        'are of runs that are not finished, which may not have cooled down': sum(
+            unfinished(row) for _, row in kept
+        ),
+    }
+    return kept, tuple(f'{count} row(s) {words}' for words, count in counts.items() if count)
+
+
+def unfinished(row: Row) -> bool:
+    """Whether a row of `scaling collect` is one of a run that goes on, and has not cooled down."""
+    return row.get('finished') == '0'
 
 
 def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -101,8 +101,8 @@ def points(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.nda
     """
     if seed is None:
         settings = [row.get(SETTING) or f'line {line}' for line, row in group]
-        return _places(settings)
-    which = _places([tuple(values) for values in x])
+        return places(settings)
+    which = places([tuple(values) for values in x])
     seen: dict[tuple[int, str], int] = {}
     for (line, row), place in zip(group, which, strict=True):
         other = seen.setdefault((int(place), cell(row, seed, '--seed')), line)
@@ -114,6 +114,7 @@ def points(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.nda
     return which
 
 
-def _places(keys: Sequence[object]) -> np.ndarray:
+def places(keys: Sequence[object]) -> np.ndarray:
+    """The number [M] of each key, in the order in which they first appear."""
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], int)

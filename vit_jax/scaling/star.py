@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.scaling.rows import Row, cell, number
+from vit_jax.scaling.rows import Row, cell, number, unfinished
 
 LEAST = 8  # runs of a ray; its law has 7 parameters
 
@@ -93,7 +93,9 @@ def read(rows: Sequence[Row], columns: Columns) -> Star:
         name = row.get('run') or f'line {line}'
         empty = [column for column, flag in columns.flags if not cell(row, column, flag)]
         values = [number((line, row), *flag) for flag in columns.flags] if not empty else []
-        if empty:
+        if unfinished(row):
+            notes.append(f'{name}: left out, it is not finished')
+        elif empty:
             notes.append(f'{name}: left out, it has no {empty[0].removeprefix("1-")}')
         elif not (np.isfinite(values).all() and min(values) > 0):
             at = int(np.argmin([np.isfinite(v) and v > 0 for v in values]))
