@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align, writing
+from vit_jax.commands import _results
+from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import save_figure
-from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
     from vit_jax.scaling.optimal import Analysis
@@ -22,24 +20,14 @@ def optimal(argv: Sequence[str]) -> int:
     from vit_jax.scaling import holdout, points, rows
     from vit_jax.scaling import optimal as lib
 
-    if args.target is not None and not 0 < args.target < float('inf'):
-        raise UserError(f'--target {args.target:g}: must be positive')
-    if args.bootstrap < 0:
-        raise UserError(f'--bootstrap {args.bootstrap}: must be at least 0')
-    by = tuple(name.strip() for name in args.by.split(',') if name.strip())
-    columns = points.Columns(args.n, args.d, args.c, args.y, by)
+    _results.check(args)
+    columns = points.Columns(args.n, args.d, args.c, args.y, _results.names(args.by))
     factor = holdout.factor(args.holdout) if args.holdout else 0.0
     ways = lib.Ways(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [lib.analyze(one, ways) for one in curves if len(one.y)]
     lib.require_law(found)
-    text = json.dumps(_summary(found, columns), indent=2, allow_nan=False) + '\n'
-    if args.json == '-':
-        print(text, end='')
-    else:
-        if args.json:
-            _write(args.json, text)
-        _print(found, columns)
+    _results.show(_summary(found, columns), args.json, lambda: _print(found, columns))
     if args.output:
         from vit_jax.scaling import plots_optimal
 
@@ -58,18 +46,10 @@ def _parser() -> Parser:
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--target', type=float, metavar='C', help='a budget whose optimum is predicted')
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
-    add('--bootstrap', type=int, default=100, metavar='N', help='for the bands (default: 100)')
-    add('--json', nargs='?', const='-', metavar='FILE', help='print JSON, or write it besides')
+    _results.add_bootstrap_flag(parser)
+    _results.add_json_flag(parser)
     add('--output', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
     return parser
-
-
-def _write(path: str, text: str) -> None:
-    from vit_jax.storage.paths import write_text_atomic
-
-    with writing(path, '--json'):
-        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(pathlib.Path(path), text)
 
 
 def _summary(found: Sequence[Analysis], columns: Columns) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands import _results
 from vit_jax.commands._parser import Parser, align
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
@@ -53,10 +54,8 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.seeds < 0:
-        raise UserError(f'--seeds {args.seeds}: must be at least 0')
-    if args.target is not None and not 0 < args.target < float('inf'):
-        raise UserError(f'--target {args.target:g}: must be positive')
+    _results.require_count(args.seeds, '--seeds')
+    _results.require_positive(args.target, '--target')
     if not 0 < args.noise < 1:
         raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align, writing
+from vit_jax.commands import _results
+from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
@@ -26,11 +25,8 @@ def shape(argv: Sequence[str]) -> int:
     from vit_jax.scaling import rows, star
     from vit_jax.scaling import shape as lib
 
-    if args.target is not None and not 0 < args.target < float('inf'):
-        raise UserError(f'--target {args.target:g}: must be positive')
-    if args.bootstrap < 0:
-        raise UserError(f'--bootstrap {args.bootstrap}: must be at least 0')
-    names = tuple(name.strip() for name in args.shape.split(',') if name.strip())
+    _results.check(args)
+    names = _results.names(args.shape)
     table = rows.read_csv(args.csv)
     examples = args.examples if args.examples in table[0] else None
     columns = star.Columns(names, args.t, args.y, examples)
@@ -40,13 +36,7 @@ def shape(argv: Sequence[str]) -> int:
     if not shapes.laws:
         raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
     summary = _summary(found, shapes, args.target, start)
-    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
-    if args.json == '-':
-        print(text, end='')
-    else:
-        if args.json:
-            _write(args.json, text)
-        _print(summary)
+    _results.show(summary, args.json, lambda: _print(summary))
     if args.output:
         from vit_jax.scaling import plots_shape
 
@@ -65,8 +55,8 @@ def _parser() -> Parser:
     add('--examples', metavar='COL', default='examples_seen', help='for the length of training')
     add('--target', type=float, metavar='T', help='a budget whose optimal shape is predicted')
     add('--start', metavar='V,V@T', help='values of --shape that are optimal for T, to scale')
-    add('--bootstrap', type=int, default=100, metavar='N', help='for the bands (default: 100)')
-    add('--json', nargs='?', const='-', metavar='FILE', help='print JSON, or write it besides')
+    _results.add_bootstrap_flag(parser)
+    _results.add_json_flag(parser)
     add('--output', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
     return parser
 
@@ -121,14 +111,6 @@ def _summary(
 def _examples(found: Star, best: dict[str, float], target: float) -> float | None:
     cost = found.cost(best)
     return None if cost is None else target / cost
-
-
-def _write(path: str, text: str) -> None:
-    from vit_jax.storage.paths import write_text_atomic
-
-    with writing(path, '--json'):
-        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(pathlib.Path(path), text)
 
 
 def _print(summary: dict[str, Any]) -> None:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands import _results
 from vit_jax.commands._coordinates import coordinates
 from vit_jax.commands._coverage import coverage
 from vit_jax.commands._optimal import optimal
-from vit_jax.commands._parser import Parser, add_allow_flag, align, writing
+from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands._pictures import save_figure
 from vit_jax.commands._plan import plan
+from vit_jax.commands._results import names, write
 from vit_jax.commands._shape import shape
 from vit_jax.commands._study import study
 from vit_jax.errors import UserError, nearest
@@ -70,13 +72,7 @@ def fit(argv: Sequence[str]) -> int:
     """Fit one curve a group of a table, and measure how well it extrapolates."""
     parser = Parser('scaling fit', fit.__doc__)
     add_table_flags(parser)
-    parser.add_argument(
-        '--json',
-        nargs='?',
-        const='-',
-        metavar='FILE',
-        help='print JSON instead of the table, or write it to a file besides',
-    )
+    _results.add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.scaling import rows, table
 
@@ -85,13 +81,8 @@ def fit(argv: Sequence[str]) -> int:
     table.require_growth(points, options)
     curves = table.fit_curves(points, options)
     table.require_fit(curves)
-    text = json.dumps(table.summary(curves, options), indent=2, allow_nan=False) + '\n'
-    if args.json == '-':
-        print(text, end='')
-        return 0
-    if args.json:
-        write(args.json, text, '--json')
-    print_table(curves, options)
+    summary = table.summary(curves, options)
+    _results.show(summary, args.json, lambda: print_table(curves, options))
     return 0
 
 
@@ -109,8 +100,7 @@ def plot(argv: Sequence[str]) -> int:
 
     figures.check_format(args.output, '--output')
     options = read_options(args)
-    if args.target is not None and not 0 < args.target < float('inf'):
-        raise UserError(f'--target {args.target:g}: must be positive')
+    _results.require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)
     figure = plots.draw(curves, options, args.target)
     print(save_figure(figure, args.output, '--output'))
@@ -236,7 +226,7 @@ def add_fit_flags(
     add('--form', default='auto', help=f'{_FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
-    add('--bootstrap', type=int, default=100, metavar='N', help=f'for the bands{default}')
+    _results.add_bootstrap_flag(parser)
 
 
 def read_options(args: argparse.Namespace) -> FitOptions:
@@ -248,8 +238,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     from vit_jax.scaling import choice, forms, holdout, variants
     from vit_jax.scaling.table import FitOptions
 
-    if args.bootstrap < 0:
-        raise UserError(f'--bootstrap {args.bootstrap}: must be at least 0')
+    _results.require_count(args.bootstrap, '--bootstrap')
     against = names(args.against)
     share = holdout.share(args.holdout)
     if args.form != choice.AUTO:
@@ -267,25 +256,6 @@ def read_options(args: argparse.Namespace) -> FitOptions:
         bootstrap=args.bootstrap,
         seed=args.seed,
     )
-
-
-def names(text: str) -> tuple[str, ...]:
-    """'a,b' -> ('a', 'b')."""
-    return tuple(name.strip() for name in text.split(',') if name.strip())
-
-
-def write(path: str | pathlib.Path, text: str, flag: str) -> None:
-    """Writes a file, and makes its folder.
-
-    Raises:
-      UserError: if it cannot be written.
-    """
-    from vit_jax.storage.paths import write_text_atomic
-
-    path = pathlib.Path(path)
-    with writing(path, flag):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, text)
 
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:

@@ -129,7 +129,8 @@ def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> 
     table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
     cost, notes = _cost(table, columns)
     settings = [row.get(seeds_lib.SETTING, '') for _, row in usable]
-    (n, d, c, y), seeds, more = _merged(*_complete(table, cost), settings)
+    n, d, c, y = _complete(table, cost)
+    (n, d, c, y), seeds, more = _merged(n, d, c, y, settings)
     order = np.lexsort((n, c))
     found = Points(by, n, d, c, y, seeds, cost, tuple(left_out), (*copies, *notes, *more))
     return found.take(order)
