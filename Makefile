@@ -93,9 +93,10 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	TESTS_XLA=known $$run -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN); \
 	TESTS_XLA=default $$run -m 'parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 
-docs: .venv/.core  ## Write docs/config.md, the keys of a config, and the sizes that `list variants` shows
+docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows, and docs/models.md
 	.venv/bin/python -m vit_jax list keys > docs/config.md
 	.venv/bin/python -m vit_jax.profiling.count_variants
+	.venv/bin/python docs/site/models.py
 
 # With libtpu JAX looks for TPUs at every start, and complains where there are none.
 .venv-tpu/.done: pyproject.toml constraints.txt | .venv/bin/python

@@ -1,8 +1,10 @@
 """The web site builds without a warning, loads nothing from elsewhere, and works in a browser."""
 
 import functools
+import html
 import http.server
 import importlib.util
+import json
 import pathlib
 import re
 import shutil
@@ -13,7 +15,25 @@ import threading
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ('index', 'images', 'tpu', 'config', 'gallery')
+PHONE = 400  # pixels of its width
+# Shows every page in a frame of that width, and writes down how wide it is, and how many errors.
+PROBE = """<!DOCTYPE html><meta charset="utf-8"><pre id="found"></pre><script>
+const show = (page) => new Promise((done) => {
+  const frame = document.createElement('iframe');
+  frame.style = 'width: WIDTHpx; height: 800px; border: 0';
+  frame.src = page;
+  frame.onload = () => {
+    done([page, frame.contentDocument.documentElement.scrollWidth]);
+    frame.remove();
+  };
+  document.body.append(frame);
+});
+(async () => {
+  const rows = [];
+  for (const page of PAGES) rows.push(await show(page));
+  found.textContent = JSON.stringify(rows);
+})();
+</script>"""
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
 needs_sphinx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ('sphinx', 'myst_nb', 'sphinx_book_theme'))),
@@ -73,25 +93,56 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def browse(*words):
-    """Chromium's standard output and errors."""
-    flags = ['--headless=new', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=8000']
+def browse(*words, budget=8_000):
+    """Chromium's standard output and errors, after some milliseconds of the page's own time."""
+    flags = ['--headless=new', '--no-sandbox', '--disable-gpu', f'--virtual-time-budget={budget}']
     flags += [
         '--enable-logging=stderr',
         '--v=0',
         '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
     ]
-    return subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([BROWSER, *flags, *words], capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope='module')
+def shown(site, address):
+    """The width of every page on a phone, and what the browser has to say about them."""
+    pages = sorted(str(path.relative_to(site)) for path in site.rglob('*.html'))
+    pages = [page for page in pages if not page.startswith('_')]  # sources of the package
+    probe = PROBE.replace('WIDTH', str(PHONE)).replace('PAGES', json.dumps(pages))
+    (site / 'probe.html').write_text(probe)
+    done = browse('--dump-dom', f'{address}/probe.html', budget=1_000_000)
+    (site / 'probe.html').unlink()
+    rows = json.loads(html.unescape(re.search('<pre id="found">(.*?)</pre>', done.stdout)[1]))
+    assert [page for page, _ in rows] == pages
+    return dict(rows), done.stderr
 
 
 @needs_sphinx
 @pytest.mark.long
 @pytest.mark.skipif(BROWSER is None, reason='no chromium')
-@pytest.mark.parametrize('page', PAGES)
-def test_a_page_has_no_error_in_a_browser(address, page):
-    done = browse('--dump-dom', f'{address}/{page}.html')
-    assert '</html>' in done.stdout
-    assert not re.search(r'ERROR:CONSOLE|Uncaught|Failed to load|ERR_', done.stderr), done.stderr
+def test_no_page_has_an_error_in_a_browser(shown):
+    errors = shown[1]
+    assert not re.search(r'ERROR:CONSOLE|Uncaught|Failed to load|ERR_', errors), errors
+
+
+@needs_sphinx
+@pytest.mark.long
+@pytest.mark.skipif(BROWSER is None, reason='no chromium')
+def test_no_page_is_wider_than_a_phone(shown):
+    assert {page: width for page, width in shown[0].items() if width > PHONE} == {}
+
+
+@needs_sphinx
+@pytest.mark.long
+def test_each_card_leads_to_a_page_with_a_picture(site):
+    links = re.findall(
+        r'class="sd-stretched-link[^"]*" href="([^"#]+)', (site / 'index.html').read_text()
+    )
+    assert len(links) == len(set(links)) == 6
+    for link in links:
+        article = (site / link).read_text().partition('<article')[2].partition('</article>')[0]
+        assert '<img' in article and 'class="highlight' in article, link
 
 
 @needs_sphinx

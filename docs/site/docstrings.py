@@ -9,6 +9,7 @@ from docutils import core, utils
 
 _CODE = re.compile(r'(``[^`]+``|`[^`\n]+`)')
 _OUTPUT = re.compile(r'^  ([a-z]\w*(?:, [a-z]\w*)*): ')
+_ARRAY = 'jaxlib._jax.Array'  # in the shapes of jaxtyping
 # What every Linen module has beside its own fields.
 _OF_FLAX = re.compile(r',?\s*parent: [^=]*=\s*<[^>]*>,\s*name: str \| None = None')
 
@@ -30,12 +31,13 @@ def _escape(line: str) -> str:
     parts = _CODE.split(line)
     for i, part in enumerate(parts):
         if i % 2:
-            parts[i] = part if part.startswith('``') else f'`{part}`'
+            # Code ends before a sign, not before a letter.
+            end = '\\ ' if re.match(r'\w', parts[i + 1]) else ''
+            parts[i] = (part if part.startswith('``') else f'`{part}`') + end
         else:
             part = re.sub(r'(?<!^)[*|]', r'\\\g<0>', part)
             parts[i] = re.sub(r'(\w)_(?=\W|$)', r'\1\\_', part)
-    # Code ends before a sign, not before a letter.
-    return re.sub(r'(``[^`]+``)(?=\w)', r'\1\\ ', ''.join(parts))
+    return ''.join(parts)
 
 
 def _literal_blocks(lines: list[str]) -> list[str]:
@@ -81,5 +83,7 @@ def shorten(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """Leave the fields that Flax adds to every module out of its signature."""
-    return (signature and _OF_FLAX.sub('', signature)), returns
+    """Leave the fields that Flax adds to every module out, and give arrays their short name."""
+    texts = (signature and _OF_FLAX.sub('', signature), returns)
+    shown, result = (text and text.replace(_ARRAY, 'Array') for text in texts)
+    return shown, result

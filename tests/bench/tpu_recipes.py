@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from typing import Any
 
 import pages
 from ml_collections import ConfigDict
@@ -77,12 +78,17 @@ def row(recipe: str, slice_: str) -> list[str]:
         config = config_of(recipe, folder)
         (report, *_), run = preflight.preflight(config, topology.parse(slice_))
     rows = f'{config.batch_size:,}' + (' tokens' if config.data.get('buckets') else '')
-    cells = [f'`{recipe}`', slice_, rows, 'yes' if report.fits else '**no**']
-    cells += [f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}']
+    hours = f'{run.chip_hours:,.0f}' if report.fits else ''
+    return [f'`{recipe}`', slice_, rows, *needs(report, run), f'{run.steps:,}', hours]
+
+
+def needs(report: Any, run: Any) -> list[str]:
+    """Whether a compiled step fits; its memory, time, MFU and exchanges."""
+    memory = f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}'
     if not report.fits:
-        return [*cells, '', '', '', f'{run.steps:,}', '']
+        return ['**no**', memory, '', '', '']
     times = f'{1e3 * run.seconds:,.1f}', f'{report.mfu(report.bound):.0%}'
-    return [*cells, *times, f'{1e3 * report.link:.1f}', f'{run.steps:,}', f'{run.chip_hours:,.0f}']
+    return ['yes', memory, *times, f'{1e3 * report.link:.1f}']
 
 
 def main(words: list[str]) -> None:

@@ -31,26 +31,27 @@ def count(model: str, image_size: int) -> Iterator[Variant]:
     """Count every variant of a model on square images, `image_size` pixels a side."""
     module = importlib.import_module(f'{PACKAGE}.{model}')
     for shape in getattr(module, 'VARIANTS', ()):
-        name, keywords = _complete(module, shape)
-        yield _measure(model, name, module.Model, keywords, image_size)
+        yield measure(model, _complete(module, shape), image_size)
 
 
-def _complete(module: types.ModuleType, shape: str) -> tuple[str, dict[str, Any]]:
-    """The name and keywords of a shape; with the model's default patch if it names none."""
+def _complete(module: types.ModuleType, shape: str) -> str:
+    """The name of a shape; with the model's default patch if it names none."""
     try:
-        return shape, module.variant(shape)
+        module.variant(shape)
     except UserError:
-        name = f'{shape}/{module.Model.patch_size}'
-        return name, module.variant(name)
+        return f'{shape}/{module.Model.patch_size}'
+    return shape
 
 
-def _measure(model: str, name: str, cls: Any, keywords: dict[str, Any], image_size: int) -> Variant:
+def measure(model: str, name: str, image_size: int) -> Variant:
+    """Count the size of a model that its `variant` calls so."""
+    module = importlib.import_module(f'{PACKAGE}.{model}')
+    cls, keywords = module.Model, module.variant(name)
     fields = parameters(cls)
     sizes = {key: ASSUMED[key] for key in schema.LEFT_OPEN if key in fields}
     quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
-    module = cls(**sizes | quick | keywords)
     inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
-    variables, forward = flops.variables_and_flops(module, *inputs)
+    variables, forward = flops.variables_and_flops(cls(**sizes | quick | keywords), *inputs)
     count = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
     return Variant(model, name, count, forward / 2e9)
 

@@ -1,0 +1,212 @@
+"""The tables of docs/models.md, made from the package's own lists: part of `make docs`.
+
+Sizes are those of `list variants`, released files those of `list checkpoints`. What reads a model's
+files, and what it is compared with, is below, each with the test that compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vit_jax.config import catalogue
+from vit_jax.errors import modules
+from vit_jax.interop import families, released
+from vit_jax.profiling import count_variants, variants
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / 'docs' / 'models.md'
+TESTS = 'tests/interop/families'
+NAMED_SIZES = 4  # of a model, before the table leaves the rest to the next one
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What a model is compared with.
+
+    Attributes:
+      oracle: the code or computation that its outputs are compared with.
+      test: the file that compares.
+      within: the largest difference that the test accepts, as written there.
+      families: modules of `vit_jax.interop.families` that read it.
+    """
+
+    oracle: str
+    test: str
+    within: str
+    families: tuple[str, ...] = ()
+
+
+CHECKED = {
+    'bit_resnet': Checked("transformers' BiT", 'tests/models/test_bit_resnet.py', '5e-5', ('bit',)),
+    'colorizer': Checked('counts by hand', 'tests/models/test_colorizer.py', ''),
+    'coltran': Checked('sampling against teacher forcing', 'tests/models/test_coltran.py', '1e-5'),
+    'coltran_upsampler': Checked(
+        'each channel against all at once', 'tests/models/test_coltran_upsampler.py', '1e-5'
+    ),
+    'detr': Checked("transformers' DETR", 'tests/models/test_detr.py', '1e-5', ('detr',)),
+    'detr_panoptic': Checked(
+        "transformers' DETR", 'tests/models/test_detr_panoptic.py', '5e-5', ('detr',)
+    ),
+    'dinov2': Checked("the authors' losses", 'tests/tasks/test_dinov2.py', '1e-4'),
+    'hybrid': Checked(
+        "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
+    ),
+    'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('mae',)),
+    'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
+    'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
+    'seq2seq': Checked("transformers' and PyTorch's", 'tests/models/test_seq2seq.py', '1e-5'),
+    'siglip': Checked(
+        "transformers' SigLIP",
+        f'{TESTS}/test_transformers_siglip.py',
+        '1e-5',
+        ('transformers_siglip',),
+    ),
+    'siglip_naflex': Checked(
+        "transformers' SigLIP 2",
+        f'{TESTS}/test_transformers_siglip2.py',
+        '1e-5',
+        ('transformers_siglip2',),
+    ),
+    'swin': Checked(
+        "transformers' Swin",
+        f'{TESTS}/test_transformers_swin.py',
+        '1e-5',
+        ('timm_swin', 'transformers_swin'),
+    ),
+    'vit': Checked(
+        'the code of each [family](checkpoints.md#read)',
+        f'{TESTS}/test_transformers_forms.py',
+        '1e-5',
+        (
+            'timm_vit',
+            'transformers_beit',
+            'transformers_dinov2',
+            'transformers_dinov3',
+            'transformers_vision_tower',
+            'transformers_vit',
+            'transformers_yolos',
+            'vision_transformer',
+        ),
+    ),
+}
+
+
+def models() -> Iterator[list[str]]:
+    """A row for each model."""
+    yield ['model', 'what it is', 'sizes', 'read by', 'written for', 'compared with', 'within']
+    table = variants.read_table()
+    writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
+    for named in catalogue.modules_of(variants.PACKAGE):
+        names = [one.name for one in table[named.name]]
+        more = ['...'] if len(names) > NAMED_SIZES else []
+        forms = sorted({form for known in writers for name, form in known if name == named.name})
+        it = CHECKED[named.name]
+        yield [
+            f'`{named.name}`',
+            named.line.rstrip('.'),
+            ', '.join([*names[:NAMED_SIZES], *more]),
+            ', '.join(f'`{name}`' for name in it.families),
+            ', '.join('vision_transformer (.npz)' if f == 'npz' else f for f in forms),
+            f'{it.oracle} ([test](../{it.test}))',
+            it.within,
+        ]
+
+
+def sizes() -> Iterator[list[str]]:
+    """A row for each size that has a name, or that a released file has."""
+    yield ['model', 'size', 'parameters', 'GFLOPs', 'released', 'image sizes', 'best published']
+    files: dict[tuple[str, str], list[released.Released]] = {}
+    for one in released.table():
+        if one.model:
+            files.setdefault((one.model['name'], one.model['variant']), []).append(one)
+    for model, known in variants.read_table().items():
+        usual = importlib.import_module(f'{variants.PACKAGE}.{model}')
+        same = {repr(usual.variant(v.name)): v.name for v in known}
+        found: dict[str, list[released.Released]] = {v.name: [] for v in known}
+        for (name, size), rows in files.items():
+            if name == model:
+                size = same.get(repr(usual.variant(size)), size)
+                found.setdefault(size, []).extend(rows)
+        for size, rows in found.items():
+            v = next((v for v in known if v.name == size), None)
+            at = variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
+            yield _size(v or count_variants.measure(model, size, at), at, rows)
+
+
+def _size(size: variants.Variant, at: int, files: list[released.Released]) -> list[str]:
+    pixels = sorted({str(one.image_size) for one in files if one.image_size})
+    other = '' if at == variants.IMAGE_SIZE else f' at {at}'
+    return [
+        f'`{size.model}`',
+        size.name,
+        _millions(size.parameters),
+        f'{2 * size.gmacs:,.4g}{other}',
+        str(len(files) or ''),
+        ', '.join(pixels),
+        _best(files),
+    ]
+
+
+def _best(files: Iterable[released.Released]) -> str:
+    """The best accuracy and its source; of the checkpoints themselves if there is one."""
+    known = [one for one in files if one.accuracy is not None]
+    if not known:
+        return ''
+    best = max(known, key=lambda one: (one.metric == 'ImageNet', one.accuracy))
+    return f'[{best.accuracy:.1f}]({best.source}) {best.metric}'
+
+
+def sources() -> Iterator[list[str]]:
+    """A row for each page that describes released files."""
+    yield ['source', 'files', 'parameters', 'image sizes', 'trained on', 'best published']
+    groups: dict[str, list[released.Released]] = {}
+    for one in released.table():
+        groups.setdefault(one.source, []).append(one)
+    for source, files in groups.items():
+        counts = [one.parameters for one in files if one.parameters]
+        pixels = [one.image_size for one in files if one.image_size]
+        data = sorted({one.trained_on.split(',')[0] for one in files})
+        yield [
+            f'[{_title(source)}]({source})',
+            str(len(files)),
+            _range(map(_millions, sorted(counts))),
+            _range(map(str, sorted(pixels))),
+            ', '.join(data[:3]) + (', ...' if len(data) > 3 else ''),
+            _best(files),
+        ]
+
+
+def _title(source: str) -> str:
+    """`owner/name` of a repository, and the folder or file in it."""
+    parts = [part for part in urlsplit(source).path.split('/') if part]
+    return '/'.join(parts[:2]) + (f', {Path(parts[-1]).stem}' if len(parts) > 2 else '')
+
+
+def _millions(count: int) -> str:
+    return f'{count / 1e6:,.3g} M' if count < 1e9 else f'{count / 1e6:,.0f} M'
+
+
+def _range(values: Iterable[str]) -> str:
+    found = list(dict.fromkeys(values))
+    return ' to '.join(found[:1] + found[-1:] if len(found) > 1 else found)
+
+
+TABLES = {'models': models, 'sizes': sizes, 'sources': sources}
+
+
+def written(text: str, name: str) -> str:
+    """The page's text with one of its tables made anew."""
+    head, *body = TABLES[name]()
+    table = ''.join(f'| {" | ".join(row)} |\n' for row in (head, ['---'] * len(head), *body))
+    between = re.compile(rf'(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)', re.DOTALL)
+    return between.sub(lambda _: table, text)
+
+
+if __name__ == '__main__':
+    PAGE.write_text(functools.reduce(written, TABLES, PAGE.read_text()))

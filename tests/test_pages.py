@@ -1,0 +1,59 @@
+"""The pages of docs/ that lists of the package, or code on the page itself, stand behind."""
+
+import importlib.util
+import pathlib
+import re
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.errors import modules
+from vit_jax.interop import families
+from vit_jax.profiling import variants
+from vit_jax.tasks import classify
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope='module')
+def made():
+    """What makes docs/models.md."""
+    spec = importlib.util.spec_from_file_location('models', ROOT / 'docs' / 'site' / 'models.py')
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, 'models', module)  # for its dataclass
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    'name', ['models', 'sources', pytest.param('sizes', marks=[pytest.mark.slow, pytest.mark.long])]
+)
+def test_the_tables_of_models_are_those_of_the_lists(made, name):
+    text = made.PAGE.read_text()
+    assert made.written(text, name) == text, 'run `make docs`'
+
+
+def test_every_model_and_family_has_a_test_that_compares(made):
+    assert set(made.CHECKED) == set(modules(variants.PACKAGE))
+    for it in made.CHECKED.values():
+        assert it.within in (ROOT / it.test).read_text()
+    reading = {n for n in modules(families.__name__) if hasattr(families.find(n), 'matches')}
+    assert {name for it in made.CHECKED.values() for name in it.families} == reading
+
+
+def test_the_changed_loss_adds_a_term():
+    (code,) = re.findall(
+        r'```python\n(.*?)```', (ROOT / 'docs' / 'change.md').read_text(), re.DOTALL
+    )
+    names = {'__name__': 'my_lab.small_logits'}
+    exec('\n'.join(line.removeprefix('   ') for line in code.splitlines()), names)
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)), jnp.float32)
+    batch = {'label': jnp.arange(3), 'mask': jnp.array([1.0, 1.0, 0.0])}
+    found = names['Task']().loss({'logits': logits}, batch)
+    assert set(found) == {*classify.Task().loss({'logits': logits}, batch), 'z'}
+    z = np.log(np.exp(logits).sum(-1)) ** 2
+    np.testing.assert_allclose(found['z'].sum, z[:2].sum(), rtol=1e-5)
+    assert float(found['z'].count) == 2
