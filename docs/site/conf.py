@@ -63,6 +63,8 @@ html_theme_options = {
     'use_download_button': False,
     'use_fullscreen_button': False,
     'show_toc_level': 2,
+    # Each page lists its own section of the site; all sections on all pages took half of the build.
+    'collapse_navbar': True,
     'home_page_in_toc': False,
     'pygments_light_style': 'a11y-high-contrast-light',
     'pygments_dark_style': 'a11y-high-contrast-dark',
