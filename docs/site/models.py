@@ -22,7 +22,6 @@ from vit_jax.profiling import count_variants, variants
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'models.md'
 TESTS = 'tests/interop/families'
-NAMED_SIZES = 4  # of a model, before the table leaves the rest to the next one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +98,17 @@ CHECKED = {
 
 def models() -> Iterator[list[str]]:
     """A row for each model."""
-    yield ['model', 'what it is', 'sizes', 'read by', 'written for', 'compared with', 'within']
-    table = variants.read_table()
+    yield ['model', 'what it is', 'read by', 'written for', 'compared with']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
     for named in catalogue.modules_of(variants.PACKAGE):
-        names = [one.name for one in table[named.name]]
-        more = ['...'] if len(names) > NAMED_SIZES else []
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]
         yield [
             f'`{named.name}`',
             named.line.rstrip('.'),
-            ', '.join([*names[:NAMED_SIZES], *more]),
             ', '.join(f'`{name}`' for name in it.families),
-            ', '.join('vision_transformer (.npz)' if f == 'npz' else f for f in forms),
-            f'{it.oracle} ([test](../{it.test}))',
-            it.within,
+            ', '.join('.npz' if form == 'npz' else form for form in forms),
+            f'{it.oracle}{it.within and f", {it.within}"} ([test](../{it.test}))',
         ]
 
 
