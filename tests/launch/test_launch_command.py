@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from vit_jax import __main__ as cli
+from vit_jax.commands import rehearse
+from vit_jax.errors import UserError
+from vit_jax.trainer import rehearsal
 
 GS = '--workdir=gs://a'
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -63,6 +66,66 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
     assert cli.main(['launch', *words, *command]) == 0
     assert capsys.readouterr().out.startswith('jobs launch --yes --detach-run ')
     assert (tmp_path / 'task').read_text() == shown
+
+
+@pytest.mark.parametrize('dry', [[], ['--dry-run']])
+def test_a_rehearsal_comes_before_a_job(dry, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rehearsal.DryRun, 'rows', lambda self: iter(()))
+    monkeypatch.setenv('PATH', program(tmp_path, 'sbatch', f'touch {tmp_path}/submitted; echo 41'))
+    words = ['launch', 'slurm', '--rehearse', *dry, '--', *TRAIN, '--workdir', f'{tmp_path}/run']
+    assert cli.main([*words, '--config.data.split', 'trian']) == 1
+    shown = capsys.readouterr()
+    assert shown.out == '' and not (tmp_path / 'submitted').exists()
+    last = shown.err.splitlines()[-1]
+    assert 'the rehearsal failed, nothing was submitted: data trian: ' in last
+    assert "did you mean 'train'" in last
+
+    assert cli.main(words) == 0
+    shown = capsys.readouterr()
+    assert '12 of 1,437 records' in shown.err
+    assert shown.out.startswith('#!/bin/bash' if dry else 'submitted job 41')
+    assert (tmp_path / 'submitted').exists() == (not dry)
+    assert not (tmp_path / 'run.rehearsal').exists()
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'slices'),
+    [
+        (['sky', '--tpu', 'v5litepod-16'], 'v5litepod-16'),
+        (['tpu', '--tpu', 'v4-16', '--slices', '2', '--zone', 'us-a'], '2xv4-16'),
+        (['gke', '--tpu', 'v6e-16', '--image', 'image', '--preflight'], 'v6e-16'),
+    ],
+)
+@pytest.mark.parametrize('result', [rehearsal.OK, rehearsal.FAILED])
+def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypatch, capsys):
+    asked = []
+
+    def rehearsed(config, args):
+        asked.append((config.seed, args.workdir))
+        return [rehearsal.Row('data', rehearsal.OK, 0.0, 'read')]
+
+    def compiled(argv, args):
+        asked.append((args.config, args.topology))
+        return rehearsal.Row('preflight', result, 0.0, 'said the compiler')
+
+    monkeypatch.setattr(rehearse, 'tried', rehearsed)
+    monkeypatch.setattr(rehearse, 'preflight', compiled)
+    words = [*TRAIN[:3], '--config.seed=5', '--stop-at', '9', GS]
+    failed = result == rehearsal.FAILED
+    assert cli.main(['launch', *launcher, '--rehearse', '--dry-run', '--', *words]) == failed
+    assert asked == [(5, 'gs://a'), (TRAIN[2], slices)]
+    shown = capsys.readouterr()
+    assert bool(shown.out) == (not failed)
+    assert ('nothing was submitted: preflight: said the compiler' in shown.err) == failed
+
+
+def test_what_rehearses_a_command():
+    words = ['--config=a.py', '--config.x', '1', '--allow', 'my_lab', '--workdir', 'a']
+    assert rehearse.words_for(['train', *words, '--strict', '--stop-at', '3']) == words
+    words = ['sweep', 'create', 'a.py:small', '--study', 'a']
+    assert rehearse.words_for(words) == ['--sweep', 'a.py:small', '--workdir', 'runs/a']
+    with pytest.raises(UserError, match='works with `train` and `sweep create`'):
+        rehearse.words_for(['sweep', 'work', 'a'])
 
 
 @pytest.mark.parametrize(

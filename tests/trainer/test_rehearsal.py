@@ -96,16 +96,22 @@ def test_a_dry_run_ends_with_its_parent(tmp_path):
     asked = dry_run.Request({}, str(tmp_path / 'run'), str(tmp_path / 'facts.json'))
     request.write_text(json.dumps(asked._asdict()))
     words = [sys.executable, '-c', WAITING, str(request)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE)
-    process.stdin.close()
-    assert process.wait(60) == 1
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b'running\n'
+    process.communicate(timeout=60)  # closes its standard input
+    assert process.returncode == 1
 
 
 # The process with a run that takes an hour.
 WAITING = """
 import time
 from vit_jax.trainer import dry_run
-dry_run.act = lambda request: time.sleep(3600)
+
+def act(request):
+    print('running', flush=True)
+    time.sleep(3600)
+
+dry_run.act = act
 dry_run.main()
 """
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from ml_collections import ConfigDict
 
 from vit_jax.commands import _launch_flags as flags_of
-from vit_jax.commands import preflight, sweep, train
+from vit_jax.commands import preflight, rehearse, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import EXIT_FAILED, UserError, nearest
 from vit_jax.launch.command import extras_of, require_installed
 
 
@@ -50,6 +50,9 @@ def parser(launcher: str) -> Parser:
         help='of a job that failed; 3 by default',
     )
     made.add_argument('--dry-run', action='store_true', help='print what would be submitted')
+    made.add_argument(
+        '--rehearse', action='store_true', help='first try here what the run needs, see rehearse'
+    )
     getattr(flags_of, launcher)(made)
     return made
 
@@ -115,6 +118,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
         python=sys.executable,
     )
     script = slurm.script(job)
+    _rehearse(args, command)
     print(script if args.dry_run else f'submitted job {submit.slurm(script)}\n', end='')
     return 0
 
@@ -128,7 +132,6 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
             f'launch sky: --slices {args.slices}: SkyPilot rents one slice a job; launch tpu and '
             'launch gke take several'
         )
-    _preflight(args, command)
     name = args.job_name or f'vit-jax-{command[0]}'
     task = sky.text(
         sky.SkyJob(
@@ -148,6 +151,7 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         raise UserError(
             'launch sky copies the current folder: run it in the root of the repository'
         )
+    _try_slice(args, command)
     print(task if args.dry_run else submit.sky(name, task), end='')
     return 0
 
@@ -173,7 +177,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         options=args.gcloud,
     )
     tpu.check(job)
-    _preflight(args, command)
+    _try_slice(args, command)
     if args.dry_run:
         print(tpu.text(job), end='')
         return 0
@@ -203,9 +207,40 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
             mounts=dict(args.mount),
         )
     )
-    _preflight(args, command)
+    _try_slice(args, command)
     print(manifest if args.dry_run else submit.kubernetes(manifest), end='')
     return 0
+
+
+class RehearsalFailed(UserError):
+    """A run that would fail was not launched."""
+
+    exit_code = EXIT_FAILED
+
+
+def _rehearse(args: argparse.Namespace, command: Sequence[str], topology: str = '') -> None:
+    """Rehearse the command if asked; the report goes to standard error.
+
+    Raises:
+      RehearsalFailed: if something does not work.
+      UserError: for a command that cannot be rehearsed.
+    """
+    if not args.rehearse:
+        return
+    words = rehearse.words_for(command)
+    with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
+        failed = rehearse.failures([*words, *(['--topology', topology] if topology else [])])
+    if failed:
+        reasons = '; '.join(f'{row.name}: {row.note}' for row in failed)
+        raise RehearsalFailed(f'launch: the rehearsal failed, nothing was submitted: {reasons}')
+
+
+def _try_slice(args: argparse.Namespace, command: Sequence[str]) -> None:
+    """Rehearse the command and compile its step for the slices, as far as asked."""
+    if args.rehearse:
+        _rehearse(args, command, f'{args.slices}x{args.tpu}' if args.slices > 1 else args.tpu)
+    else:
+        _preflight(args, command)
 
 
 def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:

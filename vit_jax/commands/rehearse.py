@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.commands import sweep
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands._preflight_table import status
 from vit_jax.commands.train import run_folder_name
@@ -18,6 +19,11 @@ from vit_jax.errors import EXIT_FAILED, UserError
 
 def main(argv: Sequence[str]) -> int:
     """Prints a table, or JSON, of what was tried; 1 if something does not work."""
+    return EXIT_FAILED if failures(argv) else 0
+
+
+def failures(argv: Sequence[str]) -> list[Any]:
+    """Print a table, or JSON, of what was tried, and return the rows of what does not work."""
     parser = make_parser()
     args, config = config_lib.parse_config_args(parser, argv)
     if (config is None) == (args.sweep is None):
@@ -38,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             print_row(rows[-1])
     if args.json:
         print(json.dumps([row._asdict() for row in rows]))
-    return EXIT_FAILED if any(row.result == 'failed' for row in rows) else 0
+    return [row for row in rows if row.result == 'failed']
 
 
 def make_parser() -> Parser:
@@ -111,7 +117,27 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
 
 def preflight_words(argv: Sequence[str]) -> Iterable[str]:
     """The flags that `preflight` has too, and those of the config."""
-    kept = ('--config', '--sweep', '--topology', '--price')
+    return _kept(argv, ('--config', '--sweep', '--topology', '--price'))
+
+
+def words_for(command: Sequence[str]) -> list[str]:
+    """The flags that rehearse a command of `launch`.
+
+    Raises:
+      UserError: for a command whose config is not known here.
+    """
+    if command[0] == 'train':
+        return list(_kept(command[1:], ('--config', '--workdir', '--allow')))
+    if tuple(command[:2]) == ('sweep', 'create'):
+        _, args = sweep.parse(command[1:])
+        return ['--sweep', args.file, '--workdir', args.workdir or f'runs/{args.study}']
+    raise UserError(
+        'launch: --rehearse works with `train` and `sweep create`; before other commands, see '
+        'vit_jax rehearse --help'
+    )
+
+
+def _kept(argv: Sequence[str], kept: Sequence[str]) -> Iterator[str]:
     words = iter(argv)
     for word in words:
         flag, equals, _ = word.partition('=')

@@ -73,8 +73,8 @@ class Evaluator(abc.ABC):
           data: to be evaluated.
 
         Returns:
-          Keys to replace in the entry of `config.evals`, such as `source` and `transforms`, which
-          None leaves to those of the training data's texts.
+          Keys to replace in the entry of `config.evals`, such as `source`; `transforms` are by
+          default those of texts in training.
 
         Raises:
           UserError: if the data do not suit the evaluator.

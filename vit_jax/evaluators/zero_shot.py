@@ -49,7 +49,8 @@ class Evaluator(base.Evaluator):
         """
         prompts = {'names': self._names(data.info), 'templates': self.templates}
         source = f'prompts:{json.dumps(prompts)}'
-        return {'source': source, 'split': 'all', 'classes': None, 'transforms': self.text}
+        transforms = {} if self.text is None else {'transforms': self.text}
+        return {'source': source, 'split': 'all', 'classes': None, **transforms}
 
     def names(self) -> tuple[str, ...]:
         return ('zero_shot_accuracy',)

@@ -180,9 +180,8 @@ def _open_eval(
     fit = open_once(section, split=section.fit) if evaluator.learns else None
     try:
         if (others := evaluator.fit_data(data)) is not None:
-            if others.get('transforms', '') is None:
-                others['transforms'] = of_texts_alone(config.data.get('transforms', ''))
-            fit = open_once(section, **others)
+            texts = of_texts_alone(config.data.get('transforms', ''))
+            fit = open_once(section, **{'transforms': texts} | others)
         evaluator.open(data, fit)
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''
