@@ -53,8 +53,8 @@ def text() -> str:
 
 def written(base: str, family: str) -> str:
     """Whether the tests write the family for its code base, and if not as itself, as which one."""
-    if base != 'transformers':
-        return 'no'
+    if base == 'timm':
+        return 'yes' if family in timm_forms.WRITTEN else 'no'
     families = {form.model: form.family for form in transformers_forms.FORMS}
     forms = [form for form in transformers_forms.FORMS if form.family == family]
     classes = [form.written or form.model for form in forms if form.written is not None]

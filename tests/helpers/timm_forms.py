@@ -53,6 +53,12 @@ FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('registers', 'vit_wee_patch16_reg1_gap_256', {}),
     ('registers', 'vit_so150m_patch16_reg4_map_256', {}),
 )
+# Families that are also written for timm.
+WRITTEN = (
+    *('ViT', 'hybrids of R26 and R50', 'DeiT', 'DeiT, distilled', 'DeiT III', 'FlexiViT', 'SigLIP'),
+    *('CLIP', 'DINOv2', 'DINOv2 with registers', 'EVA', 'RADIO', 'InternViT', 'RMSNorm'),
+    'registers',
+)
 
 
 def parameters(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
@@ -111,6 +117,17 @@ def _asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         'shapes': shapes,
         'logits': logits[0].tolist(),
     }
+
+
+def loaded_logits(folder: Path, batch: np.ndarray) -> list[float]:
+    """The logits of a folder that timm reads, for one image."""
+    import timm
+    import torch
+
+    model = timm.create_model(f'local-dir:{folder}', pretrained=True).eval()
+    with torch.no_grad():
+        found: list[float] = model(torch.from_numpy(batch.transpose(0, 3, 1, 2).copy()))[0].tolist()
+    return found
 
 
 def text() -> str:

@@ -1,4 +1,4 @@
-"""Convert weights between this package, vision_transformer, big_vision and transformers."""
+"""Convert weights between this package, vision_transformer, big_vision, transformers and timm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         'dst',
         help='FILE.npz for vision_transformer and big_vision (the released naming for BiT); '
-        'FILE.safetensors or a new folder for transformers; FAMILY: in front for one of your own',
+        'FILE.safetensors or a new folder for transformers, timm_vit:FOLDER for timm; FAMILY: in '
+        'front for one of your own',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)

@@ -109,8 +109,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
 
     Args:
       imported: the model.
-      path: FILE.npz, or FILE.safetensors or a folder for transformers; a family may be named in
-        front of it, see `families`.
+      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm if that alone
+        has the model; a family may be named in front of it, such as `timm_vit:`, see `families`.
 
     Returns:
       A line for each property of the model that the files cannot represent.
@@ -120,7 +120,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     """
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
-    make = families.writer(imported.config.model.name, 'npz' if is_npz else 'transformers', family)
+    forms = ['npz'] if is_npz else ['transformers', 'timm']
+    make = families.writer(imported.config.model.name, forms, family)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*make(unrolled)), imported.transforms)

@@ -14,7 +14,8 @@ def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
     Raises:
       UserError: if there is a name for more than `num_classes` outputs.
     """
-    names = {int(i): str(name) for i, name in (config.get('id2label') or {}).items()}
+    listed = dict(enumerate(config.get('label_names') or ()))  # of timm
+    names = {int(i): str(name) for i, name in (config.get('id2label') or listed).items()}
     if not names or not num_classes:
         return ()
     if not 0 <= min(names) <= max(names) < num_classes:

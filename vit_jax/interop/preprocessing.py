@@ -136,6 +136,20 @@ def written(text: str) -> dict[str, Any]:
     return found
 
 
+def written_for_timm(text: str) -> dict[str, Any]:
+    """The same in the keys of timm's `pretrained_cfg`; empty if timm cannot do it."""
+    recipe = recipe_of(text)
+    if recipe is None:
+        return {}
+    told: dict[str, Any] = {'interpolation': recipe.method}
+    if isinstance(recipe.size, int):
+        if recipe.crop is None:  # images of any shape
+            return {}
+        return told | {'crop_pct': max(recipe.crop) / recipe.size, 'crop_mode': 'center'}
+    share = recipe.crop[0] / recipe.size[0] if recipe.crop else 1.0
+    return told | {'crop_pct': share, 'crop_mode': 'squash'}
+
+
 def method(config: Mapping[str, Any]) -> str:
     """The resampling of a preprocessor_config.json.
 

@@ -1,6 +1,8 @@
 """ViTs of timm of every form: their logits are those that timm computes."""
 
+import contextlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from helpers import timm_forms
 from helpers.transformers_vit import apply
 
 from vit_jax import interop
+from vit_jax.errors import UserError
 from vit_jax.interop import files
 
 GOLDEN = json.loads(timm_forms.GOLDEN.read_text())
@@ -25,6 +28,47 @@ def test_logits(name, tmp_path):
     logits = apply(imported.model, imported.params, timm_forms.images(size))['logits'][0]
     scale = np.abs(row['logits']).max()
     np.testing.assert_allclose(logits, row['logits'], atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(('family', 'name'), [form[:2] for form in timm_forms.FORMS])
+def test_what_is_written(family, name, tmp_path):
+    """The arrays are those of timm, without layer scale, and the model computes the same again."""
+    row = GOLDEN[name]
+    files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), row['config'])
+    imported, folder = interop.read(tmp_path), tmp_path / 'written'
+    if family not in timm_forms.WRITTEN:
+        with pytest.raises(UserError, match='no ViT is written for timm with '):
+            interop.write(imported, f'timm_vit:{folder}')
+        return
+    assert interop.write(imported, f'timm_vit:{folder}') == ()
+    arrays, _ = files.read_arrays(folder)
+    if family != 'EVA':  # which has its biases otherwise
+        names = {key for key in row['shapes'] if not re.search(r'\.ls\d\.', key)}
+        assert arrays.keys() == names
+        assert all(list(arrays[key].shape) == row['shapes'][key] for key in names - {'pos_embed'})
+    again = interop.read(folder)
+    size = row['config']['pretrained_cfg']['input_size'][1]
+    batch, scale = timm_forms.images(size), np.abs(row['logits']).max()
+    assert again.notes == () and again.image_size == (size, size)
+    assert again.transforms == imported.transforms
+    logits = apply(again.model, again.params, batch)['logits'][0]
+    np.testing.assert_allclose(logits, row['logits'], atol=1e-5 * scale, rtol=0)
+    with contextlib.suppress(ImportError):
+        assert timm_forms.loaded_logits(folder, batch) == pytest.approx(
+            row['logits'], abs=1e-5 * scale
+        )
+
+
+def test_numbers_that_timm_lacks_are_noted(tmp_path):
+    """And the names of classes are kept."""
+    row = GOLDEN['vit_tiny_patch16_224']
+    arguments = {**row['config']['model_args'], 'norm_layer': 'LayerNorm(eps=1e-3)'}
+    config = {**row['config'], 'model_args': arguments, 'label_names': ['cat', 'dog', 'horse']}
+    files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), config)
+    notes = interop.write(interop.read(tmp_path), f'timm_vit:{tmp_path / "written"}')
+    assert notes == ("timm's norms add 1e-06 to the variance, this model's 0.001",)
+    assert interop.read(tmp_path / 'written').class_names == ('cat', 'dog', 'horse')
 
 
 def test_the_stored_outputs_are_those_of_timm():

@@ -7,7 +7,7 @@ A family has two functions, and a table if it can write files for others:
 - `read(flat, extra) -> TrainedModel`: the model from the arrays by name, see `files.read_arrays`,
   and the parsed config.json (empty if there is none).
 - `WRITERS`: {(name of the model, form): function}, where a function makes `Written` from a
-  `TrainedModel`, and the form is 'npz' or 'transformers' (safetensors and config.json).
+  `TrainedModel`, and the form is 'npz', 'transformers' or 'timm' (safetensors and config.json).
 - `POSITIONS`: interpolation by which its code base resizes position embeddings, if it is not
   'bilinear'; see `ops.resize.grid`.
 
@@ -17,7 +17,8 @@ user's own family, by its dotted name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,11 @@ from vit_jax.interop.trained import TrainedModel, Written
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 
-FORMS = {'npz': 'an .npz file', 'transformers': '.safetensors for transformers'}
+FORMS = {
+    'npz': 'an .npz file',
+    'transformers': '.safetensors for transformers',
+    'timm': '.safetensors for timm',
+}
 
 
 def find(name: str) -> ModuleType:
@@ -69,26 +74,26 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
     return next(iter(found.values()))
 
 
-def writer(model: str, form: str, family: str = '') -> Callable[[TrainedModel], Written]:
+def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[TrainedModel], Written]:
     """The function that makes the contents of another code base's files.
 
     Args:
       model: its name in `config.model`.
-      form: one of FORMS.
+      forms: some of FORMS, the first of which that can be written is chosen.
       family: its name; if empty, the first in this folder that can write.
 
     Raises:
-      UserError: if no family writes this model in this form.
+      UserError: if no family writes this model in these forms.
     """
     names = [family] if family else modules(__name__)
     tables = [getattr(find(name), 'WRITERS', {}) for name in names]
-    for table in tables:
+    for form, table in itertools.product(forms, tables):
         if (model, form) in table:
             return table[model, form]
     others = sorted({FORMS[f] for table in tables for name, f in table if name == model})
     hint = f' ({", ".join(others)} is possible)' if others else ''
     raise UserError(
-        f'a {model!r} cannot be written as {FORMS[form]}{hint}: tried {", ".join(names)}'
+        f'a {model!r} cannot be written as {FORMS[forms[0]]}{hint}: tried {", ".join(names)}'
     )
 
 

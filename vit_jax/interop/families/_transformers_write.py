@@ -171,3 +171,11 @@ def pooler(model: Fields) -> dict[str, Any]:
     """The entries of config.json for a `representation_size`."""
     width = model['representation_size']
     return {'pooler_output_size': width, 'pooler_act': 'tanh'} if width else {}
+
+
+def without_patch_bias(flat: Flat) -> Flat:
+    """With the biases of the patches as part of their positions."""
+    kept = dict(flat)
+    bias, table = kept.pop('patch_embed/bias'), flat['pos_embed'].copy()
+    table[:, int('cls_token' in flat) :] += bias
+    return kept | {'pos_embed': table}

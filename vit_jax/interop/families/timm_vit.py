@@ -14,9 +14,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _timm_arguments, _timm_layout, _vit
+from vit_jax.interop.families import _timm_arguments, _timm_layout, _timm_write, _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 
 POSITIONS = 'antialiased'
 _SOURCE = 'timm ViT'
@@ -208,3 +208,11 @@ def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit
         and len(size) == 2
         and all(isinstance(x, int) for x in size)
     ]
+
+
+def write(trained: TrainedModel) -> Written:
+    """The files of a VisionTransformer of timm; see `_timm_write.write`."""
+    return _timm_write.write(trained, TABLE)
+
+
+WRITERS = {('vit', 'timm'): write, ('hybrid', 'timm'): write}

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names, torch_layout
 from vit_jax.interop.families import _transformers, _vit
-from vit_jax.interop.families._transformers_write import HEAD, Fields, Form
+from vit_jax.interop.families._transformers_write import HEAD, Fields, Form, without_patch_bias
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -146,10 +146,8 @@ def _clip(flat: Flat, model: Fields) -> Flat:
     Raises:
       UserError: if the head has biases.
     """
-    kept = dict(flat)
-    bias = kept.pop('patch_embed/bias')
-    table, kept['cls_token'] = flat['pos_embed'][0], flat['cls_token'].reshape(-1)
-    kept['pos_embed'] = table + np.pad(bias[None], ((1, len(table) - 2), (0, 0)), mode='edge')
+    kept = without_patch_bias(flat)
+    kept['pos_embed'], kept['cls_token'] = kept['pos_embed'][0], flat['cls_token'].reshape(-1)
     if np.any(kept.pop('head/bias', 0)):
         raise UserError('the projection of a CLIP has no biases, this head has: write an .npz file')
     return kept
