@@ -34,6 +34,15 @@ BLOCKS = (
     *(Step('detr-1344', by, 4, rate=0.1) for by in ('xla', 'pallas')),
     *(Step('vit-512', by, 16) for by in ('xla', 'pallas')),
     *(Step('vit-896', by, 4) for by in ('xla', 'pallas')),
+    *(
+        Step(f'axial-{lines}', by, 16)
+        for lines in ('row', 'column', 'causal')
+        for by in ('xla', 'pallas')
+    ),
+    *(Step('color', by, 128) for by in ('xla', 'pallas')),
+    *(Step('object', by, 4) for by in ('xla', 'pallas')),
+    *(Step('object-1344', by, 4) for by in ('xla', 'pallas')),
+    Step('map', 'xla', 128),
 )
 BLOCK_HEADINGS = (
     *('block', 'ms at least', 'GB moved', 'GB of temporaries'),

@@ -30,6 +30,8 @@ class Sizes(NamedTuple):
 
 # Of ViT-B/16, of the base Transformer with sentences of 64 tokens, of the encoder of DETR with an
 # image of 800 x 1088 pixels or, as after a hyphen, of so many squared; likewise of ViT-L/16.
+# `axial` are layers of ColTran with 64 lines of 64 pixels, `color` a block of the Colorizer's
+# queries, `object` a block of DETR's decoder, `map` SigLIP's pooling.
 BLOCKS = {
     'vit': Sizes(197, 768, 12, 3072),
     'encoder': Sizes(64, 512, 8, 2048),
@@ -38,6 +40,21 @@ BLOCKS = {
     'detr-1344': Sizes(1764, 256, 8, 2048),
     'vit-512': Sizes(1025, 1024, 16, 4096),
     'vit-896': Sizes(3137, 1024, 16, 4096),
+    'axial-row': Sizes(64, 512, 4, 512),
+    'axial-column': Sizes(64, 512, 4, 512),
+    'axial-causal': Sizes(64, 512, 4, 512),
+    'color': Sizes(196, 768, 12, 3072),
+    'object': Sizes(850, 256, 8, 2048),
+    'object-1344': Sizes(1764, 256, 8, 2048),
+    'map': Sizes(256, 768, 12, 3072),
+}
+OBJECTS = 100  # queries of `object`
+CROSS = ('decoder', 'axial-causal', 'color', 'object', 'object-1344')  # which have two inputs
+FIELDS = {
+    'decoder': {'causal': True},
+    'axial-row': {'axis': 'row'},
+    'axial-column': {'axis': 'column'},
+    'axial-causal': {'axis': 'row', 'causal': True},
 }
 # The block of ViT put together from the layers of flax, as big_vision's is.
 FLAX = 'flax'
@@ -129,9 +146,11 @@ def lower(dump: str, **fields: Any):
     device = topology.devices(step.slice)[0]
     tokens, width, *_ = BLOCKS[step.block]
     apply, init = _functions(step)
-    x = jax.ShapeDtypeStruct((step.batch, tokens, width), jnp.dtype(step.residual))
+    grid = (tokens, tokens) if step.kind == 'axial' else (tokens,)
+    x = jax.ShapeDtypeStruct((step.batch, *grid, width), jnp.dtype(step.residual))
     mask = jax.ShapeDtypeStruct((step.batch, 1, 1, tokens), jnp.bool_)
-    inputs = (x, x) if step.kind == 'decoder' else (x,)
+    first = x.update(shape=(step.batch, OBJECTS, width)) if step.kind == 'object' else x
+    inputs = (first, x) if step.block in CROSS else (first,)
 
     def train_step(params, inputs, mask, positions, seed, grad):
         key = jax.random.wrap_key_data(seed)
@@ -142,7 +161,8 @@ def lower(dump: str, **fields: Any):
 
     params = jax.eval_shape(init, jax.random.key(0), inputs, mask, x)
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    shapes = (params, inputs, mask, x, seed, x)
+    out = x.update(shape=(step.batch, width)) if step.kind == 'map' else first
+    shapes = (params, inputs, mask, x, seed, out)
     return jax.jit(train_step).lower(*compiler.placed(step.slice, shapes))
 
 
@@ -151,14 +171,19 @@ def _functions(step: Step):
     model = _flax_block(step) if step.attention == FLAX else _block(step)
 
     def arguments(inputs, mask, positions):
+        from vit_jax.nn.axial import Context
         from vit_jax.nn.encoder_decoder import Memory
 
-        if step.attention == FLAX:
+        if step.attention == FLAX or step.block in ('axial-row', 'axial-column'):
             return inputs
-        if step.kind == 'vit':
-            return *inputs, True
-        if step.kind == 'decoder':
+        if step.block == 'axial-causal':
+            return inputs[0], Context(inputs[1])
+        if step.kind in ('decoder', 'object'):
             return inputs[0], Memory(inputs[1], mask), True
+        if step.kind == 'color':
+            return *inputs, positions, True
+        if step.kind in ('vit', 'map'):
+            return *inputs, True
         return *inputs, mask, True, positions if step.kind == 'detr' else None
 
     def apply(params, inputs, mask, positions, key):
@@ -173,20 +198,23 @@ def _functions(step: Step):
 def _block(step: Step):
     import jax.numpy as jnp
 
+    from vit_jax.models.colorizer import CrossBlock
+    from vit_jax.nn.axial import AxialLayer
     from vit_jax.nn.blocks import Block
     from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock
+    from vit_jax.nn.pooling import MapHead
 
-    classes = {'vit': Block, 'decoder': DecoderBlock}
-    fields = {'causal': True} if step.kind == 'decoder' else {}
+    classes = {
+        **{'vit': Block, 'decoder': DecoderBlock, 'object': DecoderBlock},
+        **{'axial': AxialLayer, 'color': CrossBlock, 'map': MapHead},
+    }
     *_, heads, hidden = BLOCKS[step.block]
-    return classes.get(step.kind, EncoderBlock)(
-        heads,
-        hidden,
-        attention_dropout=step.rate,
-        dtype=jnp.bfloat16,
-        attention_by=step.attention,
-        **fields,
-    )
+    fields = {'dtype': jnp.bfloat16, 'attention_by': step.attention} | FIELDS.get(step.block, {})
+    if step.kind == 'map':
+        fields.pop('attention_by')
+    if step.rate:
+        fields['attention_dropout'] = step.rate
+    return classes.get(step.kind, EncoderBlock)(heads, hidden, **fields)
 
 
 def _flax_block(step: Step):

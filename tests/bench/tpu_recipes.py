@@ -30,6 +30,7 @@ WMT14 = 'translate/wmt14.py'
 RECIPES = (
     ('vit/imagenet2012.py:fast', 'v5e:2x4'),
     ('vit/imagenet2012.py:B/16,300ep,fast', 'v5e:4x4'),
+    ('vit/imagenet2012.py:naflex,B/16', 'v5e:4x4'),
     ('vit/imagenet2012_paper.py:fast', 'v4:2x2x2'),
     ('vit/imagenet21k.py:fast', 'v4:2x2x4'),
     ('vit/augreg.py:fast', 'v5e:4x4'),

@@ -5,15 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from helpers.pictures import drawn
 
+from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.nn import attention_check, attention_choice, window_check, window_kernel
 from vit_jax.nn.attention import WindowCall
 from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.axial import AxialAttention
 from vit_jax.nn.windows import WindowAttention
 from vit_jax.runtime import meanwhile, sharding, target
+from vit_jax.tasks.classify import Task
 
 REAL = functools.partial(window_kernel.window_attention, interpret=True)
 TPU = Devices('TPU v5 lite')
@@ -66,6 +71,74 @@ def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows
     monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
     found = results('pallas', layout, *shape, **fields)
     assert calls == [(windows, shape[3] and min(shape[:2]) > shape[2])]
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(np.abs(b).max(), 1))
+
+
+LAYOUTS = {
+    'one': {},
+    'pmap': {'strategy': 'pmap'},
+    'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 8},
+}
+ROWS = 16
+
+
+def trained(attention, layout_name):
+    """Parameters of a small Swin after a step."""
+    model = swin.Model(
+        num_classes=3,
+        **{'width': 16, 'depths': (2,), 'num_heads': (2,), 'window': 2, 'patch_size': 4},
+        attention=attention,
+    )
+    rng, tx = np.random.default_rng(0), optax.sgd(1.0)
+    images = rng.integers(0, 256, (ROWS, 16, 16, 3), np.uint8)
+    batch = {'image': images, 'label': np.arange(ROWS, dtype=np.int32) % 3}
+
+    def make():
+        params = drawn(model, jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32))
+        return step_lib.init_state({'params': params}, tx, seed=0, ema=False)
+
+    devices = jax.devices()[: 1 if layout_name == 'one' else 8]
+    layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
+    options = {'axis_name': layout.train_axis, 'add_up': layout.add_up}
+    train_step = step_lib.make_train_step(model, Task(), tx, **options)
+    step = layout.compile_train(train_step, jax.eval_shape(make))
+    state, _ = step(layout.create(make), layout.put_batch(batch))
+    return jax.tree.map(np.asarray, layout.to_global(state).params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('layout', 'rows'), [('slices', 2), pytest.param('pmap', 2, marks=pytest.mark.long)]
+)
+def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, rows):
+    expected = trained('xla', 'one')
+    assert not calls
+    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    found = trained('pallas', layout)
+    assert set(calls) == {((rows, 4, 4, 48), False), ((rows, 4, 4, 48), True)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('axis', 'causal'), [('row', True), ('column', False)])
+def test_lines_of_a_grid_are_windows(calls, axis, causal):
+    draw = np.random.default_rng(0).normal
+    x, context = (draw(size=(2, 3, 5, width)).astype(np.float32) for width in (16, 6))
+    make = functools.partial(AxialAttention, 2, axis, causal)
+    shapes = jax.eval_shape(make().init, jax.random.key(0), x, context)
+    params = jax.tree.map(lambda s: (0.5 * draw(size=s.shape)).astype(np.float32), shapes)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(attention, *inputs):
+        with runs_on(TPU):
+            out, pull = jax.vjp(make(attention=attention).apply, *inputs)
+        return out, pull(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+    expected = run('xla', params, x, context)
+    assert not calls
+    found = run('auto', params, x, context)
+    assert calls == [((2, 3, 5, 48) if axis == 'row' else (2, 5, 3, 48), False)]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(np.abs(b).max(), 1))
 

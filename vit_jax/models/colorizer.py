@@ -16,6 +16,7 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
 from vit_jax.nn import positions
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import GELUS, Block, Encoder, Mlp, dense
 from vit_jax.nn.multi_head import MultiHeadAttention
@@ -50,6 +51,7 @@ class Model(base.Model):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, softmax and logits stay float32.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions.
@@ -67,13 +69,15 @@ class Model(base.Model):
     gelu: str = 'tanh'
     norm_eps: float = 1e-6
     dtype: str = 'float32'
+    attention: str = 'auto'
 
-    weightless = ('dropout', 'gelu', 'norm_eps', 'dtype')
+    weightless = ('dropout', 'gelu', 'norm_eps', 'dtype', 'attention')
 
     def __post_init__(self) -> None:
         check_choice('posemb', self.posemb, POSEMBS)
         check_choice('gelu', self.gelu, GELUS)
         check_choice('dtype', self.dtype, DTYPES)
+        check_choice('attention', self.attention, ATTENTIONS)
         check_rate('dropout', self.dropout)
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.patch_out < 1 or self.patch_size % self.patch_out:
@@ -181,7 +185,8 @@ class Model(base.Model):
 
     def _of_blocks(self, dtype: Any) -> dict[str, Any]:
         same = ('num_heads', 'mlp_dim', 'dropout', 'gelu', 'norm_eps')
-        return {**{key: getattr(self, key) for key in same}, 'dtype': dtype}
+        named = {key: getattr(self, key) for key in same}
+        return {**named, 'dtype': dtype, 'attention_by': self.attention}
 
 
 class CrossBlock(nn.Module):
@@ -199,6 +204,7 @@ class CrossBlock(nn.Module):
     gelu: str = 'tanh'
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
+    attention_by: str = 'xla'
 
     @nn.compact
     def __call__(
@@ -209,7 +215,13 @@ class CrossBlock(nn.Module):
         train: bool = False,
     ) -> Float[Array, 'B Q D']:
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
-        cross = MultiHeadAttention(self.num_heads, ('q', 'kv'), dtype=self.dtype, name='cross')
+        cross = MultiHeadAttention(
+            self.num_heads,
+            ('q', 'kv'),
+            dtype=self.dtype,
+            attention=self.attention_by,
+            name='cross',
+        )
         y = cross(norm(x), tokens + places, tokens, train=train)
         x = x + Dropout(self.dropout)(y, train)
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')

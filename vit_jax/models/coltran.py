@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, UInt8
 from vit_jax.errors import check_choice, check_multiple
 from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
 from vit_jax.nn.axial_maps import axial_maps
@@ -61,6 +62,7 @@ class Model(base.Model):
       inner_depth: layers of causal row attention over the pixels to the left.
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
       UserError: if a field has no such value.
@@ -74,10 +76,12 @@ class Model(base.Model):
     inner_depth: int = 2
     norm_eps: float = 1e-3
     dtype: str = 'float32'
+    attention: str = 'auto'
 
-    weightless = ('norm_eps', 'dtype')
+    weightless = ('norm_eps', 'dtype', 'attention')
 
     def __post_init__(self) -> None:
+        check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, DTYPES)
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
@@ -85,7 +89,12 @@ class Model(base.Model):
     def setup(self) -> None:
         dtype = jnp.dtype(self.dtype)
         layer = functools.partial(
-            AxialLayer, self.num_heads, self.mlp_dim, norm_eps=self.norm_eps, dtype=dtype
+            AxialLayer,
+            self.num_heads,
+            self.mlp_dim,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+            attention_by=self.attention,
         )
         self.embed_grey = nn.Embed(GRAYS, self.width, dtype=dtype)
         self.encoder = AxialEncoder(self.encoder_depth, layer)

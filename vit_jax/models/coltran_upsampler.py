@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize, base
 from vit_jax.models.vit import DTYPES
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer
 from vit_jax.nn.axial_maps import axial_maps
@@ -35,6 +36,7 @@ class Model(base.Model):
       depth: pairs of row and column attention.
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
       UserError: if a field has no such value.
@@ -47,10 +49,12 @@ class Model(base.Model):
     depth: int = 4
     norm_eps: float = 1e-3
     dtype: str = 'float32'
+    attention: str = 'auto'
 
-    weightless = ('norm_eps', 'dtype')
+    weightless = ('norm_eps', 'dtype', 'attention')
 
     def __post_init__(self) -> None:
+        check_choice('attention', self.attention, ATTENTIONS)
         check_choice('dtype', self.dtype, DTYPES)
         if self.levels < 1 or BYTES % self.levels:
             raise UserError(f'levels must be a divisor of {BYTES}, not {self.levels}')
@@ -92,7 +96,12 @@ class Model(base.Model):
         x = jnp.moveaxis(x, 3, 1)
         grids = x.reshape(-1, *x.shape[2:])
         layer = functools.partial(
-            AxialLayer, self.num_heads, self.mlp_dim, norm_eps=self.norm_eps, dtype=dtype
+            AxialLayer,
+            self.num_heads,
+            self.mlp_dim,
+            norm_eps=self.norm_eps,
+            dtype=dtype,
+            attention_by=self.attention,
         )
         found = AxialEncoder(self.depth, layer, name='encoder')(grids)
         logits = dense(BYTES, name='head')(found)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError
 from vit_jax.nn import attention_check
@@ -122,6 +123,16 @@ def window_kernel(attention: str, call: WindowCall, obstacle: str = '') -> bool:
     return decide(attention, why, doubt)
 
 
+def may_take_kernel(layer: nn.Module) -> bool:
+    """Whether a layer with a field `attention` may use a kernel in the call that is traced.
+
+    XLA's attention creates the parameters, and alone computes weights that can be kept.
+    """
+    if layer.attention == 'xla' or layer.is_initializing():
+        return False
+    return not layer.is_mutable_collection('intermediates')
+
+
 def decide(attention: str, obstacle: str, doubt: str) -> bool:
     """Whether a layer takes a kernel against which there is an obstacle, a doubt, or neither.
 
@@ -151,6 +162,20 @@ def for_every_device(x: Array) -> Rows:
     """An array that is the same for all rows, with a first axis that is split over the devices."""
     devices = _devices.get()
     return jnp.broadcast_to(x, (devices.shards if devices else 1, *x.shape))
+
+
+def attend_in_windows(
+    qkv: Float[Array, 'B W N E'],
+    bias: Float[Array, 'H N N'],
+    regions: Int[Array, 'W N'] | None = None,
+) -> Float[Array, 'B W N D']:
+    """`window_kernel.window_attention` of the rows of each device."""
+    from vit_jax.nn.window_kernel import window_attention
+
+    def attend(qkv: Array, bias: Array) -> Array:
+        return window_attention(qkv, bias[0], regions)
+
+    return on_every_device(attend)(qkv, for_every_device(bias))
 
 
 def _mismatch(devices: Devices, rows: int) -> str:

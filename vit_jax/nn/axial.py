@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError
-from vit_jax.nn.attention import attend, attention_weights, causal_mask
+from vit_jax.nn.attention import WindowCall, attend, attention_weights, causal_mask
+from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.encoder_decoder import FeedForward
@@ -114,12 +115,18 @@ class AxialAttention(nn.Module):
       axis: 'row' for attention within rows, 'column' for attention within columns.
       causal: whether no place attends to those after it on its line.
       dtype: computation dtype; the softmax stays float32.
+      attention: implementation: 'xla'; 'pallas', the TPU kernel of windows, which takes lines for
+        windows; or 'auto', the kernel if it can be used.
+
+    Raises:
+      UserError: if 'pallas' is requested where the kernel cannot be used.
     """
 
     num_heads: int
     axis: str
     causal: bool = False
     dtype: Any = jnp.float32
+    attention: str = 'xla'
 
     def setup(self) -> None:
         self.qkv = Heads(self.num_heads, self.dtype)
@@ -135,10 +142,17 @@ class AxialAttention(nn.Module):
           x: the places.
           context: scales and shifts queries, keys and values; None for no conditioning.
         """
-        tokens = self._lines(x).shape[2]
-        query, *memory = self._project(x, context)
-        mask = causal_mask(tokens) if self.causal else None
-        return self._look(query, KeyValue(*memory), mask, self._bias(tokens))
+        projected = self._project(x, context)
+        shape = projected[0].shape
+        bias, mask = self._bias(shape[2]), causal_mask(shape[2]) if self.causal else None
+        call = WindowCall(shape, self.num_heads, jnp.dtype(self.dtype).name, shifted=False)
+        if may_take_kernel(self) and window_kernel(self.attention, call):
+            if mask is not None:
+                bias = jnp.where(mask[0], bias, jnp.finfo(bias.dtype).min)
+            found = attend_in_windows(jnp.concatenate(projected, axis=-1), bias)
+            return self._lines(self.out(self._heads(found)))
+        query, *memory = map(self._heads, projected)
+        return self._look(query, KeyValue(*memory), mask, bias)
 
     def step(
         self,
@@ -159,7 +173,7 @@ class AxialAttention(nn.Module):
         Returns:
           The causal result of `__call__` for these places, and `past` with them.
         """
-        query, *new = self._project(x, context)
+        query, *new = map(self._heads, self._project(x, context))
         memory = past.write(KeyValue(*new), position)
         tokens = past.key.shape[-2]
         bias = jax.lax.dynamic_slice_in_dim(self._bias(tokens), position, 1, axis=1)
@@ -171,17 +185,19 @@ class AxialAttention(nn.Module):
         return x if self.axis == 'row' else x.swapaxes(1, 2)
 
     def _project(self, x: Array, context: Array | None) -> list[Array]:
-        """Queries, keys and values in heads, [B L H N K]."""
+        """Queries, keys and values, [B L N D]."""
         x = self._lines(x)
-        heads = [part for part in self.qkv(x, x, x) if part is not None]
+        (qkv,) = (y for y in self.qkv(x, x, x, side_by_side=True) if y is not None)
+        parts = jnp.split(qkv, 3, axis=-1)
         if context is None:
-            return heads
-        context, scaled = self._lines(context), []
-        for name, part in zip('qkv', heads, strict=True):
-            whole = part.swapaxes(-3, -2).reshape(x.shape)
-            whole = self.scale_shift[name](whole, context)
-            scaled.append(whole.reshape(*x.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
-        return scaled
+            return parts
+        context = self._lines(context)
+        pairs = zip('qkv', parts, strict=True)
+        return [self.scale_shift[name](part, context) for name, part in pairs]
+
+    def _heads(self, x: Array) -> Array:
+        """[B L N D] in heads, [B L H N K]."""
+        return x.reshape(*x.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
 
     @nn.compact
     def _bias(self, tokens: int) -> Float[Array, 'H N N']:
@@ -220,6 +236,7 @@ class AxialLayer(nn.Module):
 
     Attributes:
       num_heads, axis, causal, dtype: of the attention.
+      attention_by: its `attention`.
       mlp_dim: hidden width of the feed-forward layer.
       norm_eps: added to the variance in layer norms.
     """
@@ -230,9 +247,12 @@ class AxialLayer(nn.Module):
     causal: bool = False
     norm_eps: float = 1e-3
     dtype: Any = jnp.float32
+    attention_by: str = 'xla'
 
     def setup(self) -> None:
-        self.attention = AxialAttention(self.num_heads, self.axis, self.causal, self.dtype)
+        self.attention = AxialAttention(
+            self.num_heads, self.axis, self.causal, self.dtype, self.attention_by
+        )
         self.mlp = FeedForward(self.mlp_dim, dtype=self.dtype)
         self.mlp_affine = ScaleShift(self.dtype)
         self.norms = [Norm(self.norm_eps, self.dtype) for _ in range(2)]

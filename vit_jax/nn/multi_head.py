@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
-from vit_jax.nn.attention_choice import kernel_block, on_every_device
+from vit_jax.nn.attention_choice import kernel_block, may_take_kernel, on_every_device
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.rotary import Rotary
@@ -250,9 +250,7 @@ class MultiHeadAttention(nn.Module):
 
     def _kernel_block(self, call: Call, mask: Array | None, bias: Array | None) -> int | None:
         """Queries of a program of the kernel, 0 for all; None if attention is XLA's."""
-        if self.attention == 'xla' or self.is_initializing():
-            return None
-        if self.is_mutable_collection('intermediates'):  # the weights are requested
+        if not may_take_kernel(self):
             return None
         obstacle = ''
         if bias is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from vit_jax.nn.attention import APART, WindowCall, attend, attention_weights
-from vit_jax.nn.attention_choice import for_every_device, on_every_device, window_kernel
+from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
 from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.recompute import ATTENDED, named
 from vit_jax.nn.relative_positions import relative_positions
@@ -199,7 +199,8 @@ class WindowAttention(nn.Module):
         merge = dense(heads, (features,), name='out')
         if self._takes_kernel(x.shape, windows, train):
             tokens = windows.cut_tokens(windows.place(x))
-            found = self._attend_in_kernel(project(tokens), windows)
+            regions = jnp.asarray(windows.regions()) if windows.shift else None
+            found = attend_in_windows(project(tokens), self._relative_bias(windows), regions)
             return windows.restore(windows.join_tokens(merge(named(ATTENDED, found))))
         qkv = project(windows.place(x))
         qkv = qkv.reshape(*qkv.shape[:-1], 3, *heads)
@@ -213,28 +214,13 @@ class WindowAttention(nn.Module):
         return merge(found.reshape(*found.shape[:-2], -1))
 
     def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
-        if self.attention == 'xla' or self.is_initializing():
-            return False
-        if self.is_mutable_collection('intermediates'):  # the weights are requested
+        if not may_take_kernel(self):
             return False
         obstacle = 'drops no weights in windows' if train and self.dropout else ''
         tokens = (shape[0], math.prod(windows.grid), windows.side**2, shape[-1])
         dtype = jnp.dtype(self.dtype).name
         call = WindowCall(tokens, self.num_heads, dtype, windows.shift > 0)
         return window_kernel(self.attention, call, obstacle)
-
-    def _attend_in_kernel(
-        self, qkv: Float[Array, 'B W N E'], windows: Windows
-    ) -> Float[Array, 'B W N D']:
-        from vit_jax.nn.window_kernel import window_attention
-
-        regions = jnp.asarray(windows.regions()) if windows.shift else None
-
-        def attend(qkv: Array, bias: Array) -> Array:
-            return window_attention(qkv, bias[0], regions)
-
-        bias = for_every_device(self._relative_bias(windows))
-        return on_every_device(attend)(qkv, bias)
 
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
         """The bias of relative positions."""
