@@ -33,6 +33,14 @@ NaFlex, arXiv:2502.14786, section 2.4.2: images keep their aspect ratio, and eve
 length of 64, 128, 196 or 256 patches for its batch. Otherwise the plain recipe with learned
 positions, and without mixup, which needs images of one size. No number is published for it. Not
 measured by this project yet.
+
+    python -m vit_jax train --config experiments/vit/imagenet2012.py:flexi,B/16 \
+        --workdir runs/flexi
+
+FlexiViT, arXiv:2212.08013: images of 240 pixels, and every step draws a size of 48 to 8 pixels for
+its patches, to which a kernel of 32 and 7 x 7 positions are resized. Otherwise as `naflex`, without
+the paper's teacher; evaluated with patches of 16 (`val`), 30 and 8 pixels. No number is published
+for it. Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -42,7 +50,16 @@ from vit_jax.config.precision import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'S/16,150ep', 'B/16,300ep,fast', 'vit5', 'vit5,B/16', 'naflex,B/16', ...)
+ARGS = (
+    'smoke',
+    'S/16,150ep',
+    'B/16,300ep,fast',
+    'vit5',
+    'vit5,B/16',
+    'naflex,B/16',
+    'flexi,B/16',
+    ...,
+)
 # Image size, epochs, learning rate and stochastic depth.
 VIT5 = {
     'S/16': (224, 800, 4e-3, 0.05),
@@ -50,10 +67,11 @@ VIT5 = {
     'L/16': (192, 400, 3e-3, 0.35),
 }
 NAFLEX = (64, 128, 196, 256)  # patches of a sequence
+FLEXI = (48, 40, 30, 24, 20, 16, 15, 12, 10, 8)  # sides of patches
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, epochs, `fast`, `vit5` or `naflex`, as `S/16,300ep`; or `smoke`."""
+    """`arg`: a ViT variant, epochs, `fast`, `vit5`, `naflex` or `flexi`, as `S/16,300ep`."""
     arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     vit5 = 'vit5' in (arg or '').split(',')
@@ -91,6 +109,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         as_vit5(config, name, epochs)
     if 'naflex' in (arg or '').split(','):
         as_naflex(config)
+    if 'flexi' in (arg or '').split(','):
+        as_flexi(config)
     return config
 
 
@@ -126,13 +146,30 @@ def as_naflex(config: ConfigDict) -> None:
         entry.update(transforms=fit, plan=plan.format(NAFLEX[-1:]))
 
 
+def as_flexi(config: ConfigDict) -> None:
+    """Change the model and the data to patches whose size each step draws."""
+
+    def plan(*sides: int) -> str:
+        return f'patches(patch_size={sides}, lengths={tuple((240 // n) ** 2 for n in sides)})'
+
+    config.model.update(name='naflex', posemb='learn', kernel_size=32, pos_grid=7)
+    config.task.mixup = 0.0
+    augment = "flip|randaugment(2, 10, variant='big_vision')"
+    config.data.update(transforms=f'inception_crop_tf(240)|{augment}', plan=plan(*FLEXI))
+    for entry in config.evals.values():
+        entry.update(transforms='resize_small_tf(274)|central_crop(240)')
+        entry.plan = plan(config.model.patch_size)
+    for side in (30, 8):
+        config.evals[f'val_{side}'] = dict(config.evals.val, plan=plan(side))
+
+
 def parse(arg: str | None) -> tuple[str, int | None]:
     """`'B/16,150ep'` as ('B/16', 150); S/16 and None where they are left out."""
     name, epochs = 'S/16', '0'
     for part in filter(None, (arg or '').split(',')):
         if part.endswith('ep'):
             epochs = part.removesuffix('ep')
-        elif part not in ('vit5', 'naflex'):
+        elif part not in ('vit5', 'naflex', 'flexi'):
             name = part
     if not epochs.isdecimal():
         raise UserError(f'imagenet2012.py:{arg}: write the epochs as in S/16,300ep')

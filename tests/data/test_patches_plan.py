@@ -86,6 +86,21 @@ def test_rows_hold_their_images_and_zeros():
             assert batch['label'][i] == source[index]['label']
 
 
+def test_batches_draw_the_size_of_their_patches():
+    """As FlexiViT's, of images of one size, which are cut without resizing."""
+    images = {'source': 'digits:24-24', 'plan': 'patches(patch_size=(12, 4), lengths=(4, 36))'}
+    data, source = opened(**images), open_source('digits:24-24', 'train[:40]')
+    assert [shape.spec['patches'].shape for shape in data.shapes] == [(4, 144), (36, 16)]
+    found = taken(data, 8)
+    assert {batch['patches'].shape[1:] for batch in found} == {(4, 144), (36, 16)}
+    for batch in found:
+        shown = [joined(*row) for row in zip(batch['patches'], batch['grid'], strict=True)]
+        np.testing.assert_array_equal(shown, [source[i]['image'] for i in batch['index']])
+    again = taken(opened(**images), 3, start=5)
+    for ours, other in zip(found[5:], again, strict=True):
+        np.testing.assert_array_equal(ours['patches'], other['patches'])
+
+
 def test_evaluation_takes_the_last_length_and_every_image_once():
     batches = list(opened(batch_size=16, multiple=8).eval_batches())
     assert {batch['patches'].shape for batch in batches} == {(16, 36, 16)}
@@ -128,6 +143,8 @@ def test_digits_of_mixed_sizes():
         ('patches(patch_size=4, lengths=(16, 4))', 'write growing numbers'),
         ('patches(patch_size=4, lengths=(8192,))', 'of at most 4096'),
         ('patches(patch_size=4, lengths=64)', 'lengths=64: write growing'),
+        ('patches(patch_size=(8, 4), lengths=(16,))', 'or one for each of lengths'),
+        ('patches(patch_size=(8, 0), lengths=(4, 16))', 'write the side of a patch'),
         ('patches(patch_size=4)', "missing a required .*'lengths'"),
     ],
 )

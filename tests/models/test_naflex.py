@@ -15,6 +15,7 @@ from vit_jax.models import vit
 from vit_jax.models.naflex import Model
 from vit_jax.nn import attention_maps
 from vit_jax.nn.patch_dropout import PatchDropout
+from vit_jax.nn.patches import patchify
 from vit_jax.nn.positions import resized
 from vit_jax.ops import resize
 from vit_jax.ops.sequences import Sequences
@@ -139,6 +140,56 @@ def test_patch_dropout_acts_in_training_alone_and_is_the_example_s_own():
     np.testing.assert_allclose(train['logits'][2], plain[2], atol=1e-6)  # of its only patch
 
 
+def cut(images, side):
+    """The sequences of square images."""
+    rows = images.shape[1] // side
+    return Sequences(patchify(jnp.asarray(images), side), jnp.full((len(images), 2), rows))
+
+
+@pytest.mark.parametrize('side', [4, 8, 11])
+def test_enlarged_patches_have_the_outputs_of_the_original(side):
+    """FlexiViT, section 3.4: whatever the patches' size, the kernel of 4 pixels is for."""
+    small = np.random.default_rng(0).standard_normal((2 * 9, 4, 4, 3)).astype(np.float32)
+    large = jax.image.resize(small, (18, side, side, 3), 'linear')
+    model, grid = Model(**TINY), jnp.full((2, 2), 3)
+    variables = drawn(model)
+    expected = jax.jit(model.apply)(variables, Sequences(small.reshape(2, 9, -1), grid))
+    flexible = jax.jit(Model(**TINY, kernel_size=4).apply)
+    found = flexible(variables, Sequences(large.reshape(2, 9, -1), grid))
+    np.testing.assert_allclose(found['logits'], expected['logits'], atol=1e-5)
+
+
+@pytest.mark.parametrize('side', [3, 6])
+def test_patches_of_another_size_have_the_outputs_of_a_vit_for_them(side):
+    """The parameters are brought to the size before, by the reader of checkpoints."""
+    flexible = Model(**TINY | {'pool': 'cls'}, kernel_size=4)
+    params = drawn(flexible)['params']
+    images = np.random.default_rng(0).standard_normal((2, 5 * side, 5 * side, 3)).astype(np.float32)
+    plain = {k: v for k, v in TINY.items() if k != 'pos_grid'} | {'patch_size': side}
+    model = vit.Model(**plain)
+    target = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+    fitted, notes = adapt.adapt(params, target, model, new_size=images.shape[1:3])
+    assert notes == [f'patch_embed: 4 x 4 resized to {side} x {side}']
+    expected = jax.jit(model.apply)({'params': fitted}, images)['logits']
+    found = jax.jit(flexible.apply)({'params': params}, cut(images, side))['logits']
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_kernel_learns_from_patches_of_every_size():
+    model = Model(**TINY, kernel_size=6)
+    variables = drawn(model)
+    assert variables['params']['patch_embed']['kernel'].shape == (6, 6, 3, 16)
+    images = np.random.default_rng(0).standard_normal((2, 24, 24, 3)).astype(np.float32)
+
+    def loss(variables, side):
+        return model.apply(variables, cut(images, side))['logits'].std()
+
+    for side in (12, 3):
+        found = jax.jit(jax.grad(loss), static_argnums=1)(variables, side)['params']
+        assert np.all(np.any(found['patch_embed']['kernel'], axis=(2, 3)))
+        assert np.any(found['pos_embed'])
+
+
 # Of the first three steps of Adam; they change only with the model, its initial values or the loss.
 GOLDEN = [1.0986123, 1.0040660, 0.7638811]
 
@@ -174,13 +225,14 @@ def test_attention_maps_have_no_padding():
     assert isinstance(maps[0], attention_maps.AttentionMap)
 
 
-def test_a_vit_is_the_start_of_a_naflex():
+@pytest.mark.parametrize('kernel_size', [None, 6])
+def test_a_vit_is_the_start_of_a_naflex(kernel_size):
     """Whatever the size of the data's images; patches of another size are resized too."""
     plain = {k: v for k, v in TINY.items() if k != 'pos_grid'} | {'pool': 'map', 'patch_size': 8}
     images = jax.ShapeDtypeStruct((1, 48, 24, 3), np.float32)
     params = jax.eval_shape(vit.Model(**plain).init, jax.random.key(0), images)['params']
     params = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), params)
-    model = Model(**TINY)
+    model = Model(**TINY, kernel_size=kernel_size)
     target = jax.eval_shape(model.init, jax.random.key(0), SHAPES)['params']
     found, notes = adapt.adapt(params, target, model, old_size=(48, 24), new_size=None)
     assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, target)
@@ -198,6 +250,7 @@ def test_the_picture_of_positions_is_that_of_the_table():
         ({'posemb': 'sincos2d'}, "posemb='learn'"),
         ({'positions': 'rope'}, "positions='none'"),
         ({'pos_grid': 0}, 'pos_grid=0'),
+        ({'kernel_size': 0}, 'kernel_size=0: must be at least 1'),
         ({'patch_dropout': 1.0}, 'patch_dropout must be at least 0 and below 1'),
     ],
 )

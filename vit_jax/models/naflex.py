@@ -1,7 +1,8 @@
 """NaFlex: a ViT on images of any size and aspect ratio.
 
 SigLIP 2, Tschannen et al., 2025, arXiv:2502.14786, section 2.4.2, after NaViT (arXiv:2307.06304)
-and FlexiViT (arXiv:2212.08013): one table of positions is stretched over the grid of each image.
+and FlexiViT (arXiv:2212.08013): one table of positions is stretched over the grid of each image,
+and one kernel may be resized to patches of any size.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import UserError
-from vit_jax.models import _vit_head, base, vit
+from vit_jax.models import _vit_head, _vit_parts, base, vit
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patch_dropout import PatchDropout
-from vit_jax.nn.patches import patch_grid, patchify
+from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import learned, resized
 from vit_jax.nn.stochastic import check_rate
-from vit_jax.ops.sequences import Sequences
+from vit_jax.ops.resize import pinv_matrix
+from vit_jax.ops.sequences import Sequences, side_and_channels
 
 
 class Model(vit.Model):
@@ -33,19 +35,23 @@ class Model(vit.Model):
     Attributes:
       pool: as of `vit`; 'map' by default.
       pos_grid: rows and columns of the table of positions, parameter `pos_embed`.
+      kernel_size: side in pixels of the kernel that is resized to the patches, of any size, as
+        FlexiViT's of 32; None for patches of `patch_size` alone. Images are cut by `patch_size`.
       patch_dropout: share of each image's patches that training leaves out.
     """
 
     pool: str = 'map'
     pos_grid: int = 16
+    kernel_size: int | None = None
     patch_dropout: float = 0.0
 
     weightless = (*vit.Model.weightless, 'patch_dropout')
 
     def __post_init__(self) -> None:
         check_rate('patch_dropout', self.patch_dropout)
-        if self.pos_grid < 1:
-            raise UserError(f'pos_grid={self.pos_grid}: must be at least 1')
+        for name in ('pos_grid', 'kernel_size'):
+            if (side := getattr(self, name)) is not None and side < 1:
+                raise UserError(f'{name}={side}: must be at least 1')
         if self.posemb != 'learn' or self.positions != 'none':
             raise UserError(
                 f'posemb={self.posemb!r}, positions={self.positions!r}: naflex stretches learned '
@@ -57,6 +63,10 @@ class Model(vit.Model):
     def own_size(self) -> base.Size:
         """Height and width in pixels of images whose positions are those of the table."""
         return (self.pos_grid * self.patch_size,) * 2
+
+    @property
+    def kernel_side(self) -> int:
+        return self.kernel_size or self.patch_size
 
     @nn.compact
     def __call__(
@@ -117,7 +127,14 @@ class Model(vit.Model):
         return Sequences(values, jnp.broadcast_to(grid, (len(images), 2)))
 
     def _patches(self, images: Sequences, dtype: Any) -> Array:
-        return super()._patches(images.values, dtype)
+        if self.kernel_size is None:
+            return super()._patches(images.values, dtype)
+        side, _ = side_and_channels(images.values.shape[-1])
+        biased = 'patch_embed' not in _vit_parts.without_bias(self.no_bias)
+        embed = _FlexiblePatchEmbed(
+            side, self.width, dtype, biased, self.kernel_size, name='patch_embed'
+        )
+        return embed(images.values)
 
     def _positions(self, tokens: int, images: Sequences) -> Array:
         first, side = self.positioned_tokens, self.pos_grid
@@ -126,3 +143,20 @@ class Model(vit.Model):
         placed = resized(of_patches, images.grid, tokens - first)
         before = jnp.broadcast_to(table[:, :first], (len(placed), first, self.width))
         return jnp.concatenate([before, placed], axis=1)
+
+
+class _FlexiblePatchEmbed(PatchEmbed):
+    """Patch embedding whose kernel is resized to the patches: FlexiViT, section 3.4.
+
+    Kernel [kernel_size, kernel_size, C, D].
+    """
+
+    kernel_size: int = 32
+
+    def _kernel(self, channels: int) -> Float[Array, 'p p C D']:
+        shape = (self.kernel_size, self.kernel_size, channels, self.width)
+        kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
+        if self.kernel_size == self.patch_size:
+            return kernel
+        side = jnp.asarray(pinv_matrix(self.kernel_size, self.patch_size), kernel.dtype)
+        return jnp.einsum('pi,qj,ijcd->pqcd', side, side, kernel, precision='highest')

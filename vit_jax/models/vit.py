@@ -173,6 +173,11 @@ class Model(base.Model):
         """Side in pixels of the square of one token."""
         return self.patch_size
 
+    @property
+    def kernel_side(self) -> int:
+        """Side in pixels of the patches that the kernel of `patch_embed` is for."""
+        return self.patch_size
+
     @nn.compact
     def __call__(
         self,
@@ -259,8 +264,8 @@ class Model(base.Model):
             params, notes = _resize.positions(params, old, new, self.positioned_tokens, method)
         params, note = _resize.relative(params, patch_grid(*new_size, self.stride), method)
         notes = notes + note
-        if patch != self.patch_size:
-            params, note = _resize.patches(params, self.patch_size)
+        if patch != self.kernel_side:
+            params, note = _resize.patches(params, self.kernel_side)
             notes += note
         return params, notes
 

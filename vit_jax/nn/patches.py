@@ -69,9 +69,12 @@ class PatchEmbed(nn.Module):
                 f'with a multiple of {pixels}: give the plan the patch_size of the model'
             )
         channels = images.shape[-1] // pixels if cut else images.shape[-1]
-        shape = (self.patch_size, self.patch_size, channels, self.width)
-        kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
+        kernel = self._kernel(channels)
         bias = self.param('bias', nn.initializers.zeros, (self.width,)) if self.use_bias else None
         x = x if cut else patchify(x, self.patch_size)
         y = x @ kernel.reshape(-1, self.width).astype(self.dtype)
         return y if bias is None else y + bias.astype(self.dtype)
+
+    def _kernel(self, channels: int) -> Float[Array, 'p p C D']:
+        shape = (self.patch_size, self.patch_size, channels, self.width)
+        return self.param('kernel', nn.initializers.lecun_normal(), shape)

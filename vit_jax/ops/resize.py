@@ -64,8 +64,14 @@ def pinv_patch_kernel(
     antialiased). An enlarged patch then gives the token of the original; a shrunk one gives the
     closest token on average over patches of independent pixels.
     """
+    return _resize(kernel, size, pinv_matrix)
+
+
+@functools.cache
+def pinv_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """The factor of `pinv_patch_kernel` for one side of the patches."""
     # The pseudoinverse of a Kronecker product is that of its factors.
-    return _resize(kernel, size, lambda old, new: np.linalg.pinv(_antialiased(old, new, _linear).T))
+    return np.linalg.pinv(_antialiased(old, new, _linear).T)
 
 
 def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray, 'i j D']:

@@ -26,20 +26,21 @@ class Plan(fixed.Plan):
     `image` a record gets `patches` [length, patch_size^2 channels], row by row and then padding,
     and `grid`, the rows and columns of patches [2].
 
+    Patches of several sizes, as FlexiViT's (arXiv:2212.08013), are drawn with the lengths: images
+    of 48 x 48 pixels give `patches(patch_size=(16, 8), lengths=(9, 36))`.
+
     Attributes:
-      patch_size: side of a patch in pixels.
+      patch_size: side of a patch in pixels, or a side for each of `lengths`.
       lengths: of the sequences, in patches, growing; each is drawn equally often.
     """
 
-    patch_size: int
+    patch_size: int | tuple[int, ...]
     lengths: tuple[int, ...]
 
     unit = 'images'
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.patch_size, int) or self.patch_size < 1:
-            raise UserError(f'patch_size={self.patch_size}: write the side of a patch in pixels')
         lengths = self.lengths if isinstance(self.lengths, tuple) else ()
         whole = all(isinstance(n, int) and 0 < n <= LARGEST for n in lengths)
         if not lengths or not whole or list(lengths) != sorted(set(lengths)):
@@ -47,22 +48,35 @@ class Plan(fixed.Plan):
                 f'lengths={self.lengths}: write growing numbers of patches of at most {LARGEST}, '
                 'such as (128, 256)'
             )
+        sides = self._sides
+        if len(sides) != len(lengths) or not all(isinstance(n, int) and n > 0 for n in sides):
+            raise UserError(
+                f'patch_size={self.patch_size}: write the side of a patch in pixels, or one for '
+                f'each of lengths={self.lengths}'
+            )
+
+    @property
+    def _sides(self) -> tuple[int, ...]:
+        """The side of the patches of each length."""
+        if isinstance(self.patch_size, tuple):
+            return self.patch_size
+        return (self.patch_size,) * len(self.lengths)
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:
-        kept, values = self._kept(self.example), self.patch_size**2 * self._image().shape[2]
+        kept, channels = self._kept(self.example), self._image().shape[2]
         grid = {'grid': ArraySpec((2,), np.dtype(np.int32))}
         dtype = ArraySpec.of(self._image()).dtype
         return tuple(
-            self.spec_of(kept) | grid | {'patches': ArraySpec((length, values), dtype)}
-            for length in self.lengths
+            self.spec_of(kept) | grid | {'patches': ArraySpec((length, side**2 * channels), dtype)}
+            for length, side in zip(self.lengths, self._sides, strict=True)
         )
 
     def fit(self, record: Record, spec: Spec) -> Record:
         length, values = spec['patches'].shape
         height, width = record['image'].shape[:2]
         rows, columns = patches.grid_within(height, width, length)
-        side = self.patch_size
+        side = self._sides[self.lengths.index(length)]
         record = geometry.resize(record, rows * side, columns * side)
         cut = patches.cut(record['image'], side)
         if cut.shape[1] != values:

@@ -1,0 +1,55 @@
+"""A small FlexiViT on handwritten digits, one model for patches of five sizes; needs no network.
+
+    python -m vit_jax train --config experiments/vit/digits_flexi.py --workdir runs/flexi_digits
+
+The digits of `digits.py`, enlarged to 24 x 24 pixels. As in FlexiViT (arXiv:2212.08013), every step
+draws the size of its patches, 12, 8, 6, 4 or 3 pixels, and the model resizes its kernel and its
+positions to it. Evaluation takes patches of 3 pixels (`test`), and of each other size (`test_4`).
+`digits_flexi.py:fixed` trains with patches of 4 pixels alone and is evaluated alike. Expected: test
+accuracy >= 0.97.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+ARGS = ('smoke', 'fixed')
+IMAGE, SIDES, FIXED = 24, (12, 8, 6, 4, 3), 4
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: `fixed` for patches of one size, or `smoke` for a few steps of a tiny model."""
+    smoke = arg == 'smoke'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else '80 epochs'
+    config.batch_size = 32 if smoke else 64
+
+    size = dict(width=32, depth=1) if smoke else dict(width=96, depth=4)
+    config.model = dict(name='naflex', patch_size=SIDES[-1], **size, num_heads=4, mlp_dim=192)
+    config.model.update(num_classes=placeholder(int), pool='gap', pos_grid=6)
+    config.model.kernel_size = FIXED if arg == 'fixed' else 8
+    config.task = dict(name='classify', label_smoothing=0.1)
+
+    data = dict(source=f'digits:{IMAGE}-{IMAGE}', cache=True, workers=0)
+    sides = (FIXED,) if arg == 'fixed' else SIDES
+    config.data = dict(data, split='train', transforms='pad_and_crop(3)', plan=plan(*sides))
+    data.update(split='test', transforms=f'resize({IMAGE})')
+    config.evals = dict(test=dict(data, plan=plan(SIDES[-1])))
+    if not smoke:
+        config.evals.update({f'test_{side}': dict(data, plan=plan(side)) for side in SIDES[:-1]})
+
+    config.optim = dict(name='adamw', lr=3e-3, weight_decay=0.05, b2=0.99, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='10%')
+    config.step = dict(accum_steps=1, ema_decay=0.99)
+    config.every = dict(log='10' if smoke else '100', eval='10' if smoke else '20 epochs')
+    config.every.checkpoint = '10' if smoke else '20 epochs'
+    config.every.examples = '' if smoke else '25%'
+    config.checkpoint = dict(keep_last=2, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config
+
+
+def plan(*sides: int) -> str:
+    """The plan of patches of these sizes in pixels, of which all tile the image."""
+    lengths = tuple((IMAGE // side) ** 2 for side in sides)
+    return f'patches(patch_size={sides}, lengths={lengths})'
