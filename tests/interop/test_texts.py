@@ -87,6 +87,32 @@ def test_ids_are_those_of_siglip_2_s_tokenizer(tmp_path):
         assert not found[len(ids) :].any()
 
 
+@pytest.mark.parametrize('kind', ['spiece.model', 'tokenizer.json'])
+def test_transformers_encodes_by_what_is_written(kind, tmp_path):
+    """Its AutoProcessor finds the tokenizer beside the model."""
+    model, out = small(), tmp_path / 'out'
+    model.save_pretrained(tmp_path / 'in')
+    if kind == 'spiece.model':
+        spiece(tmp_path / 'in' / kind)
+        theirs = transformers.SiglipTokenizer(str(tmp_path / 'in' / kind))
+    else:
+        theirs = tokenizer_json(tmp_path / 'in')
+    assert cli.main(['convert', str(tmp_path / 'in'), str(out)]) == 0
+    found = transformers.AutoTokenizer.from_pretrained(out)
+    assert found.model_max_length == LENGTH
+    limits = {'max_length': LENGTH, 'truncation': True}
+    assert found(TEXTS, **limits)['input_ids'] == theirs(TEXTS, **limits)['input_ids']
+    processor = transformers.AutoProcessor.from_pretrained(out)
+    assert (
+        processor.tokenizer(TEXTS[0], **limits)['input_ids']
+        == found(TEXTS[0], **limits)['input_ids']
+    )
+    encode = encoder(open_model(out))
+    for text in TEXTS:
+        ids = theirs(text, **limits)['input_ids']
+        assert encode('caption', text)[: len(ids)].tolist() == ids
+
+
 def test_a_tokenizer_s_file_is_a_vocabulary(tmp_path):
     tokenizer_json(tmp_path)
     vocab = tokenizer_files.load(tmp_path / 'tokenizer.json')

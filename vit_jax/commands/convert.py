@@ -56,5 +56,7 @@ def targets(dst: pathlib.Path) -> list[pathlib.Path]:
     """The files that would be written to `dst`."""
     if dst.suffix == '.npz':
         return [dst]
+    from vit_jax.interop.hub import TOKENIZERS
+
     file = dst if dst.suffix == '.safetensors' else dst / 'model.safetensors'
-    return [file, *map(file.with_name, ('config.json', 'preprocessor_config.json'))]
+    return [file, *map(file.with_name, ('config.json', 'preprocessor_config.json', *TOKENIZERS))]

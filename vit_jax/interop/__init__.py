@@ -128,7 +128,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     if is_npz:
         files.write_npz(place, written.arrays)
     else:
-        files.write_safetensors(place, written.arrays, written.config, written.preprocessor)
+        others = texts.files(imported)
+        files.write_safetensors(place, written.arrays, written.config, written.preprocessor, others)
     if is_npz and imported.class_names:
         return (
             *written.notes,

@@ -96,8 +96,15 @@ def write_safetensors(
     flat: Mapping[str, np.ndarray],
     config: Mapping[str, Any] | None = None,
     preprocessor: Mapping[str, Any] | None = None,
+    others: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a .safetensors file, or a folder with model.safetensors, and the configs beside it.
+
+    Args:
+      path: the file or folder.
+      flat: the arrays.
+      config, preprocessor: of config.json and preprocessor_config.json.
+      others: contents of further files, by their names.
 
     Raises:
       UserError: if it cannot be written.
@@ -111,6 +118,9 @@ def write_safetensors(
         if content is not None:
             with _replacing(file.with_name(name)) as temporary:
                 temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
+    for name, data in (others or {}).items():
+        with _replacing(file.with_name(name)) as temporary:
+            temporary.write_bytes(data)
     # Last, so that whoever finds arrays also finds what they are.
     with _replacing(file) as temporary:
         _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})

@@ -29,6 +29,7 @@ SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
 # The first one that there is: of SigLIP, and of Gemma, which SigLIP 2 takes.
 TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
+TOKENIZER_CONFIG = 'tokenizer_config.json'
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 _REVISION = r'refs/\w+/[\w.-]+|[^/@:]+'

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vit_jax.interop.files import TOKENIZER
-from vit_jax.interop.hub import TOKENIZERS
+from vit_jax.interop.hub import TOKENIZER_CONFIG, TOKENIZERS
 from vit_jax.interop.trained import TrainedModel
 
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad=1)"
+# The classes of transformers that read the files.
+_CLASSES = dict(
+    zip(TOKENIZERS, ('SiglipTokenizer', 'GemmaTokenizer', 'Siglip2Tokenizer'), strict=True)
+)
 _SIGLIP2 = "lower('{field}')|tokenize('{field}', {length})"
 
 
@@ -28,3 +33,16 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
     data = imported.config.data
     text = '|'.join(filter(None, (data.transforms, steps.format(field=FIELD, length=length))))
     return imported.with_groups(data={**data, 'transforms': text, 'vocab': file})
+
+
+def files(imported: TrainedModel) -> dict[str, bytes]:
+    """The contents of the files that make transformers encode texts likewise, by their names.
+
+    Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
+    """
+    file = Path(str(imported.config.data.get('vocab') or ''))
+    if file.name not in _CLASSES:
+        return {}
+    (length,) = imported.spec[FIELD].shape
+    config = {'tokenizer_class': _CLASSES[file.name], 'model_max_length': length}
+    return {file.name: file.read_bytes(), TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}

@@ -8,7 +8,8 @@ from helpers.transformers_models import perturbed
 from PIL import Image
 
 from vit_jax import interop
-from vit_jax.data.transforms.patches import cut
+from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.transforms.patches import cut, grid_within
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_model
@@ -89,6 +90,29 @@ def test_files_of_any_size_are_read_by_the_model(saved, tmp_path):
         trained.variables,
     )
     assert made['image'].shape == (1, 16)
+
+
+def test_what_is_written_is_what_was_read(saved, model, tmp_path):
+    made = interop.read(saved)
+    fit = {**made.config.data, 'transforms': 'fit_patches(4, 20)'}
+    assert interop.write(made.with_groups(data=fit), tmp_path) == ()
+    theirs = transformers.Siglip2Model.from_pretrained(tmp_path)
+    for name, array in model.state_dict().items():
+        torch.testing.assert_close(theirs.state_dict()[name], array, rtol=0, atol=1e-7, msg=name)
+    assert theirs.config.vision_config.num_patches == 25
+    again = interop.read(tmp_path)
+    assert again.model_config == made.model_config
+    assert again.transforms == 'fit_patches(4, 20)'
+    image = np.random.default_rng(0).integers(0, 256, (9, 23, 3), np.uint8)
+    patches = transformers.AutoImageProcessor.from_pretrained(tmp_path)(
+        Image.fromarray(image), return_tensors='pt'
+    )
+    grid = grid_within(9, 23, 20)
+    assert tuple(patches['spatial_shapes'][0].tolist()) == grid
+    fitted = parse_transforms('fit_patches(4, 20)')({'image': image}, None)['image']
+    ours = cut(fitted, 4)
+    found = patches['pixel_values'][0, : len(ours)].numpy()
+    np.testing.assert_allclose(found, ours / 127.5 - 1, atol=2.1 / 127.5)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,18 @@ size is a `SiglipModel`, see `transformers_siglip`.)
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data.transforms import parse
 from vit_jax.errors import UserError
 from vit_jax.interop.families import _vit, transformers_siglip
 from vit_jax.interop.files import Flat
 from vit_jax.interop.normalization import PREPROCESSOR
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.ops.sequences import side_and_channels
 
 SOURCE = 'transformers SigLIP 2'
@@ -54,3 +56,32 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model={**found.model_config, 'name': 'siglip_naflex', 'pos_grid': grid},
         data={**found.config.data, 'transforms': f'fit_patches({side}, {most})'},
     )
+
+
+def write(trained: TrainedModel) -> Written:
+    """Files of a Siglip2Model.
+
+    Raises:
+      UserError: if transformers has no such model.
+    """
+    model = trained.model
+    made = transformers_siglip.write(dataclasses.replace(trained, image_size=model.own_size))
+    kernel = made.arrays[_KERNEL].transpose(0, 2, 3, 1)
+    arrays = made.arrays | {_KERNEL: np.ascontiguousarray(kernel.reshape(len(kernel), -1))}
+    config, preprocessor = dict(made.config or {}), dict(made.preprocessor or {})
+    towers = {name: dict(config[name]) for name in ('text_config', 'vision_config')}
+    for name, tower in towers.items():
+        tower['model_type'] = f'siglip2_{name.removesuffix("_config")}_model'
+    del towers['vision_config']['image_size'], preprocessor['size']
+    towers['vision_config']['num_patches'] = model.pos_grid**2
+    fitted = parse.arguments_of(trained.transforms, 'fit_patches') or {}
+    preprocessor |= {
+        'image_processor_type': 'Siglip2ImageProcessor',
+        'patch_size': model.patch_size,
+        'max_num_patches': fitted.get('most', PATCHES),
+    }
+    config |= {'model_type': 'siglip2', 'architectures': ['Siglip2Model'], **towers}
+    return made._replace(arrays=arrays, config=config, preprocessor=preprocessor)
+
+
+WRITERS = {('siglip_naflex', 'transformers'): write}
