@@ -12,7 +12,7 @@ from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command
-from vit_jax.sweeps import picture, space, status
+from vit_jax.sweeps import curves, picture, space, status
 from vit_jax.sweeps.space import Sweep, grid
 
 
@@ -57,6 +57,32 @@ def test_one_value_of_one_dimension_is_a_curve(tmp_path, fake_training):
     assert panel.get_title(loc='left') == 'Seed'
     (curve,) = (line for line in panel.lines if len(line.get_xdata()) == 3)
     np.testing.assert_allclose(curve.get_ydata(), [0.1, 0.2, 0.3])
+
+
+def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, capsys):
+    grown = grid({'optim.lr': [0.1, 0.01, 1.0], 'batch_size': [4, 8], 'seed': [0, 1]})
+    study = make(tmp_path, points=grown)
+    fake_training(lambda config, step: config.optim.lr * config.batch_size + config.seed)
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    found = curves.read(study, curves.Dimensions('optim.lr', 'batch_size'))
+    assert found == {
+        None: {
+            4: pytest.approx({0.01: 0.54, 0.1: 0.9, 1.0: 4.5}),
+            8: pytest.approx({0.01: 0.58, 0.1: 1.3, 1.0: 8.5}),
+        }
+    }
+    svg = tmp_path / 'curves.svg'
+    flags = ['name', '--workdir', str(tmp_path), '--output', str(svg)]
+    by = ['--by', 'batch_size', '--panel', 'seed']
+    assert main(['sweep', 'plot', *flags, '--x', 'optim.lr', *by]) == 0
+    assert 'Batch size 8, best at 1' in svg.read_text()
+    for wrong, message in (
+        (['--x', 'optim.lrr'], "did you mean 'optim.lr'"),
+        (['--x', 'seed'], 'no positive number'),
+        (['--by', 'seed'], 'need --x'),
+    ):
+        assert main(['sweep', 'plot', *flags, *wrong]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_nothing_to_show_yet(tmp_path, capsys):

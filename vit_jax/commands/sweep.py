@@ -60,6 +60,9 @@ def action_parser(action: str) -> Parser:
         add_distributed_flags(parser)
     if action == 'plot':
         parser.add_argument('--output', metavar='PATH', help='sweep.png in the workdir by default')
+        parser.add_argument('--x', metavar='KEY', help='draw curves over this dimension alone')
+        parser.add_argument('--by', metavar='KEY', help='with --x: a curve for each value')
+        parser.add_argument('--panel', metavar='KEY', help='with --x: a panel for each value')
     return parser
 
 
@@ -155,16 +158,22 @@ def best(args: argparse.Namespace) -> int:
 
 
 def plot(args: argparse.Namespace) -> int:
-    """Draw the evaluations of all trials, and their values over each dimension."""
-    from vit_jax.sweeps import picture
+    """Draw the evaluations of all trials, and their values over each dimension, or over one."""
+    from vit_jax.sweeps import curves, picture
     from vit_jax.viz import figures
 
     if args.output:
         figures.check_format(args.output, '--output')
+    if args.x is None and (args.by or args.panel):
+        raise UserError('sweep plot: --by and --panel need --x')
     study = open_study(args)
     output = args.output or study.folder / 'sweep.png'
     with writing(output, '--output'):
-        print(picture.plot(study, output))
+        if args.x is None:
+            print(picture.plot(study, output))
+        else:
+            shown = curves.Dimensions(args.x, args.by, args.panel)
+            print(curves.plot(study, shown, output))
     return 0
 
 

@@ -1,0 +1,79 @@
+r"""The best learning rate over width, with and without muP, on CIFAR-10.
+
+    python -m vit_jax sweep create experiments/scaling/cifar10_rates.py --study rates
+    python -m vit_jax sweep work rates    # any number of workers, here or elsewhere
+    python -m vit_jax scaling collect runs/rates --output rates.csv
+    python -m vit_jax sweep plot rates --x optim.lr --by model.width \
+        --panel optim.parametrization
+
+Tensor Programs V (arXiv:2203.03466), Figure 1, at small scale: a ViT of two blocks on 16 patches of
+8 pixels, four widths from 64 to 512, five rates a factor of 3 apart, 200 steps of 16 images. Two
+seeds at width 64. `val` are 2,000 training images that no run is trained on. muP has width 64 as
+its base, where it is the standard parametrization.
+
+One of the 50 runs alone, the narrowest at its smallest rate, is
+
+    python -m vit_jax train --config experiments/scaling/cifar10_rates.py --workdir runs/one
+
+Expected, as in the paper: the best rate falls with the width in the standard parametrization, and
+stays with muP.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.sweeps.space import Point, Sweep
+
+WIDTHS = (64, 128, 256, 512)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+MUP = 'mup(width=64, mlp_dim=128, num_heads=4)'
+FILE = 'experiments/scaling/cifar10_rates.py'
+ARGS = ('smoke',)
+
+
+def get_sweep(arg: str | None = None) -> Sweep:
+    """`arg`: `smoke` for two widths at two rates on digits."""
+    smoke = arg == 'smoke'
+    points = [
+        {**shape(width), 'optim.lr': rate, 'optim.parametrization': name, 'seed': seed}
+        for width in (WIDTHS[:2] if smoke else WIDTHS)
+        for name in ('standard', MUP)
+        for rate in (RATES[1:3] if smoke else RATES)
+        for seed in range(2 if width == WIDTHS[0] and not smoke else 1)
+    ]
+    config = f'{FILE}:{arg}' if arg else FILE
+    return Sweep(config=config, metric='val/loss', direction='minimize', points=points)
+
+
+def shape(width: int) -> Point:
+    """A width, with heads of 16 channels."""
+    size = {'width': width, 'mlp_dim': 2 * width, 'num_heads': width // 16}
+    return {f'model.{key}': value for key, value in size.items()}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """`arg`: as for `get_sweep`; what it gives is the narrowest model."""
+    smoke = arg == 'smoke'
+    config = ConfigDict()
+    config.seed = 0
+    config.total = '20 steps' if smoke else '200 steps'
+    config.batch_size = 16
+
+    config.model = dict(name='vit', patch_size=4 if smoke else 8, width=64, depth=2, mlp_dim=128)
+    config.model.update(num_heads=4, pool='gap', posemb='sincos2d', num_classes=placeholder(int))
+    config.task = dict(name='classify')
+
+    images = dict(source='digits' if smoke else 'tfds:cifar10', cache=True)
+    split, held_out = ('[:80%]', '[80%:]') if smoke else ('[:45000]', '[45000:47000]')
+    config.data = dict(images, split=f'train{split}', transforms='', workers=0)
+    images.update(transforms='', batch_size=100 if smoke else 500)
+    config.evals = dict(val=dict(images, split=f'train{held_out}'))
+
+    config.optim = dict(name='adamw', lr=RATES[0], b2=0.99, weight_decay=0.0, clip_norm=1.0)
+    config.optim.schedule = dict(name='cosine', warmup='10%')
+    config.optim.parametrization = 'standard'
+    config.step = dict(accum_steps=1, ema_decay=0.0)
+    config.every = dict(log='10%', eval='100%', checkpoint='100%', examples='')
+    config.checkpoint = dict(keep_last=1, keep_every='')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    return config
