@@ -49,7 +49,10 @@ def fake_compiler(monkeypatch):
             'unit': 8,
             'mesh': {'slice': 1, 'data': 4, 'fsdp': 1, 'tensor': 1},
             'kinds': [
-                {'rows': rows, 'share': 1, 'shapes': {}, 'flops': {'train': 300, 'eval': 100}}
+                {
+                    **{'rows': rows, 'share': 1, 'shapes': {}},
+                    'flops': {'train': 300, 'eval': 100, 'predict': 100},
+                }
             ],
         }
         if rows > 64:
@@ -138,6 +141,33 @@ def test_the_largest_batch_that_fits_is_found(fake_compiler, capsys):
     assert 'batch 64 on' in capsys.readouterr().out
     sizes = [request['config']['batch_size'] for request in fake_compiler]
     assert sorted(sizes) == sorted(set(sizes)), 'each is compiled once'
+
+
+def test_inference_is_compiled_for_a_run_or_a_config(fake_compiler, smoke_run, capsys):
+    slice_ = ('--topology', 'v5e:1x1')
+    assert run('--workdir', str(smoke_run), *slice_, '--batch-size', 'fit') == 0
+    printed = capsys.readouterr().out
+    assert 'eval step' in printed and 'batch 64 on' in printed
+    (rate,) = re.findall(r'at most ([\d,]+) examples/s', printed)
+    assert int(rate.replace(',', '')) == pytest.approx(64 / (2 * 4096 / 819e9), rel=1e-3)
+    assert 'the run: ' not in printed, 'nothing is trained'
+    fake_compiler.clear()
+    words = ('--batch-size', '16', '--predict', '--json')
+    assert run('--config', DIGITS, *slice_, *words) == 0, 'no matter how long it would train'
+    (step,) = json.loads(capsys.readouterr().out)['steps']
+    assert step['rows'] == 16 and step['examples_per_sec_bound'] > 0
+    assert [request['step'] for request in fake_compiler] == ['predict']
+    for words in (['--accum', 'fit'], ['--data-rate']):
+        with pytest.raises(UserError, match='training step'):
+            command.main(['--workdir', str(smoke_run), *slice_, *words])
+
+
+@pytest.mark.slow
+def test_the_step_of_prediction_can_be_lowered(one_device):
+    config = config_lib.load(LINEAR)
+    facts = cost.data_facts(config)
+    made, _ = ahead_of_time.program(config, facts, jax.devices()[:1])
+    assert 'predict_step' in ahead_of_time.lower(made, facts.kinds[-1], 'predict').as_text()[:200]
 
 
 def test_a_schedule_that_does_not_fit_is_said_after_the_answer(fake_compiler, capsys):

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from vit_jax.errors import UserError, nearest, one_line
 
+FIT = 'fit'
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
@@ -62,6 +64,17 @@ def module_name(text: str) -> str:
     if not re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*', text):
         raise UserError(f'--allow {text!r}: write the name of a module, as my_lab or my_lab.models')
     return text
+
+
+def batch_size(text: str) -> int | str:
+    """A number of examples, or FIT; raises UserError for anything else."""
+    if text == FIT:
+        return text
+    if not re.fullmatch(r'-?\d+', text):
+        raise UserError(f'--batch-size {text!r}: write a number, or {FIT} for the largest')
+    if int(text) < 1:
+        raise UserError(f'--batch-size {text}: must be at least 1')
+    return int(text)
 
 
 @contextlib.contextmanager

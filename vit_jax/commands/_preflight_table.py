@@ -28,6 +28,7 @@ def rates(report: Any) -> dict[str, Any]:
     if not report.fits:
         return {}
     found = {'mfu_bound': report.mfu(report.bound)}
+    found['examples_per_sec_bound'] = report.rows / report.bound if report.bound else None
     if report.estimate:
         found['mfu_estimate'] = report.mfu(report.estimate)
     return found
@@ -75,6 +76,8 @@ def _print_times(console: Any, report: Any) -> None:
         f'memory a chip; exchanges take at least {number(1e3 * report.link)} ms of the links; '
         f'compiled in {report.compile_seconds:.0f} s'
     )
+    if report.step != 'train' and report.bound:
+        console.print(f'at most {number(report.rows / report.bound)} examples/s')
     if report.estimate:
         console.print(
             'the estimate takes what is bound by memory for 2.5 to 4 times slower than its bytes: '

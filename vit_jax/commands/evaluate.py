@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import FIT, Parser, align, batch_size
 from vit_jax.commands._pictures import save_figure
 from vit_jax.errors import UserError
 
@@ -31,7 +33,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--fit', metavar='SPLIT', help='what evaluators learn from; train by default'
     )
-    parser.add_argument('--batch-size', type=int)
+    parser.add_argument(
+        '--batch-size',
+        type=batch_size,
+        metavar='N|fit',
+        help='of examples; fit for the largest that the memory of the devices holds',
+    )
     parser.add_argument(
         '--report',
         metavar='FILE',
@@ -39,8 +46,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument('--json', action='store_true', help='print JSON only, with every metric')
     args = parser.parse_args(argv)
-    if args.batch_size is not None and args.batch_size < 1:
-        raise UserError(f'--batch-size {args.batch_size}: must be at least 1')
     check_model_flags(parser, args)
     if args.report is not None:
         from vit_jax.viz.figures import check_format
@@ -49,19 +54,23 @@ def main(argv: Sequence[str]) -> int:
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint names no data: give --source and --split')
     from vit_jax.runtime import compile_cache
-    from vit_jax.trainer import measure
+    from vit_jax.trainer import batch_fit, measure
 
     compile_cache.use()
-    prepared = measure.prepare(
+    prepare = functools.partial(
+        measure.prepare,
         open_model(parser, args),
         source=args.source,
         split=args.split,
         classes=args.classes,
-        batch_size=args.batch_size,
         image_size=image_size(args),
         evaluators=args.evaluator,
         fit=args.fit,
     )
+    if args.batch_size == FIT:
+        args.batch_size = batch_fit.largest_batch(prepare())
+        print(f'batches of {args.batch_size:,} fit', file=sys.stderr)
+    prepared = prepare(batch_size=args.batch_size)
     report = add_report(prepared) if args.report is not None else None
     results = prepared.run()
     classes = {} if report is None else {'classes': write_report(*report, args.report)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from vit_jax.commands import _preflight_table as table
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import FIT, Parser, add_allow_flag, batch_size
 from vit_jax.commands._pictures import save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
@@ -20,19 +20,21 @@ from vit_jax.errors import EXIT_FAILED, UserError
 if TYPE_CHECKING:
     from vit_jax.profiling.topology import Topology
 
-FIT = 'fit'
-
 
 def main(argv: Sequence[str]) -> int:
     """Prints tables or JSON; 1 if the step does not fit into memory."""
     args, config = config_lib.parse_config_args(make_parser(), argv)
-    if (config is None) == (args.sweep is None):
-        raise UserError('preflight needs one of --config FILE[:ARG] and --sweep FILE[:ARG]')
+    if [config, args.sweep, args.workdir].count(None) != 2:
+        raise UserError(
+            'preflight needs one of --config FILE[:ARG], --sweep FILE[:ARG] and --workdir DIR'
+        )
     if args.price is not None and args.price < 0:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
-    if args.accum and args.eval:
-        raise UserError('--accum applies to training steps: leave out --eval')
-    if args.data_rate and (args.eval or args.sweep):
+    if args.accum and _step(args) != 'train':
+        raise UserError(
+            '--accum applies to training steps: leave out --eval, --predict and --workdir'
+        )
+    if args.data_rate and (_step(args) != 'train' or args.sweep):
         raise UserError('--data-rate applies to the training step of --config')
     if not 0 < args.mfu <= 1:
         raise UserError(f'--mfu {args.mfu:g}: must be more than 0 and at most 1')
@@ -55,7 +57,26 @@ def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
 
     slice_ = topology.parse(args.topology)
     topology.require_compiler()
-    return _sweep(args, slice_) if config is None else _config(args, config, slice_)
+    if args.sweep:
+        return _sweep(args, slice_)
+    return _config(args, _of_run(args) if config is None else config, slice_)
+
+
+def _of_run(args: argparse.Namespace) -> ConfigDict:
+    """The config of a run, with the layout of `evaluate` and `predict`."""
+    from vit_jax.inference import load
+
+    config = load.read_config(args.workdir, args.allow)
+    with config.unlocked():
+        config.parallel = ConfigDict()
+    return config
+
+
+def _step(args: argparse.Namespace) -> str:
+    """The step that is compiled, of `trainer.ahead_of_time.STEPS`."""
+    if args.predict:
+        return 'predict'
+    return 'eval' if args.eval or args.workdir else 'train'
 
 
 def make_parser() -> Parser:
@@ -68,10 +89,19 @@ def make_parser() -> Parser:
         metavar='SLICE',
         help='as v5e:4x4, v4:2x2x2, v5litepod-16, or two: 2xv5e:4x4',
     )
-    add('--eval', action='store_true', help='the evaluation instead of the training step')
+    add('--workdir', metavar='DIR', help='a run folder, whose evaluation step is compiled')
+    add_allow_flag(parser)
+    step = parser.add_mutually_exclusive_group()
+    for name, what in (('eval', 'evaluation'), ('predict', 'prediction')):
+        step.add_argument(f'--{name}', action='store_true', help=f'the step of {what} instead')
     add('--cycles', action='store_true', help="wait minutes for the compiler's own estimate")
     add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
-    add('--batch-size', choices=[FIT], help='find the largest batch that fits')
+    add(
+        '--batch-size',
+        type=batch_size,
+        metavar='N|fit',
+        help="instead of the config's; fit to find the largest that fits",
+    )
     add('--accum', choices=[FIT], help='try numbers of microbatches, and take one if it pays')
     add('--sweep', metavar='FILE[:ARG]', help='every run of a sweep; it is executed')
     add('--out', metavar='PATH', help='a picture of where memory and time go')
@@ -85,7 +115,7 @@ def make_parser() -> Parser:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        'step': 'eval' if args.eval else 'train',
+        'step': _step(args),
         'examples': args.examples,
         'image_size': args.image_size,
     }
@@ -96,6 +126,8 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     from vit_jax.profiling import accumulation, data_rate, preflight
 
     options, config = _options(args), fine_tune.filled(config).config
+    if isinstance(args.batch_size, int):
+        config = preflight.apply(config, f'batch_size={args.batch_size}')
     per_core = _per_core(config) if args.data_rate else 0.0
     measured = None
     if args.batch_size == FIT:
@@ -126,15 +158,15 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
             table.print_accumulation(accumulated, advice)
         for report in reports:
             table.print_report(report)
-        if fits and not args.eval:
+        if fits and options['step'] == 'train':
             table.print_run(run, args.price)
         if needs:
             table.print_data_rate(needs, per_core, slice_)
         if tried:
-            table.print_remedies(tried, preflight.stacks_all(config) and not args.eval)
+            table.print_remedies(tried, preflight.stacks_all(config) and options['step'] == 'train')
     if args.out and fits:
         _draw(reports[0], args.out)
-    if run.refusal:
+    if run.refusal and options['step'] == 'train':
         refused = f'train refuses the {run.steps:,} steps of this run: {run.refusal}'
         if args.batch_size != FIT:
             raise UserError(refused)

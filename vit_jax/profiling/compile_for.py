@@ -25,7 +25,7 @@ REQUEST, FACTS, RESULT, ERROR = (f'{n}.json' for n in ('request', 'facts', 'resu
 SCHEDULED = '*.after_optimizations_after_buffer_assignment.txt'
 BUFFERS = '*.after_optimizations-buffer-assignment.txt'
 FINAL = '*.after_codegen.txt'
-FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval)_step'
+FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval|predict)_step'
 _SIZE = r'([\d.]+)([KMGT]?)'
 OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
 # A program that is far too large is refused before the state is added to its temporaries.

@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.nn.recompute import POLICIES
 from vit_jax.profiling import memory_report, network, roofline, scheduled_hlo
 from vit_jax.profiling.compile_for import Compiled, compile_step
+from vit_jax.profiling.fitting import largest
 from vit_jax.profiling.topology import Topology
 
 
@@ -49,7 +50,7 @@ class Report:
     Attributes:
       topology: of the slice, as `v5e:4x4`.
       chips: of the slice.
-      step: `train` or `eval`.
+      step: `train`, `eval` or `predict`.
       rows: of a global batch.
       shapes: of one example, {name: shape}.
       parameters: of the model.
@@ -138,7 +139,7 @@ def preflight(
     Args:
       config: left as it is.
       topology: to run on.
-      step: `train` or `eval`.
+      step: `train`, `eval` or `predict`.
       examples, image_size: as `cost.price` takes them.
       cycles: wait for the compiler's estimates, which take minutes.
 
@@ -319,16 +320,6 @@ def largest_batch(
         tried[units] = changed, preflight(changed, topology, **options)
         return tried[units][1][0][0].fits
 
-    units = max(config.batch_size // unit, 1)
-    low, high = 0, 0
-    while not (low and high):
-        if fits(units):
-            low, units = units, units * 2
-        else:
-            high, units = units, units // 2
-        if not units:
-            raise UserError(f'--batch-size fit: not even {unit} examples fit')
-    while high - low > max(low // 8, 1):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return tried[low]
+    if not (units := largest(fits, max(config.batch_size // unit, 1))):
+        raise UserError(f'--batch-size fit: not even {unit} examples fit')
+    return tried[units]

@@ -32,15 +32,19 @@ def _affinity() -> int:
 
 def _quotas() -> Iterator[float]:
     """The quotas, in cores, of this process's control groups and of all above them."""
-    for line in _text(OWN).splitlines():
+    for version, folder in control_groups('cpu'):
+        names = ('cpu.max',) if version == 2 else ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
+        yield from _quota(' '.join(read(folder / name) for name in names))
+
+
+def control_groups(controller: str) -> Iterator[tuple[int, pathlib.Path]]:
+    """Version and folder of this process's control groups, and of all above them."""
+    for line in read(OWN).splitlines():
         _, controllers, path = line.split(':', 2)
-        if not controllers:  # version 2
-            for folder in _upwards(CGROUPS, path):
-                yield from _quota(_text(folder / 'cpu.max'))
-        elif 'cpu' in controllers.split(','):  # version 1
-            for folder in _upwards(CGROUPS / 'cpu', path):
-                names = ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
-                yield from _quota(' '.join(_text(folder / name) for name in names))
+        if not controllers:
+            yield from ((2, folder) for folder in _upwards(CGROUPS, path))
+        elif controller in controllers.split(','):
+            yield from ((1, folder) for folder in _upwards(CGROUPS / controller, path))
 
 
 def _quota(text: str) -> Iterator[float]:
@@ -56,7 +60,7 @@ def _upwards(root: pathlib.Path, path: str) -> list[pathlib.Path]:
     return [folder, *(up for up in folder.parents if up == root or root in up.parents)]
 
 
-def _text(path: pathlib.Path) -> str:
+def read(path: pathlib.Path) -> str:
     """The text of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text()

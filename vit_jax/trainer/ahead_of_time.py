@@ -30,7 +30,7 @@ from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.runtime import lifeline, sharding
 from vit_jax.trainer.build import Program, make_program
 
-STEPS = ('train', 'eval')
+STEPS = ('train', 'eval', 'predict')
 
 
 def program(
@@ -62,14 +62,22 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
     Args:
       made: by `program`.
       kind: of batches.
-      step: of STEPS; an evaluation has as many rows as training.
+      step: of STEPS; others have as many rows as training.
+
+    Raises:
+      UserError: for predictions of a task that has none.
     """
     rows = (kind.rows,)
     arrays = {k: jax.ShapeDtypeStruct(rows + s.shape, s.dtype) for k, s in kind.arrays.items()}
     batch = sharding.abstract_batch(made.layout, arrays)
-    training = step == 'train'
-    compiled: Any = made.train_step if training else made.eval_steps.evaluate
-    return compiled.lower(made.target if training else made.target.variables, batch)
+    if step == 'train':
+        train_step: Any = made.train_step
+        return train_step.lower(made.target, batch)
+    steps = made.eval_steps
+    compiled: Any = steps.predict if step == 'predict' else steps.evaluate
+    if compiled is None:
+        raise UserError('--predict: the task of the config has no predictions')
+    return compiled.lower(made.target.variables, batch)
 
 
 def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
@@ -102,7 +110,8 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
 def _model_flops(made: Program, kind: Shape) -> dict[str, int]:
     """Model FLOPs of each of STEPS for one example."""
     train = task_flops.of_training(made.model, made.task, kind.spec).total
-    return {'train': train, 'eval': task_flops.of_evaluation(made.model, made.task, kind.spec)}
+    once = task_flops.of_evaluation(made.model, made.task, kind.spec)
+    return {'train': train, 'eval': once, 'predict': once}
 
 
 def _bytes_on_a_chip(leaf: Any) -> int:

@@ -1,0 +1,110 @@
+"""The largest batch of an evaluation that fits into the memory of a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from vit_jax.data.batches import Shape
+from vit_jax.errors import UserError
+from vit_jax.profiling.fitting import largest
+from vit_jax.runtime import host_memory, sharding
+from vit_jax.trainer.evaluate import IN_FLIGHT
+from vit_jax.trainer.measure import Measurement
+
+# The share of a device's memory that a step may take, as allocation leaves gaps; and of what a host
+# has left, where its CPU is the device and batches are read meanwhile.
+SHARE, OF_HOST = 0.9, 0.5
+FIRST = 64  # examples of a device that are tried first
+
+
+def largest_batch(measurement: Measurement) -> int:
+    """The batch size that fits, to an eighth; at most the examples of the largest data set.
+
+    The steps are compiled for the sizes that are tried, but not run.
+
+    Args:
+      measurement: prepared with any batch size.
+
+    Raises:
+      UserError: if not even one example a device fits, the memory of the devices is unknown,
+        batches are not counted in examples, or several processes share them.
+    """
+    if jax.process_count() > 1:
+        raise UserError('--batch-size fit: several processes share a batch; give a number')
+    layout, programs = measurement.steps.layout, list(_programs(measurement))
+    variables = sharding.abstract_target(layout, measurement.trained.variables)
+    unit, limit = layout.num_shards, memory(layout.mesh.devices.flat[0], layout.num_shards)
+
+    def fits(units: int) -> bool:
+        return all(
+            _needed(step, variables, _batch(layout, shape, units * unit)) <= limit
+            for step, shape, _ in programs
+        )
+
+    most = -(-max(examples for *_, examples in programs) // unit)
+    if not (units := largest(fits, min(FIRST, most), most)):
+        raise UserError(f'--batch-size fit: not even {unit} examples fit into {limit:,.0f} bytes')
+    return units * unit
+
+
+def memory(device: jax.Device, devices: int) -> float:
+    """Bytes that a program may take on a device.
+
+    Args:
+      device: of an evaluation.
+      devices: their number, which share the host's memory if they are its CPU.
+
+    Raises:
+      UserError: if it is unknown.
+    """
+    if limit := (device.memory_stats() or {}).get('bytes_limit'):
+        return SHARE * limit
+    if device.platform == 'cpu' and (there := host_memory.available()):
+        return OF_HOST * there / devices
+    raise UserError(f'--batch-size fit: memory of {device.device_kind} is unknown; give a number')
+
+
+def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
+    """The step, the largest rows and the number of examples of everything that is evaluated."""
+    for one in measurement.evaluations.values():
+        step = measurement.steps.predict if one.evaluator else measurement.steps.evaluate
+        for data in (one.data, one.fit):
+            if data is None:
+                continue
+            shape = data.shapes[-1]
+            if shape.slots or len({kind.rows for kind in data.shapes}) > 1:
+                raise UserError(
+                    f'--batch-size fit counts examples, and batches of {data.source.title} differ '
+                    'in their number; give a number'
+                )
+            yield step, shape, len(data.source)
+
+
+def _batch(layout: sharding.Layout, shape: Shape, rows: int) -> Any:
+    """The abstract arrays of a batch of so many rows."""
+    arrays = {k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for k, s in shape.arrays.items()}
+    return sharding.abstract_batch(layout, arrays)
+
+
+def _needed(step: Any, variables: Any, batch: Any) -> float:
+    """Bytes of a device for a step, and for the batches that wait meanwhile."""
+    try:
+        compiled = step.lower(variables, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' in str(error):
+            return float('inf')
+        raise
+    sizes = compiled.memory_analysis()
+    waiting = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in batch.values()
+    )
+    return (
+        sizes.argument_size_in_bytes
+        + sizes.output_size_in_bytes
+        + sizes.temp_size_in_bytes
+        + IN_FLIGHT * waiting
+    )
