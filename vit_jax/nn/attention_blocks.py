@@ -25,7 +25,6 @@ from vit_jax.nn.attention_heads import (
     LANES,
     SCORES,
     SUBLANES,
-    Head,
     Options,
     Projected,
     Seen,
@@ -39,6 +38,7 @@ from vit_jax.nn.attention_heads import (
     round_up,
     score_bytes,
     total_width,
+    write,
 )
 
 
@@ -212,7 +212,7 @@ def _forward_kernel(
         own = head.own()
         q = jnp.where(own, _present(q, queries), 0)
         out = attended(q, k, v, head.size, visible, masks, _factors(kept_ref, i, options))
-        _write(out_ref, head, own, out)
+        write(out_ref, head, own, out)
 
 
 def _backward_kernel(
@@ -246,7 +246,7 @@ def _backward_kernel(
         q, grad = (jnp.where(own, _present(x, queries), 0) for x in (q, grad))
         factors = _factors(kept_ref, i, options)
         of_q, of_k, of_v = gradients(q, k, v, grad, head.size, visible, masks, factors)
-        _write(of_queries, head, own, of_q)
+        write(of_queries, head, own, of_q)
         # Zero outside of the head's own columns, as q and grad are.
         key_sums[:, head.columns()] += of_k
         value_sums[:, head.columns()] += of_v
@@ -272,11 +272,3 @@ def _present(x: Array, queries: int) -> Array:
 
 def _factors(kept_ref: Any, head: int, options: Options) -> Array | None:
     return None if kept_ref is None else factors_of(kept_ref[head], options.rate)
-
-
-def _write(ref: Any, head: Head, own: Array, value: Array) -> None:
-    """Write the head's columns, keeping those that earlier heads have written."""
-    value = value.astype(ref.dtype)
-    if head.first > head.low:
-        value = jnp.where(own, value, ref[:, head.columns()])
-    ref[:, head.columns()] = value

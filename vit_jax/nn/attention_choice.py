@@ -1,6 +1,6 @@
-"""The choice between XLA's attention and the TPU kernel.
+"""The choice between XLA's attention and the TPU kernels.
 
-It is made at trace time from the devices that the program is compiled for. If they are here, the
+It is made at trace time from the devices that the program is compiled for. If they are here, a
 kernel is first compared with XLA's attention on one of them; see `attention_check`.
 """
 
@@ -134,10 +134,15 @@ def may_take_kernel(layer: nn.Module) -> bool:
 
 
 def decide(attention: str, obstacle: str, doubt: str) -> bool:
-    """Whether a layer takes a kernel against which there is an obstacle, a doubt, or neither.
+    """Whether a layer takes a kernel.
+
+    Args:
+      attention: of ATTENTIONS.
+      obstacle: what the kernel cannot do; empty if there is nothing.
+      doubt: why its results are not trusted, likewise.
 
     Raises:
-      UserError: if there is one, and the kernel is requested by name.
+      UserError: if there is either, and the kernel is requested by name.
     """
     why = obstacle or doubt
     if why and attention == 'pallas':

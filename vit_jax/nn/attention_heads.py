@@ -24,7 +24,8 @@ SCORES = 6
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
 Projected = tuple[Float[Array, 'B _ _'], ...]
-# Masks of queries: keys that are not zero, and keys of their segment. Rows [1 N] or [1 M].
+# The masks of a program, None for none: a row [1 M] that is zero for keys that are masked, and rows
+# [1 N] and [1 M] with the segments of queries and keys.
 Seen = tuple[Any, Segments | None]
 
 
@@ -188,6 +189,22 @@ def gradients(
     of_scores = of_scores.astype(k.dtype)
     of_values = dot(left.astype(v.dtype), grad, (1, 0))
     return dot(of_scores, k, (0, 0)), dot(of_scores, q, (1, 0)), of_values
+
+
+def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> None:
+    """Write a head's columns of a group, keeping those that earlier heads have written.
+
+    Args:
+      ref: [N _] of a program.
+      head: of a group that begins at column `offset`.
+      own: mask of its columns, see `Head.own`.
+      value: [N R], its registers.
+      offset: see `head`.
+    """
+    value, columns = value.astype(ref.dtype), head.columns(offset)
+    if head.first > head.low:
+        value = jnp.where(own, value, ref[:, columns])
+    ref[:, columns] = value
 
 
 def factors_of(kept: Array, rate: float) -> Float[Array, 'N M']:

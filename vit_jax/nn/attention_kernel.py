@@ -38,6 +38,7 @@ from vit_jax.nn.attention_heads import (
     round_up,
     score_bytes,
     total_width,
+    write,
 )
 
 # Bytes of matrices of scores for the heads that the forward pass unrolls, so that they overlap.
@@ -197,7 +198,7 @@ def _forward_kernel(
         q, k, v = (_read(ref, first + start, head) for ref, first in places(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
         out = attended(jnp.where(own, q, 0), k, v, head.size, visible, masks, factors)
-        _write(out_ref, start, head, own, out)
+        write(out_ref, head, own, out, start)
 
     keys = refs[-1].shape[0]
     group = group_width(width, options.num_heads, UNROLLED // score_bytes(out_ref.shape[0], keys))
@@ -218,7 +219,7 @@ def _backward_kernel(
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
         found = gradients(q, k, v, grad, head.size, visible, masks, factors)
         for (ref, first), gradient in zip(places(out_refs), found, strict=True):
-            _write(ref, first + start, head, own, gradient)
+            write(ref, head, own, gradient, first + start)
 
     _for_each_head(width, options.num_heads, group_width(width, options.num_heads), of_head)
 
@@ -232,11 +233,3 @@ def _factors(kept_ref: Any, start: Any, head: Head, options: Options) -> Array |
 
 def _read(ref: Any, offset: Any, head: Head) -> Array:
     return ref[:, head.columns(offset)]
-
-
-def _write(ref: Any, offset: Any, head: Head, own: Array, value: Array) -> None:
-    """Write the head's columns, keeping those that earlier heads have written."""
-    value = value.astype(ref.dtype)
-    if head.first > head.low:
-        value = jnp.where(own, value, ref[:, head.columns(offset)])
-    ref[:, head.columns(offset)] = value

@@ -27,6 +27,7 @@ from vit_jax.nn.attention_heads import (
     heads_of,
     round_up,
     score_bytes,
+    write,
 )
 
 PROGRAM = 8  # windows, at most
@@ -56,7 +57,10 @@ def vmem_bytes(program: int, tokens: int, width: int, num_heads: int, itemsize: 
 
 
 def _rows_bytes(tokens: int, width: int, itemsize: int) -> int:
-    """Projections of a window, their gradients and that of the result; those of two programs."""
+    """Bytes of a window's projections, their gradients and that of the result.
+
+    All twice, since those of the previous or next program are copied meanwhile.
+    """
     return 2 * 7 * round_up(tokens, SUBLANES) * round_up(width, LANES) * itemsize
 
 
@@ -176,7 +180,8 @@ def _forward_kernel(
         scores = scores + bias[number] + apart
         exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
         total = exps.sum(axis=1, keepdims=True)
-        _write(out, window, start, head, own, dot(exps.astype(v.dtype), v, (1, 0)) / total)
+        value = dot(exps.astype(v.dtype), v, (1, 0)) / total
+        write(out.at[window], head, own, value, start)
 
     _for_each(options, out.shape[-1], regions, of_head)
 
@@ -206,7 +211,7 @@ def _backward_kernel(
         of_values = dot(weights.astype(v.dtype), grad, (1, 0))
         found = dot(scaled, k, (0, 0)), dot(scaled, q, (1, 0)), of_values
         for i, gradient in enumerate(found):
-            _write(of_qkv, window, i * width + start, head, own, gradient)
+            write(of_qkv.at[window], head, own, gradient, i * width + start)
 
     _for_each(options, width, regions, of_head)
 
@@ -232,11 +237,3 @@ def _for_each(options: Options, width: int, regions: Any, of_head: Any) -> None:
 def _read(qkv: Any, window: Any, start: int, head: Head) -> list[Array]:
     width = qkv.shape[-1] // 3
     return [qkv[window, :, head.columns(i * width + start)] for i in range(3)]
-
-
-def _write(ref: Any, window: Any, start: int, head: Head, own: Array, value: Array) -> None:
-    """Write the head's columns, keeping those that earlier heads have written."""
-    value, columns = value.astype(ref.dtype), head.columns(start)
-    if head.first > head.low:
-        value = jnp.where(own, value, ref[window, :, columns])
-    ref[window, :, columns] = value

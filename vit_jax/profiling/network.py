@@ -40,8 +40,8 @@ class Event:
 
     Attributes:
       key: of the exchange.
-      when: it stands in the schedule, as if the network took no time.
-      ready: the array that is sent was computed.
+      when: its place in the schedule, as if the network took no time.
+      ready: when the array that is sent has been computed.
       bytes: that a chip sends; 0 for the end.
     """
 
@@ -181,7 +181,13 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
 
 
 def _pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
-    """The smallest multiple of `unit` that pays, which depends on its ratio to `rows`."""
+    """The smallest global batch that pays, a multiple of `unit`.
+
+    Args:
+      pays: whether a batch does that is so many times as large as `rows`.
+      rows: of the batch that was compiled.
+      unit: see `crossing`.
+    """
     low, high = 0.0, 1.0
     while not pays(high) and high < 2**BISECTIONS:
         low, high = high, 2 * high
