@@ -91,6 +91,40 @@ def test_bands_hold_the_exponents():
     assert low < one.summary['joint']['target']['loss'] < high
 
 
+FLAT = (  # (N, C, loss) of a study whose smallest size was best at every budget
+    (23146, 1.498e11, 1.929),
+    (23146, 1.498e11, 1.858),
+    (4266, 1.5e11, 1.64),
+    (4266, 1.5e11, 1.635),
+    (61610, 1.5e11, 2.02),
+    (61610, 1.5e11, 1.961),
+    (7546, 1.5e11, 1.755),
+    (7546, 1.5e11, 1.727),
+    (153866, 1.506e11, 2.052),
+    (153866, 1.506e11, 2.057),
+    (23146, 4.598e11, 1.761),
+    (23146, 4.598e11, 1.7),
+    (4266, 4.6e11, 1.417),
+    (4266, 4.6e11, 1.444),
+    (7546, 4.6e11, 1.455),
+    (7546, 4.6e11, 1.486),
+    (61610, 4.601e11, 1.844),
+    (61610, 4.601e11, 1.829),
+    (153866, 4.605e11, 1.912),
+    (153866, 4.605e11, 1.933),
+    (4266, 1.5e12, 1.253),
+    (7546, 1.5e12, 1.156),
+)
+
+
+def test_no_band_where_a_replicate_has_no_optimum():
+    rows = [dict(zip(('N', 'C', 'loss'), map(repr, row), strict=True)) for row in FLAT]
+    columns = points.Columns('N', None, 'C', 'loss')
+    summary = analyze(rows, columns, target=1.8e13, bootstrap=100).summary
+    json.dumps(summary, allow_nan=False)
+    assert 'D' not in summary['joint']['target']['bands']
+
+
 def test_two_of_three_columns_suffice():
     for columns in (('N', 'D', None), ('N', None, 'C'), (None, 'D', 'C')):
         found = analyze(runs(), points.Columns(*columns, 'loss'))

@@ -52,8 +52,9 @@ class Cost:
     q: float = 1.0
 
     def data(self, n: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """D that a budget leaves for a size."""
-        return (c / (self.k * n**self.p)) ** (1 / self.q)
+        """D that a budget leaves for a size; infinite for none."""
+        with np.errstate(divide='ignore'):
+            return (c / (self.k * n**self.p)) ** (1 / self.q)
 
     @property
     def words(self) -> str:
