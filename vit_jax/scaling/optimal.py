@@ -196,7 +196,7 @@ def _joint_summary(
 
 
 def _widened(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
-    """Bands of values from their bootstrap samples, as those of the fit; none if one is infinite."""
+    """Bands of values from bootstrap samples, as those of the fit; none if one is infinite."""
     return {
         name: fit_lib.widened(value, samples, dof)
         for name, (value, samples) in drawn.items()
