@@ -78,6 +78,12 @@ CHECKED = {
         '1e-5',
         ('timm_swin', 'transformers_swin'),
     ),
+    'swin_v2': Checked(
+        "transformers' Swin v2",
+        f'{TESTS}/test_swin_v2.py',
+        '1e-5',
+        ('timm_swin', 'transformers_swin'),
+    ),
     'vit': Checked(
         'the code of each [family](checkpoints.md#read)',
         f'{TESTS}/test_transformers_forms.py',

@@ -5,8 +5,8 @@ Liu et al., 2021, arXiv:2103.14030.
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,14 @@ from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.recompute import check_remat
 from vit_jax.nn.stochastic import Dropout, check_rate
-from vit_jax.nn.window_stages import INIT, Block, Stage, is_shifted, pad_to_multiple
+from vit_jax.nn.window_stages import (
+    INIT,
+    Block,
+    PatchMerging,
+    Stage,
+    is_shifted,
+    pad_to_multiple,
+)
 from vit_jax.nn.windows import WindowMap, Windows
 from vit_jax.ops.resize import bicubic_half_pixel
 
@@ -104,7 +111,8 @@ class Model(base.Model):
     attention: str = 'auto'
 
     pads_pixels = True
-    weightless = (
+    merging: ClassVar[Callable[..., nn.Module]] = PatchMerging
+    weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
         *('remat', 'dtype', 'attention'),
     )
@@ -157,7 +165,7 @@ class Model(base.Model):
         for i, depth in enumerate(self.depths):
             for j in range(depth):
                 kept = intermediates[f'stage_{i}'][f'block_{j}']['attention']['attention'][0]
-                windows = Windows.over(height, width, self.window, is_shifted(j))
+                windows = self._windows(i, j, height, width)
                 name, grid = f'stage_{i}/block_{j}', (height, width)
                 maps.append(AttentionMap(name, WindowMap(kept, windows), grid, grid))
             height, width = -(-height // 2), -(-width // 2)
@@ -232,25 +240,34 @@ class Model(base.Model):
         x = nn.LayerNorm(self.norm_eps, dtype=dtype, name='embed_norm')(x)
         return Dropout(self.dropout)(x.reshape(batch, height // patch, width // patch, -1), train)
 
+    def _windows(self, i: int, j: int, height: int, width: int) -> Windows:
+        """The windows of a stage's block on its map."""
+        del i
+        return Windows.over(height, width, self.window, is_shifted(j))
+
+    def _block(self, i: int, dtype: Any) -> Callable[..., nn.Module]:
+        """Makes a block of a stage, see `Stage`."""
+        return functools.partial(Block, window=self.window, **self._block_fields(i, dtype))
+
+    def _block_fields(self, i: int, dtype: Any) -> dict[str, Any]:
+        return {
+            'num_heads': self.num_heads[i],
+            'mlp_ratio': self.mlp_ratio,
+            'dropout': self.dropout,
+            'attention_dropout': self.attention_dropout,
+            'gelu': self.gelu,
+            'norm_eps': self.norm_eps,
+            'dtype': dtype,
+            'attention_by': self.attention,
+        }
+
     def _stage(self, i: int, dtype: Any) -> Stage:
         before, depth = sum(self.depths[:i]), self.depths[i]
         rates = np.linspace(0.0, self.drop_path, sum(self.depths))[before : before + depth]
-        block = functools.partial(
-            Block,
-            num_heads=self.num_heads[i],
-            window=self.window,
-            mlp_ratio=self.mlp_ratio,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            gelu=self.gelu,
-            norm_eps=self.norm_eps,
-            dtype=dtype,
-            attention_by=self.attention,
-        )
         return Stage(
-            block,
+            self._block(i, dtype),
             tuple(rates.tolist()),
-            merges=i + 1 < len(self.depths),
+            self.merging if i + 1 < len(self.depths) else None,
             remat=self.remat,
             norm_eps=self.norm_eps,
             dtype=dtype,

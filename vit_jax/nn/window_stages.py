@@ -25,7 +25,7 @@ class Stage(nn.Module):
     Attributes:
       block: makes a block, given whether it is shifted, and its name.
       drop_paths: rate of each block.
-      merges: whether the stage ends with merging four neighbors into one token.
+      merging: makes the layer that merges four neighbors into one token; None for the last stage.
       remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
       norm_eps: added to the variance in the norm of the merging.
       dtype: computation dtype.
@@ -33,7 +33,7 @@ class Stage(nn.Module):
 
     block: Callable[..., nn.Module]
     drop_paths: tuple[float, ...]
-    merges: bool
+    merging: Callable[..., nn.Module] | None
     remat: bool | str = False
     norm_eps: float = 1e-5
     dtype: Any = jnp.float32
@@ -46,7 +46,7 @@ class Stage(nn.Module):
         apply = recomputed(apply, self.remat, static_argnums=2)
         for j, rate in enumerate(self.drop_paths):
             x = apply(self.block(shifted=is_shifted(j), name=f'block_{j}'), x, rate)
-        return PatchMerging(self.norm_eps, self.dtype, name='merge')(x) if self.merges else x
+        return self.merging(self.norm_eps, self.dtype, name='merge')(x) if self.merging else x
 
 
 class Block(nn.Module):
@@ -106,15 +106,21 @@ class PatchMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = pad_to_multiple(x, 2)
-        batch, height, width, features = x.shape
-        x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
-        x = x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, 4 * features)
-        x = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
-        reduction = nn.Dense(
-            2 * features, use_bias=False, kernel_init=INIT, dtype=self.dtype, name='reduction'
-        )
-        return reduction(x)
+        x = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(joined(x))
+        return reduction(x.shape[-1] // 2, self.dtype)(x)
+
+
+def joined(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
+    """The 2 x 2 neighbors of the map as one token of width 4D."""
+    x = pad_to_multiple(x, 2)
+    batch, height, width, features = x.shape
+    x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
+    return x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, 4 * features)
+
+
+def reduction(features: int, dtype: Any) -> nn.Dense:
+    """The linear layer of the merging."""
+    return nn.Dense(features, use_bias=False, kernel_init=INIT, dtype=dtype, name='reduction')
 
 
 def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, 'B h w C']:

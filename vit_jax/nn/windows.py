@@ -6,7 +6,6 @@ other token, as in transformers; the paper leaves this open.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +140,7 @@ class Product(nn.Module):
     outputs: tuple[int, ...]
     kernel_init: Callable[..., Any]
     dtype: Any = jnp.float32
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B I']) -> Float[Array, '*B O']:
@@ -149,11 +149,11 @@ class Product(nn.Module):
         def init(key: Array) -> Array:
             return self.kernel_init(key, sizes).reshape(*self.inputs, *self.outputs)
 
-        bias = self.param('bias', nn.initializers.zeros, self.outputs)
+        if self.use_bias:
+            bias = self.param('bias', nn.initializers.zeros, self.outputs)
         kernel = self.param('kernel', init).reshape(sizes)
-        return x.astype(self.dtype) @ kernel.astype(self.dtype) + bias.reshape(-1).astype(
-            self.dtype
-        )
+        x = x.astype(self.dtype) @ kernel.astype(self.dtype)
+        return x + bias.reshape(-1).astype(self.dtype) if self.use_bias else x
 
 
 class WindowAttention(nn.Module):
@@ -192,11 +192,10 @@ class WindowAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D'], train: bool = False) -> Float[Array, 'B H W D']:
         _, height, width, features = x.shape
-        windows = Windows.over(height, width, self.window, self.shifted)
-        dense = functools.partial(Product, kernel_init=self.kernel_init, dtype=self.dtype)
+        windows = self._windows(height, width)
         heads = (self.num_heads, features // self.num_heads)
-        project = dense((features,), (3, *heads), name='qkv')
-        merge = dense(heads, (features,), name='out')
+        project = self._projection(features, heads)
+        merge = self._dense(heads, (features,), name='out')
         if self._takes_kernel(x.shape, windows, train):
             tokens = windows.cut_tokens(windows.place(x))
             regions = jnp.asarray(windows.regions()) if windows.shift else None
@@ -212,6 +211,16 @@ class WindowAttention(nn.Module):
         found = windows.restore(windows.join(attend(weights, value)))
         found = named(ATTENDED, found)
         return merge(found.reshape(*found.shape[:-2], -1))
+
+    def _windows(self, height: int, width: int) -> Windows:
+        return Windows.over(height, width, self.window, self.shifted)
+
+    def _dense(self, inputs: tuple[int, ...], outputs: tuple[int, ...], **kwargs: Any) -> Product:
+        return Product(inputs, outputs, self.kernel_init, self.dtype, **kwargs)
+
+    def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
+        """Makes queries, keys and values [B ... 3HK] of tokens [B ... D]."""
+        return self._dense((features,), (3, *heads), name='qkv')
 
     def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
         if not may_take_kernel(self):
@@ -229,8 +238,7 @@ class WindowAttention(nn.Module):
             'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
         )
         first, last = self.window - windows.side, self.window + windows.side - 1
-        table = table[first:last, first:last].reshape(-1, self.num_heads)
-        return table[relative_positions(windows.side, windows.side)].transpose(2, 0, 1)
+        return biases_of(table[first:last, first:last])
 
     def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
         """The bias of the scores, the same for all windows or one for each."""
@@ -240,6 +248,13 @@ class WindowAttention(nn.Module):
         regions = jnp.asarray(windows.regions())
         apart = regions[:, None, :, None] != regions[:, None, None, :]
         return bias + jnp.where(apart, APART, 0.0)
+
+
+def biases_of(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
+    """The bias of each head, query and key of a window, from a table by relative position."""
+    side = (len(table) + 1) // 2
+    rows = table.reshape(-1, table.shape[-1])
+    return rows[relative_positions(side, side)].transpose(2, 0, 1)
 
 
 class WindowMap:

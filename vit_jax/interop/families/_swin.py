@@ -1,4 +1,4 @@
-"""The Swin of a set of PyTorch parameters, inferred from their shapes."""
+"""The Swin, or Swin v2, of a set of PyTorch parameters, inferred from their shapes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names, shapes, torch_layout
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
-from vit_jax.models.swin import Model
 from vit_jax.tree_paths import param_paths, require_fit
 
 Size = tuple[int, int]  # height and width in pixels
 
 BLOCK = 'stage_{0}/block_{0}'
-BIAS = 'attention/position_bias'
+BIAS, SCALE = 'attention/position_bias', 'attention/logit_scale'
 # Epsilon of all layer norms, in all code bases.
 NORM_EPS = 1e-5
 
@@ -33,6 +32,7 @@ def assemble(
     extra: Mapping[str, Any],
     gelu: str = 'erf',
     image_size: Size | None = None,
+    windows: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
     """The checkpoint, after checking that its parameters make a whole model.
 
@@ -44,6 +44,7 @@ def assemble(
       gelu: the form of GELU, which shapes do not determine.
       image_size: that the model was made for, if known; else the size whose last feature map is
         one window.
+      windows: fields of a Swin v2, which shapes do not determine; None for a Swin.
 
     Raises:
       UserError: names the parameters that are unknown, absent, superfluous or of another shape.
@@ -59,16 +60,22 @@ def assemble(
     for group in {_group(name) for name in in_file}:
         part = {theirs: flat[theirs] for name, theirs in in_file.items() if _group(name) == group}
         arrays |= torch_layout.read(part, table, numbers.get(group, 1), source)
-    arrays = {
-        name: _square(array) if name.endswith(BIAS) else array for name, array in arrays.items()
-    }
-    model = _keywords(arrays, heads, source, label) | {'gelu': gelu, 'norm_eps': NORM_EPS}
-    module = Model(**{key: value for key, value in model.items() if key != 'name'})
+    model: dict[str, Any] = {'name': 'swin', 'gelu': gelu, 'norm_eps': NORM_EPS}
+    if windows is None:
+        arrays = {n: _square(a) if n.endswith(BIAS) else a for n, a in arrays.items()}
+        model['window'] = _window(arrays, source)
+    else:
+        arrays = _as_v2(arrays, in_file)
+        pretrained = tuple(windows['pretrained_windows'])[: len(heads)]
+        model |= {'name': 'swin_v2', **windows, 'pretrained_windows': pretrained}
+    model |= _keywords(arrays, heads, source, label)
+    fields = {key: value for key, value in model.items() if key != 'name'}
+    module = resolve('vit_jax.models', model['name'], 'Model')(**fields)
     context = f'{source}: not a whole model (shapes in our layout)'
     require_fit(arrays, _expected(arrays, module), context, label=label)
     side = module.stride * module.window
     size = image_size or extra.get(GIVEN_SIZE) or (side, side)
-    return TrainedModel.of_file(names.nested(arrays), {'name': 'swin'} | model, size, source)
+    return TrainedModel.of_file(names.nested(arrays), model, size, source)
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
@@ -83,10 +90,16 @@ def written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:
-    """The number of heads of each stage, from the columns of its relative position table."""
+    """The number of heads of each stage, from the columns of its relative position table, or from
+    its scales.
+    """
     heads: list[int] = []
     while any(name.startswith(f'stage_{len(heads)}/') for name in shapes):
-        name = f'stage_{len(heads)}/block_0/{BIAS}'
+        block = f'stage_{len(heads)}/block_0/'
+        if scales := shapes.get(block + SCALE):
+            heads.append(scales[0])
+            continue
+        name = block + BIAS
         if len(shapes.get(name, ())) != 2:
             raise UserError(f'{source}: {label(name)} is not in the file, or no table')
         heads.append(shapes[name][1])
@@ -105,23 +118,41 @@ def _square(table: np.ndarray) -> np.ndarray:
     return table.reshape(side, side, -1) if side * side == len(table) else table
 
 
+def _window(arrays: Flat, source: str) -> int:
+    """The side of the windows of a Swin, from its tables."""
+    windows = {(len(array) + 1) // 2 for name, array in arrays.items() if name.endswith(BIAS)}
+    if len(windows) > 1:
+        sizes = ' and '.join(map(str, sorted(windows)))
+        raise UserError(f'{source}: it has windows of {sizes} tokens; only one size is supported')
+    return windows.pop() if windows else 1
+
+
+def _as_v2(arrays: Flat, in_file: Mapping[str, str]) -> Flat:
+    """Scales [H 1 1] as [H], and biases of queries and values by their own names; absent biases of
+    keys were added as zeros.
+    """
+    found: Flat = {}
+    for name, array in arrays.items():
+        if name.endswith(SCALE):
+            array = array.reshape(-1)
+        if name.endswith('/key/bias') and name not in in_file:
+            continue
+        found[re.sub('/(query|value)/bias$', r'/\1_bias', name)] = array
+    return found
+
+
 def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
     """Keywords of `config.model` that shapes determine."""
     shape = functools.partial(shapes.shape_of, arrays, source, label)
     patch_size, width = shapes.patches(arrays, source, label)
     if not heads:
         raise UserError(f'{source}: it has no blocks')
-    windows = {(len(array) + 1) // 2 for name, array in arrays.items() if name.endswith(BIAS)}
-    if len(windows) > 1:
-        sizes = ' and '.join(map(str, sorted(windows)))
-        raise UserError(f'{source}: it has windows of {sizes} tokens; only one size is supported')
     return {
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in arrays else None,
         'patch_size': patch_size,
         'width': width,
         'depths': tuple(_blocks(arrays, stage) for stage in range(len(heads))),
         'num_heads': tuple(heads),
-        'window': windows.pop(),
         'mlp_ratio': shape('stage_0/block_0/mlp/fc1/kernel', 2)[1] / width,
     }
 
@@ -132,7 +163,7 @@ def _blocks(arrays: Flat, stage: int) -> int:
     return len(found)
 
 
-def _expected(arrays: Flat, module: Model) -> Flat:
+def _expected(arrays: Flat, module: Any) -> Flat:
     """The shapes of the module's parameters, with split projections."""
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32

@@ -1,4 +1,4 @@
-"""Swins of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
+"""Swins, also v2, of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
 
 The authors' checkpoints come as .pth files, {'model': arrays}: those arrays have to be written as
 safetensors first. timm merges patches at the beginning of a stage, the authors at its end, which
@@ -7,6 +7,7 @@ distinguishes the two. The normalization comes from timm's config.json.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,16 +21,21 @@ from vit_jax.interop.trained import TrainedModel
 
 _LAYER = 'layers.{0}'
 # Buffers.
-_UNUSED = ('relative_position_index', 'attn_mask')
+_UNUSED = ('relative_position_index', 'relative_coords_table', 'attn_mask')
 _UNSUPPORTED = {
     'absolute_pos_embed': 'it has an absolute position embedding',
-    'layers.0.blocks.0.attn.logit_scale': 'it is a Swin V2',
 }
 
 _ROWS = (
     ('norm1', 'norm1'),
     *((f'attn.{a}', f'attention/{b}') for a, b in (('q', 'query'), ('k', 'key'), ('v', 'value'))),
     ('attn.proj', 'attention/out'),
+    # Of a Swin v2.
+    ('attn.q_bias', 'attention/query/bias'),
+    ('attn.v_bias', 'attention/value/bias'),
+    ('attn.logit_scale', _swin.SCALE),
+    ('attn.cpb_mlp.0', f'{_swin.BIAS}/fc1'),
+    ('attn.cpb_mlp.2', f'{_swin.BIAS}/fc2'),
     ('attn.relative_position_bias_table', _swin.BIAS),
     ('norm2', 'norm2'),
     ('mlp.fc1', 'mlp/fc1'),
@@ -72,7 +78,12 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
             raise UserError(f'{source}: no such model is known here: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
     parts = torch_layout.parted(used, source)
-    imported = _swin.assemble(parts, table, source, extra, image_size=_size(extra))
+    size, windows = _size(extra), None
+    if 'layers.0.blocks.0.attn.logit_scale' in flat:
+        named = _named(extra, source)
+        size = size or (named['image_size'],) * 2
+        windows = named | {'image_size': size[0]}
+    imported = _swin.assemble(parts, table, source, extra, image_size=size, windows=windows)
     if table is TIMM:
         _require_like(imported, extra)
     return normalization.folded(imported, extra, normalization.UNKNOWN)
@@ -89,13 +100,40 @@ def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
     model = imported.model_config
     side, window = model['patch_size'], model['window']
     for stage in range(len(model['depths'])):
-        for pixels in imported.image_size or ():
-            tokens = -(-pixels // (side * 2**stage))
+        grid = [-(-pixels // (side * 2**stage)) for pixels in imported.image_size or ()]
+        if grid and len({min(tokens, window + 1) for tokens in grid}) > 1:
+            raise UserError(
+                f'{imported.source}: timm cuts or shifts windows of {window} tokens along one axis '
+                f'only of the {grid[0]} x {grid[1]} tokens of stage {stage}; this is not supported'
+            )
+        for tokens in grid:
             if tokens > window and tokens % window:
                 raise UserError(
                     f'{imported.source}: windows of {window} tokens do not tile the {tokens} of '
                     f'stage {stage}; timm pads such maps after shifting them, not before'
                 )
+
+
+def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The windows of a Swin v2: of `model_args`, or else of the architecture's name, such as
+    swinv2_base_window12to16_192to256.
+    """
+    arguments = config.get('model_args') or {}
+    pattern = r'swinv2_[a-z]+_window(\d+)(?:to(\d+))?_(\d+)(?:to(\d+))?(?:\..*)?'
+    match = re.fullmatch(pattern, str(config.get('architecture')))
+    window = arguments.get('window_size')
+    if not isinstance(window, int) and (window is not None or not match):
+        raise UserError(
+            f"{source} v2: unknown size of windows; put config.json with one of timm's "
+            'architectures, or model_args with window_size, beside the file'
+        )
+    first, second, pixels, more = map(int, match.groups(default='0')) if match else (0, 0, 0, 0)
+    pretrained = [min(first, pixels // 4 // 2**i) for i in range(4)] if second else ()
+    return {
+        'window': window or second or first,
+        'pretrained_windows': tuple(arguments.get('pretrained_window_sizes', pretrained)),
+        'image_size': more or pixels,
+    }
 
 
 def _size(config: Mapping[str, Any]) -> _swin.Size | None:

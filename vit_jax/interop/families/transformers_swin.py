@@ -1,8 +1,8 @@
-"""Swins of transformers: safetensors with the names of its versions 4 and 5, and config.json.
+"""Swins and Swins v2 of transformers: safetensors, and config.json.
 
-Names of version 4 are written: version 5 writes and reads them too. GELU and the image size, which
-shapes do not determine, come from config.json. An image that whole patches do not tile is padded
-with the mean of preprocessor_config.json, in transformers and here by `pad_value`.
+Names are those of its versions 4 and 5; those of 4 are written, which 5 reads too. GELU and the
+image size, which shapes do not determine, come from config.json. An image that whole patches do not
+tile is padded with the mean of preprocessor_config.json, in transformers and here by `pad_value`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,22 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 
 _SOURCE = 'transformers Swin'
-_PREFIX = 'swin.'
+_PREFIX, _PREFIX_V2 = 'swin.', 'swinv2.'
 # Buffers, and parameters for pretraining only.
-_UNUSED = ('relative_position_index', 'embeddings.mask_token')
+_UNUSED = ('relative_position_index', 'relative_coords_table', 'embeddings.mask_token')
 # SwinConfig.hidden_act
 _GELUS = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh'}
 _LAYER = 'encoder.layers.{0}'
 _TABLE = 'relative_position_bias_table'
+
+
+# Of a Swin v2.
+_MLP = 'attention.self.continuous_position_bias_mlp'
+_V2 = (
+    ('attention.self.logit_scale', _swin.SCALE),
+    (f'{_MLP}.0', f'{_swin.BIAS}/fc1'),
+    (f'{_MLP}.2', f'{_swin.BIAS}/fc2'),
+)
 
 
 def _block(*rows: tuple[str, str]) -> names.Table:
@@ -41,6 +50,7 @@ TABLE: names.Table = (
         ('attention.self.query', 'attention/query'),
         ('attention.self.key', 'attention/key'),
         ('attention.self.value', 'attention/value'),
+        *_V2,
         (f'attention.self.{_TABLE}', _swin.BIAS),
         ('attention.output.dense', 'attention/out'),
         ('layernorm_after', 'norm2'),
@@ -65,26 +75,28 @@ TABLE: names.Table = (
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether these are the names of such a model."""
     stem, block = 'embeddings.patch_embeddings.projection.weight', 'encoder.layers.0.blocks.0.'
-    stems = [p for p in ('', _PREFIX) if p + stem in flat]
+    stems = [p for p in ('', _PREFIX, _PREFIX_V2) if p + stem in flat]
     return any(name.startswith(p + block) for p in stems for name in flat)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A SwinModel or a SwinForImageClassification.
+    """A SwinModel or a SwinForImageClassification, or one of Swin v2.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    _require_ours(extra)
+    is_v2 = any(name.endswith('.logit_scale') for name in flat)
+    _require_ours(extra, 'swinv2' if is_v2 else 'swin')
     used = {
-        name.removeprefix(_PREFIX): array
+        name.removeprefix(_PREFIX).removeprefix(_PREFIX_V2): array
         for name, array in flat.items()
         if not name.endswith(_UNUSED)
     }
     gelu = _GELUS[extra.get('hidden_act', 'gelu')]
     size = extra.get('image_size')
     image_size = (size, size) if isinstance(size, int) else size and (size[0], size[1])
-    imported = _swin.assemble(used, TABLE, _SOURCE, extra, gelu, image_size)
+    windows = _windows_v2(extra) if is_v2 else None
+    imported = _swin.assemble(used, TABLE, _SOURCE, extra, gelu, image_size, windows)
     for key, field in (('window_size', 'window'), ('embed_dim', 'width')):
         if extra.get(key, imported.model_config[field]) != imported.model_config[field]:
             raise UserError(
@@ -137,10 +149,25 @@ def write(trained: TrainedModel) -> Written:
     return Written(arrays, config, tuple(notes), preprocessor)
 
 
-def _require_ours(config: Mapping[str, Any]) -> None:
+def _windows_v2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Swin v2 that its config.json tells, with the defaults of Swinv2Config.
+
+    transformers limits the windows to the height of a stage's map, also along its width.
+    """
+    if 'model_type' not in config:
+        raise UserError(f'{_SOURCE} v2: unknown size of windows; put its config.json beside it')
+    size = config.get('image_size', 224)
+    return {
+        'window': config.get('window_size', 7),
+        'pretrained_windows': tuple(config.get('pretrained_window_sizes') or ()),
+        'image_size': size if isinstance(size, int) else size[0],
+    }
+
+
+def _require_ours(config: Mapping[str, Any], kind: str) -> None:
     """Raise UserError for a config.json of a model that this package does not have."""
     expected = {
-        'model_type': ('swin',),
+        'model_type': (kind,),
         'hidden_act': tuple(_GELUS),
         'layer_norm_eps': (_swin.NORM_EPS,),
         'use_absolute_embeddings': (False,),
