@@ -15,12 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers import timm_forms, transformers_forms
+from helpers import timm_forms, transformers_forms, transformers_naflex
 from helpers.transformers_vit import apply
 from vit_jax import interop
 from vit_jax.interop import files
 from vit_jax.models.vit import Model
 
+# What is resized, unless it is the positions.
+RESIZED = {
+    **{'DINOv3': 'as it is', 'BEiT': 'biases', 'Data2Vec': 'positions, biases'},
+    'SigLIP 2 NaFlex': 'in the model',
+}
+_NAFLEX = ('transformers', 'SigLIP 2 NaFlex')
 _BEGIN, _END = '<!-- families -->', '<!-- end of families -->'
 
 
@@ -33,7 +39,7 @@ def rows() -> dict[tuple[str, str], list[str]]:
         label = form.model + (f' (`:{form.tower}`)' if form.tower else '')
         names = found.setdefault(('transformers', form.family), [])
         names += [] if label in names else [label]
-    return found
+    return found | {_NAFLEX: ['Siglip2Model']}
 
 
 def text() -> str:
@@ -44,7 +50,7 @@ def text() -> str:
     head = '| code base | family | tested as | written | resized | largest error |'
     lines = [head, '|' + '---|' * 6]
     for (base, family), names in rows().items():
-        resized = {'DINOv3': 'as it is', 'BEiT': 'biases'}.get(family, 'positions')
+        resized = RESIZED.get(family, 'positions')
         error = f'{worst[base, family]:.0e}'
         cells = (base, family, ', '.join(names), written(base, family), resized, error)
         lines.append(f'| {" | ".join(cells)} |')
@@ -55,6 +61,8 @@ def written(base: str, family: str) -> str:
     """Whether the tests write the family for its code base, and if not as itself, as which one."""
     if base == 'timm':
         return 'yes' if family in timm_forms.WRITTEN else 'no'
+    if (base, family) == _NAFLEX:
+        return 'yes'
     families = {form.model: form.family for form in transformers_forms.FORMS}
     forms = [form for form in transformers_forms.FORMS if form.family == family]
     classes = [form.written or form.model for form in forms if form.written is not None]
@@ -80,6 +88,11 @@ def errors() -> Iterator[tuple[tuple[str, str], float]]:
             expected = transformers_forms.outputs(form, made, batch)
             place = f'{folder}:{form.tower}' if form.tower else folder
             yield ('transformers', form.family), _error(place, batch, form.ours, expected)
+    made = transformers_naflex.reference()
+    with tempfile.TemporaryDirectory() as folder:
+        made.save_pretrained(folder)
+        expected, found = transformers_naflex.both_logits(made, folder)
+    yield _NAFLEX, float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def _error(place: str, batch: np.ndarray, output: str, expected: np.ndarray) -> float:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.transformers_models import perturbed
+from helpers.transformers_naflex import both_logits, reference
 from PIL import Image
 
 from vit_jax import interop
@@ -18,21 +18,6 @@ from vit_jax.interop import files
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
-
-LENGTH, VOCAB, PATCHES = 6, 19, 14
-GRIDS = np.array([[2, 3], [1, 14], [7, 2], [3, 3], [1, 1]])
-
-
-def reference():
-    shape = {'hidden_size': 16, 'intermediate_size': 24, 'num_hidden_layers': 2}
-    shape |= {'num_attention_heads': 2}
-    text = shape | {'hidden_size': 8, 'projection_size': 16, 'num_attention_heads': 4}
-    text |= {'vocab_size': VOCAB, 'max_position_embeddings': LENGTH}
-    text |= {'bos_token_id': 1, 'eos_token_id': 2}
-    config = transformers.Siglip2Config(
-        text_config=text, vision_config=shape | {'patch_size': 4, 'num_patches': 25}
-    )
-    return perturbed(transformers.Siglip2Model(config))
 
 
 @pytest.fixture(scope='module')
@@ -49,28 +34,7 @@ def saved(model, tmp_path_factory):
 
 @pytest.mark.parity
 def test_logits_of_mixed_sizes_are_those_of_transformers(saved, model):
-    rng = np.random.default_rng(0)
-    patches = np.zeros((5, PATCHES, 48), np.uint8)
-    for row, (rows, columns) in zip(patches, GRIDS, strict=True):
-        image = rng.integers(0, 256, (4 * rows, 4 * columns, 3), np.uint8)
-        row[: rows * columns] = cut(image, 4)
-    ids = rng.integers(0, VOCAB, (4, LENGTH))
-    with torch.no_grad():
-        expected = model(
-            input_ids=torch.tensor(ids),
-            pixel_values=torch.tensor(patches, dtype=torch.float32) / 127.5 - 1,
-            pixel_attention_mask=torch.tensor(np.arange(PATCHES) < GRIDS.prod(1)[:, None]).int(),
-            spatial_shapes=torch.tensor(GRIDS),
-        ).logits_per_image
-    trained = interop.read(saved)
-    batch = {'patches': jnp.asarray(patches), 'grid': jnp.asarray(GRIDS)}
-    batch['caption'] = jnp.asarray(ids, jnp.int32)
-
-    def logits(variables):
-        found = trained.model.apply(variables, *trained.task.inputs(batch))
-        return found['scale'] * found['image'] @ found['text'].T + found['bias']
-
-    found = jax.jit(logits)(trained.variables)
+    expected, found = both_logits(model, saved)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert float(np.std(found)) > 1e-3  # the parameters matter
 
