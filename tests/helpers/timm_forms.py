@@ -80,10 +80,11 @@ def images(side: int) -> np.ndarray:
 
 def golden() -> dict[str, dict[str, Any]]:
     """By architecture: config.json, the shapes of the parameters and the logits."""
-    return {name: _asked(name, arguments) for _, name, arguments in FORMS}
+    return {name: asked(name, arguments) for _, name, arguments in FORMS}
 
 
-def _asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The row of an architecture in `golden`, with arguments beside those that make it small."""
     import timm
     import torch
 
