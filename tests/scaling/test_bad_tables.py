@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
@@ -52,6 +53,81 @@ def test_one_line_each(tmp_path, capsys, rows, message):
 def test_a_note_each(tmp_path, capsys, rows, note):
     assert main(['scaling', 'fit', *table(tmp_path, rows)]) == 0
     assert f'all: {note}' in capsys.readouterr().out
+
+
+COMMANDS = {
+    'fit': ['--x', 'C', '--y', 'loss', '--form', 'power'],
+    'optimal': ['--n', 'N', '--c', 'C', '--y', 'loss'],
+    'shape': ['--shape', 'N', '--t', 'C', '--y', 'loss'],
+}
+ROWS = [
+    f'{n:g},{c:g},{2 + 0.1 * np.log(n / 1e6 / (c / 1e15) ** 0.5) ** 2 + 50 * c**-0.1:.9g}'
+    for c in np.geomspace(1e15, 1e18, 4)
+    for n in np.geomspace(1e5, 1e9, 6)
+]
+TEXT = '\n'.join(['N,C,loss', *ROWS]) + '\n'
+
+
+def run(tmp_path, action, text, encoding='utf-8'):
+    path = tmp_path / 'runs.csv'
+    path.write_bytes(text.encode(encoding))
+    return main(['scaling', action, '--csv', str(path), '--bootstrap', '0', *COMMANDS[action]])
+
+
+@pytest.mark.parametrize('action', COMMANDS)
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('', 'has no rows'),
+        ('N,C,loss\n', 'has no rows'),
+        (TEXT.replace(',', ';'), "has ';' between its columns"),
+        (TEXT.replace(',', '\t'), r"has '\t' between its columns"),
+        (TEXT.replace('N,', 'C,', 1), "has two columns 'C'"),
+        (TEXT + '1,000,000,1e15,2\n', 'has more cells in line 26 than columns'),
+        (TEXT + '1e5,"1,000",2\n', "'1,000', which is not a number"),
+        (TEXT + '1e5,1e15,\N{MINUS SIGN}2\n', 'which is not a number'),
+        (TEXT + '"1e5,1e15,2\n', 'cannot be read: unexpected end of data'),
+        (TEXT + '9' * 200_000, 'cannot be read: field larger than field limit'),
+        (TEXT.encode('utf-16').decode('latin-1'), 'cannot be read'),
+        ('N,C,loss\n1e5,1e15,2\n', ''),
+    ],
+)
+def test_files_that_are_no_table_of_runs(tmp_path, capsys, action, text, message):
+    encoding = 'latin-1' if text.startswith('\xff') else 'utf-8'
+    assert run(tmp_path, action, text, encoding) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count('\n') == 1 and said.out == ''
+
+
+@pytest.mark.parametrize('action', COMMANDS)
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda text: '\N{BYTE ORDER MARK}' + text,
+        lambda text: text.replace(',', ', '),
+        lambda text: text.replace('\n', '\r\n'),
+        lambda text: '"' + text.strip().replace(',', '","').replace('\n', '"\n"') + '"',
+        lambda text: text.replace('\n', ',\n'),
+    ],
+)
+def test_tables_of_spreadsheets_are_read_alike(tmp_path, capsys, action, change):
+    assert run(tmp_path, action, TEXT) == 0
+    plain = capsys.readouterr()
+    assert run(tmp_path, action, change(TEXT)) == 0
+    assert capsys.readouterr() == plain
+
+
+@pytest.mark.parametrize(
+    ('rows', 'message'),
+    [
+        ([*ROWS, '1e-300,1e-300,1e-300'], 'no joint law: x or y spans more than 30 orders'),
+        ([row.rpartition(',')[0] + ',2' for row in ROWS], 'no law of the optimum can be fitted'),
+    ],
+)
+def test_no_law_of_rounding(tmp_path, capsys, rows, message):
+    run(tmp_path, 'optimal', '\n'.join(['N,C,loss', *rows]))
+    said = capsys.readouterr()
+    assert message in said.out + said.err
 
 
 def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):

@@ -20,6 +20,7 @@ from vit_jax.scaling.seeds import Seeds
 
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 BAND = (0.05, 0.95)
+_WIDEST = 30  # orders of magnitude; powers of scaled values have to be finite
 _SETTLE = 5  # descents from the best minimum until it counts as one
 WIDEN = 1.2  # of the bootstrap's bands, tuned on four of the laws of `synthetic`
 
@@ -236,6 +237,8 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
         raise UserError(f'the form {form.name!r} takes {form.columns} columns as x')
     if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() > 0 and y.min() > 0):
         raise UserError('x and y must be finite and positive: the fit is one of logarithms')
+    if max(np.ptp(np.log10(x), axis=0).max(), np.ptp(np.log10(y))) > _WIDEST:
+        raise UserError(f'x or y spans more than {_WIDEST} orders of magnitude')
     if (x.min(axis=0) == x.max(axis=0)).any():
         raise UserError('all points have the same x')
 

@@ -14,6 +14,7 @@ SPREAD = np.log(1.3)  # of all runs of one budget
 SAME_SIZE = np.log(1.02)
 _GRID = 60  # budgets at which curves are compared
 _CURVE = 5  # points that make a curve
+_FLAT = 1e-9  # relative rise of a parabola that is one of rounding
 _Curve = tuple[float, np.ndarray, np.ndarray]  # size, log C ascending, log y
 
 
@@ -109,7 +110,7 @@ def fitted(n: np.ndarray, c: np.ndarray, y: np.ndarray, weights: np.ndarray) -> 
 
 def _vertex(n: np.ndarray, curve: Polynomial) -> tuple[float, float] | None:
     """Log N and y at the minimum; None without one between the sizes."""
-    if curve.deriv(2)(0) <= 0:
+    if curve.coef[2] <= _FLAT * abs(curve.coef[0]):  # its rise from the middle to an end
         return None
     at = float(curve.deriv().roots()[0])
     return (at, float(curve(at))) if np.log(n.min()) <= at <= np.log(n.max()) else None

@@ -35,19 +35,33 @@ def short(value: float) -> str:
 
 
 def read_csv(path: str | pathlib.Path) -> list[Row]:
-    """The rows of a CSV file with a header.
+    """The rows of a CSV file with a header; spaces after commas are no part of a cell.
 
     Raises:
-      UserError: if there is no such file, or no row in it.
+      UserError: if there is no such file, no row in it, or a row with more cells than the header.
     """
     try:
-        with pathlib.Path(path).open(newline='', encoding='utf-8') as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as e:
+        # Spreadsheets begin a file with a byte order mark.
+        with pathlib.Path(path).open(newline='', encoding='utf-8-sig') as file:
+            reader = csv.DictReader(file, skipinitialspace=True, strict=True)
+            rows, header = list(reader), reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise UserError(f'--csv {str(path)!r} cannot be read: {e}') from e
-    if not rows:
-        raise UserError(f'--csv {str(path)!r} has no rows')
+    if problem := _malformed(rows, header):
+        raise UserError(f'--csv {str(path)!r} {problem}')
     return rows
+
+
+def _malformed(rows: Sequence[Row], header: Sequence[str]) -> str:
+    """What is wrong with a table; empty if nothing is."""
+    if len(header) == 1 and (other := re.search(r'[;\t]', header[0])):
+        return f'has {other[0]!r} between its columns: separate them by commas'
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        return f'has two columns {twice[0]!r}'
+    for line, row in enumerate(rows, start=2):
+        if None in row:
+            return f'has more cells in line {line} than columns: quote a comma in a cell'
+    return '' if rows else 'has no rows'
 
 
 def without_copies(
