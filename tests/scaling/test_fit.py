@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import fit, forms
+from vit_jax.scaling import choice, fit, forms, noise
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -158,3 +158,34 @@ def test_frontier():
     np.testing.assert_array_equal(
         fit.frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
     )
+
+
+def few_points(sigmas, points=7):
+    """A fit to a few points for each noise of log y."""
+    rng, x = np.random.default_rng(0), np.geomspace(1, 64, points)
+    found = []
+    for sigma in sigmas:
+        y = (x**-0.5 + 0.1) * np.exp(sigma * rng.standard_normal(points))
+        found.append(fit.fit(forms.find('power'), x, y, bootstrap=1))
+    return found
+
+
+def test_curves_of_few_points_share_their_noise():
+    alone = few_points([0.3] * 6)
+    shared = choice.share_noise([*alone, None])
+    assert shared[-1] is None
+    before, after = ([one.noise.deviation for one in fits] for fits in (alone, shared[:-1]))
+    assert np.std(np.log(after)) < 0.5 * np.std(np.log(before))
+    widths = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in alone]
+    narrower = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in shared[:6]]
+    assert np.mean(narrower) < np.mean(widths)
+
+
+def test_curves_that_differ_in_their_noise_share_little_of_it():
+    variances, dof = np.geomspace(1e-6, 1e-2, 9), np.full(9, 5.0)
+    assert noise.common(variances, dof)[1] < 2 < 40 < noise.common(np.full(9, 1e-4), dof)[1]
+
+
+def test_two_curves_or_noise_from_seeds_stay_as_they_are():
+    two = few_points([0.3] * 2)
+    assert choice.share_noise(two) == two

@@ -271,7 +271,7 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
         values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
         lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
-    print(f'{options.form}: {table.formula(options.form)}')
+    print(f'{options.form}: {summary["formula"]}')
     print(align(lines, left=len(options.by)))
     for curve in curves:
         if curve.seeds.several:

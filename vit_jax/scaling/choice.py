@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
@@ -10,6 +11,7 @@ from scipy import stats
 from vit_jax.errors import UserError
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import forms
+from vit_jax.scaling import noise as noise_lib
 from vit_jax.scaling.seeds import Seeds
 
 AUTO = 'auto'
@@ -17,6 +19,7 @@ FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fi
 CANDIDATES = ('irreducible', 'shifted', 'm4')  # of which `power` is a special case
 _LEAST = 0.05  # weight of a form that is kept
 _EXACT = 1e-4  # noise of log y that points have at least
+_CURVES = 3  # whose noise is compared
 _BREAK = 6.0  # inner error over noise above which the points show a break
 
 
@@ -125,6 +128,52 @@ def fit(
         'the points show a break: the law of their lower half in x misses the upper half by '
         f'{excess:.0f} times the noise; no band',
     )
+
+
+def share_noise(fits: Sequence[fit_lib.Fit | None]) -> list[fit_lib.Fit | None]:
+    """The fits of a table's curves, the noise of each moved towards what they have in common.
+
+    A few points hardly tell their noise. Fits with noise from seeds, or without a profile
+    likelihood, stay as they are, and so do less than three others.
+    """
+    own = [(0.0, 0.0) if fit is None else _variance(fit) for fit in fits]
+    variances, dof = np.array([pair for pair in own if min(pair) > 0] or [(1.0, 0.0)]).T
+    if len(dof) < _CURVES:
+        return list(fits)
+    variance, most = noise_lib.common(variances, dof)
+    total = float(dof.sum())
+    return [
+        # Its own errors count already.
+        _moved(fit, variance, min(most, total - free)) if fit and squares and free else fit
+        for fit, (squares, free) in zip(fits, own, strict=True)
+    ]
+
+
+def _variance(fit: fit_lib.Fit) -> tuple[float, float]:
+    """The noise variance of a fit from its own errors, and their degrees of freedom."""
+    if fit.noise.measured or fit.points is None:
+        return 0.0, 0.0
+    parts = fit.parts if isinstance(fit, MeanFit) else (Part(fit, 1.0, 0.0),)
+    dof = [part.weight * _free(part.fit) for part in parts]
+    squares = [n * part.fit.noise.deviation**2 for n, part in zip(dof, parts, strict=True)]
+    return sum(squares) / max(sum(dof), 1e-9), sum(dof)
+
+
+def _free(fit: fit_lib.Fit) -> int:
+    return max(fit.n_points - len(fit.form.names), 0)
+
+
+def _moved(fit: fit_lib.Fit, variance: float, worth: float) -> fit_lib.Fit:
+    """The fit, or each part of a mean, with a common variance that is worth some observations."""
+    if isinstance(fit, MeanFit):
+        parts = tuple(
+            dataclasses.replace(part, fit=_moved(part.fit, variance, worth)) for part in fit.parts
+        )
+        return dataclasses.replace(fit, parts=parts, noise=parts[0].fit.noise)
+    total = _free(fit) * fit.noise.deviation**2 + worth * variance
+    deviation = float(np.sqrt(total / (_free(fit) + worth)))
+    noise = dataclasses.replace(fit.noise, deviation=deviation, shared=worth)
+    return dataclasses.replace(fit, noise=noise)
 
 
 def _without_band(fit: fit_lib.Fit, reason: str) -> fit_lib.Fit:

@@ -108,7 +108,7 @@ class Fit:
             samples = np.log([self._at(theta, x) for theta in self.replicates])
             spread = np.std(samples, axis=0, ddof=min(1, len(samples) - 1))
             return np.tile(half_width(spread, self.dof), (2, 1))
-        quantile = float(stats.t.ppf(BAND[1], self.dof))
+        quantile = float(stats.t.ppf(BAND[1], self.dof + self.noise.shared))
         rise = (quantile * max(self.noise.deviation, 1e-6)) ** 2
         if self.noise.measured:  # seeds are independent; but least absolute errors need more
             rise *= np.pi / 2

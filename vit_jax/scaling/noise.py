@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, special, stats
 
 from vit_jax.scaling.seeds import Seeds
 
@@ -22,12 +22,14 @@ class Noise:
       dof: degrees of freedom from seeds, besides those of the residuals.
       measured: whether seeds determined it.
       problem: a sentence if the form misses the points by more than seeds differ.
+      shared: degrees of freedom from other curves.
     """
 
     deviation: float = 0.0
     dof: int = 0
     measured: bool = False
     problem: str = ''
+    shared: float = 0.0
 
 
 def pooled(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
@@ -51,6 +53,24 @@ def pooled(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
         )
     total = squares + seeds.dof * between**2
     return Noise(float(np.sqrt(total / (max(free, 0) + seeds.dof))), seeds.dof, True)
+
+
+def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
+    """The variance that curves have in common, and the degrees of freedom that it is worth.
+
+    Empirical Bayes (Smyth 2004, section 6): the true variances are inverse gamma, with parameters
+    from the moments of the logs of those measured. The more these differ, the less it is worth.
+
+    Args:
+      variances: [K], of the noise of log y, positive.
+      dof: [K], of each, positive.
+    """
+    logs = np.log(variances) - special.digamma(dof / 2) + np.log(dof / 2)
+    spread = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, dof / 2)))
+    half = float(np.sum(dof)) / 2
+    if spread > special.polygamma(1, half):
+        half = optimize.brentq(lambda h: special.polygamma(1, h) - spread, 1e-3, half)
+    return float(np.exp(logs.mean() + special.digamma(half)) / half), 2 * half
 
 
 def draws(

@@ -110,10 +110,12 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
         raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
     # Arrays of a few points: more threads would only wait for each other.
     with threadpool_limits(1, user_api='blas'):
-        return [
+        curves = [
             _curve(dict(zip(options.by, key, strict=True)), groups[key], options, others)
             for key in ordered(groups)
         ]
+    fits = choice.share_noise([curve.fit for curve in curves])
+    return [dataclasses.replace(c, fit=fit) for c, fit in zip(curves, fits, strict=True)]
 
 
 def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
@@ -284,12 +286,13 @@ def _extrapolation(
 
 def summary(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
     """All curves and their median extrapolation error as JSON values."""
+    auto = options.form == choice.AUTO
     compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
     return {
         'x': list(options.x),
         'y': options.y,
         'form': options.form,
-        'formula': formula(options.form),
+        'formula': choice.FORMULA if auto else forms.find(options.form).formula,
         'curves': [_curve_summary(curve) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
         'against': {name: _comparison(curves, name) for name in compared},
@@ -298,11 +301,6 @@ def summary(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
             for share in options.beside
         },
     }
-
-
-def formula(name: str) -> str:
-    """The formula of a form, or a sentence on `auto`."""
-    return choice.FORMULA if name == choice.AUTO else forms.find(name).formula
 
 
 def _curve_summary(curve: Curve) -> dict[str, Any]:
