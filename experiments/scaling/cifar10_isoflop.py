@@ -26,9 +26,9 @@ from ml_collections.config_dict import placeholder
 from vit_jax.sweeps.isoflop import Isoflop
 
 # width, depth
-SIZES = ((32, 2), (48, 3), (64, 4), (96, 5), (128, 6))
+SIZES = ((8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (24, 3))
 SMALL = ((8, 1), (12, 1), (16, 1), (32, 1))
-BUDGETS = (1.5e12, 4.6e12, 1.45e13, 4.5e13)
+BUDGETS = (5e10, 1.5e11, 4.6e11, 1.5e12)
 FILE = 'experiments/scaling/cifar10_isoflop.py'
 ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine')
 
@@ -69,7 +69,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.total = '20 steps' if smoke else '2000 steps'
-    config.batch_size = 64
+    config.batch_size = 64 if small else 32
 
     width, depth = (SMALL if small else SIZES)[0]
     config.model = dict(name='vit', patch_size=2 if small else 4, width=width, depth=depth)
