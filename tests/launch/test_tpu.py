@@ -249,6 +249,7 @@ COURSES = {
 }
 
 
+@pytest.mark.fault(102, 103, 104, 105, 107)
 @pytest.mark.parametrize('name', COURSES)
 def test_course_of_events(name, cloud, capsys):
     events, flags, code, story, said = COURSES[name]
@@ -295,6 +296,7 @@ def test_flex_start_is_requested_by_its_name(cloud):
     assert '--node-id=vit-jax-train' in create and '--spot' not in create
 
 
+@pytest.mark.fault(102)
 def test_fewer_slices_will_do(cloud, capsys):
     cloud.plays({'describe': ['WAITING_FOR_RESOURCES'] * 4 + ['ACTIVE'], 'status': ['0']})
     assert launch('--slices', '3', '--min-slices', '1', '--patience', '0') == 0
@@ -304,6 +306,7 @@ def test_fewer_slices_will_do(cloud, capsys):
     assert not cloud.exists
 
 
+@pytest.mark.fault(102)
 def test_fewer_slices_than_the_minimum_are_not_asked_for(cloud):
     cloud.plays({'describe': ['WAITING_FOR_RESOURCES'] * 6 + ['ACTIVE']})
     assert launch('--slices', '2', '--patience', '0') == 0
@@ -326,6 +329,7 @@ class Interrupted:
             raise KeyboardInterrupt
 
 
+@pytest.mark.fault(106)
 @pytest.mark.parametrize(
     ('pauses', 'story'), [(1, ['create', 'delete']), (3, [*ONCE[:-1], 'stop', 'delete'])]
 )
@@ -339,6 +343,7 @@ def test_ctrl_c_saves_the_state_and_leaves_nothing(pauses, story, cloud, capsys)
     assert 'nothing is left in us-a' in capsys.readouterr().err
 
 
+@pytest.mark.fault(107)
 def test_ctrl_c_again_says_what_is_left(cloud):
     cloud.plays({'status': ['running'], 'delete': ['fails INTERNAL']})
     pace = tpu_loop.Pace(sleep=Interrupted(3).sleep)
@@ -346,6 +351,7 @@ def test_ctrl_c_again_says_what_is_left(cloud):
         tpu_loop.Loop(job(), pace).run()
 
 
+@pytest.mark.fault(107)
 def test_a_deletion_that_fails_is_the_last_word(cloud, capsys):
     cloud.plays({'delete': ['fails INTERNAL']})
     assert launch() == 1
@@ -354,6 +360,7 @@ def test_a_deletion_that_fails_is_the_last_word(cloud, capsys):
     assert last.endswith('delete vit-jax-train --zone=us-a --quiet --force')
 
 
+@pytest.mark.fault(106)
 def test_a_loop_that_was_killed_goes_on(cloud, capsys):
     cloud.plays({'describe': ['ACTIVE']})
     cloud.holds(label=job().resource().label)
@@ -362,6 +369,7 @@ def test_a_loop_that_was_killed_goes_on(cloud, capsys):
     assert capsys.readouterr().out == 'step 2\ndone\n', 'the first look was for the state'
 
 
+@pytest.mark.fault(106)
 def test_a_loop_that_was_killed_before_the_start_goes_on(cloud):
     cloud.plays({'describe': ['ACTIVE'], 'status': ['new', '0']})
     cloud.holds(label=job().resource().label)

@@ -310,3 +310,14 @@ def test_to_s3_one_process_saves(monkeypatch):
     monkeypatch.setattr(checkpoint_lib.jax, 'process_count', lambda: 2)
     with pytest.raises(UserError, match='several processes save to a shared folder or to gs://'):
         checkpoint_lib.Checkpointer('s3://bucket/run/checkpoints')
+
+
+@pytest.mark.long
+def test_a_rehearsal_leaves_nothing(bucket, capsys):
+    folder = paths.path(f'{bucket}/rehearsed')
+    words = ['--config', CONFIG, '--workdir', f'{folder}/run', '--json']
+    assert main(['rehearse', *words]) == 0, capsys.readouterr()
+    rows = {row['name']: row for row in json.loads(capsys.readouterr().out)}
+    assert {row['result'] for row in rows.values()} == {'ok'}
+    assert 'killed, then from step ' in rows['resumption']['note']
+    assert paths.files(folder) == []
