@@ -306,6 +306,16 @@ def test_fewer_slices_will_do(cloud, capsys):
     assert not cloud.exists
 
 
+@pytest.mark.fault(104)
+def test_a_run_that_fails_on_fewer_slices_is_started_on_these_again(cloud):
+    cloud.plays(
+        {'describe': ['WAITING_FOR_RESOURCES'] * 2 + ['ACTIVE'], 'status': ['1', '75', '0']}
+    )
+    flags = ['--slices', '2', '--min-slices', '1', '--patience', '0', '--restarts', '1']
+    assert launch(*flags) == 0
+    assert cloud.story() == ['create', 'delete', *ONCE[:-1], 'start', *AGAIN]
+
+
 @pytest.mark.fault(102)
 def test_fewer_slices_than_the_minimum_are_not_asked_for(cloud):
     cloud.plays({'describe': ['WAITING_FOR_RESOURCES'] * 6 + ['ACTIVE']})

@@ -197,13 +197,15 @@ def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def _check(job: GkeJob) -> None:
-    for flag, value in (
-        ('--job-name', job.name),
-        ('--queue', job.queue or 'a'),
-        ('--namespace', job.namespace or 'a'),
-        ('--service-account', job.account or 'a'),
-    ):
-        names.check_short('gke', flag, value)
+    names.check_short('gke', '--job-name', job.name)
+    others = {
+        '--queue': job.queue,
+        '--namespace': job.namespace,
+        '--service-account': job.account,
+    }
+    for flag, name in others.items():
+        if name:
+            names.check_short('gke', flag, name)
     if not re.fullmatch(r'[^\s@-][^\s]*', job.image):
         raise UserError(f'launch gke: --image {job.image!r}: must be the name of an image')
     cloud_tpu.check_slices('gke', job.tpu, job.slices, job.slices)

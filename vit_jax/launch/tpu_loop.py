@@ -111,10 +111,10 @@ class Loop:
 
     def _obtain(self) -> None:
         """Wait until there are machines; each time patience is over, ask for one slice fewer."""
-        if not self.found:
-            self.slices = self.job.slices
         since, last = self.pace.clock(), ''
-        while (found := self._look()).state != ACTIVE:
+        if (found := self._look()).state != ACTIVE and not self.found:
+            self.slices = self.job.slices
+        while found.state != ACTIVE:
             if found.state != last:
                 say(f'{self.job.name}: {found.state}{found.error and f" ({found.error})"}')
                 last = found.state
@@ -130,6 +130,7 @@ class Loop:
                     self.slices -= 1
                     since = self.pace.clock()
             self.pause()
+            found = self._look()
         self.served = True
 
     def _create(self) -> None:
