@@ -261,7 +261,7 @@ def test_sizes_of_images_in_older_files(flat):
     ('change', 'message'),
     [
         ({'backbone_norm': 'group'}, 'no DETR with group norm in its ResNet'),
-        ({'norm': 'pre'}, 'no DETR with pre-norm blocks'),
+        ({'name': 'detr_panoptic', 'norm': 'pre'}, 'no DETR with pre-norm blocks and masks'),
         ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
         ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
         ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels, but of 4'),

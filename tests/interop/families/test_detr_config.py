@@ -69,7 +69,14 @@ def test_outputs(name, tmp_path):
 def test_a_table_transformer_is_a_detr_with_norms_before(tmp_path):
     model = saved(tmp_path, 'TableTransformer', model_type='table-transformer')
     assert_same_outputs(model, tmp_path)
-    assert interop.read(tmp_path).model_config['norm'] == 'pre'
+    imported = interop.read(tmp_path)
+    assert imported.model_config['norm'] == 'pre'
+    interop.write(imported, tmp_path / 'again')
+    again = transformers.TableTransformerForObjectDetection.from_pretrained(tmp_path / 'again')
+    inputs = helper.tensors(helper.batch())
+    with torch.no_grad():
+        found, expected = again.eval()(**inputs), model(**inputs)
+    np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
 
 
 def test_a_normalization_that_cannot_be_folded(folder, caplog):

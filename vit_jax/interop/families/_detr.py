@@ -26,7 +26,8 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
 def transformers(imported: TrainedModel) -> Written:
-    """Files of a DetrForObjectDetection, or of a DetrForSegmentation.
+    """Files of a DetrForObjectDetection, of a TableTransformerForObjectDetection, whose blocks are
+    pre-norm, or of a DetrForSegmentation.
 
     Raises:
       UserError: if transformers has no such DETR.
@@ -54,9 +55,10 @@ def transformers(imported: TrainedModel) -> Written:
 
 
 def _require_theirs(model: dict[str, Any]) -> None:
+    panoptic = model['name'] == _PANOPTIC
     unknown = (
         (model['backbone_norm'] != 'frozen', f'{model["backbone_norm"]} norm in its ResNet'),
-        (model['norm'] != 'post', f'{model["norm"]}-norm blocks'),
+        (panoptic and model['norm'] != 'post', f'{model["norm"]}-norm blocks and masks'),
         (model['dilate'], 'a dilated stage (DC5) but in the ResNets of timm'),
         (model['norm_eps'] != _NORM_EPS, f'norm_eps {model["norm_eps"]:g}'),
         (not model['num_classes'], 'no classes'),
@@ -84,11 +86,16 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
     stages = len(model['layers'])
     sizes = [4 * model['backbone_width'] * 2**i for i in range(stages)]
     panoptic = model['name'] == _PANOPTIC
+    model_type, kind = (
+        ('table-transformer', 'TableTransformerForObjectDetection')
+        if model['norm'] == 'pre'
+        else ('detr', 'DetrForSegmentation' if panoptic else 'DetrForObjectDetection')
+    )
     # The mask head reads all stages, the detector the last one.
     read = [f'stage{i + 1}' for i in range(0 if panoptic else stages - 1, stages)]
     return {
-        'model_type': 'detr',
-        'architectures': ['DetrForSegmentation' if panoptic else 'DetrForObjectDetection'],
+        'model_type': model_type,
+        'architectures': [kind],
         'use_timm_backbone': False,
         'use_pretrained_backbone': False,
         'backbone': None,
