@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -170,6 +171,24 @@ FORMS = (
         written='SiglipVisionModel',
     ),
 )
+# One of each way to place positions; other classes share their code.
+RESIZED = [
+    next(form for form in FORMS if (form.family, form.model) == pair)
+    for pair in (
+        *(('DeiT', f'DeiT{_CLASSIFIER}WithTeacher'), ('BEiT', 'BeitModel')),
+        *(
+            ('BEiT', f'Beit{_CLASSIFIER}'),
+            ('YOLOS, body', 'YolosModel'),
+            ('MSN', f'ViTMSN{_CLASSIFIER}'),
+        ),
+        *(('I-JEPA', 'IJepaModel'), ('DINOv2', 'Dinov2Model')),
+        *(
+            ('DINOv2 with registers', f'Dinov2WithRegisters{_CLASSIFIER}'),
+            ('DINOv3', 'DINOv3ViTModel'),
+        ),
+        *(('CLIP', 'CLIPVisionModel'), ('SigLIP', 'SiglipVisionModel')),
+    )
+]
 
 
 def model(form: Form) -> Any:
@@ -184,8 +203,8 @@ def model(form: Form) -> Any:
     return perturbed(made)
 
 
-def outputs(form: Form, made: Any, images: np.ndarray) -> np.ndarray:
-    """What transformers computes for images [B H W 3]."""
+def outputs(form: Form, made: Any, images: np.ndarray, resized: bool = False) -> np.ndarray:
+    """What transformers computes for images [B H W 3]; `resized` if they are not of its size."""
     import torch
 
     pixels = torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2))
@@ -195,7 +214,9 @@ def outputs(form: Form, made: Any, images: np.ndarray) -> np.ndarray:
         if form.tower and form.theirs == 'image_embeds':
             return _features(made.get_image_features(pixels)).numpy()
         made = getattr(made, 'vision_model', made) if form.tower else made
-        return made(pixels)[form.theirs].numpy()
+        known = 'interpolate_pos_encoding' in inspect.signature(made.forward).parameters
+        options = {'interpolate_pos_encoding': True} if resized and known else {}
+        return made(pixels, **options)[form.theirs].numpy()
 
 
 def _features(found: Any) -> Any:

@@ -14,6 +14,9 @@ from vit_jax.ops import resize
 Params = dict[str, Any]
 Grid = tuple[int, int]  # rows and columns of patches
 
+# transformers, which interpolates positions bicubically, interpolates biases linearly.
+_OF_BIASES = {'bicubic': 'linear'}
+
 
 def positions(
     params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
@@ -56,11 +59,12 @@ def relative(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[
     Args:
       params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
       new_grid: rows and columns of the new grid.
-      method: see `ops.resize.grid`.
+      method: of position embeddings, see `ops.resize.grid`; 'bicubic' ones go with linear biases.
 
     Returns:
       The parameters, and notes on the changes, for people.
     """
+    method = _OF_BIASES.get(method, method)
     sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1
     notes = set()
 

@@ -48,6 +48,15 @@ def bicubic_antialiased(
     return _resize(x, size, lambda old, new: _antialiased(old, new, _keys))
 
 
+def linear_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
+    """Linear interpolation between the centers of cells, without antialiasing.
+
+    Equal to PyTorch's `interpolate(mode='bilinear')`, by which transformers resizes the biases of
+    relative positions of BEiT.
+    """
+    return _resize(x, size, _bilinear)
+
+
 def bilinear_half_pixel(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
@@ -80,8 +89,8 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
     Args:
       x: the vectors of the old grid.
       size: rows and columns of the new grid.
-      method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`) or
-        'antialiased' (`bicubic_antialiased`).
+      method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
+        'antialiased' (`bicubic_antialiased`) or 'linear' (`linear_half_pixel`).
 
     Raises:
       UserError: if there is no such method.
@@ -124,6 +133,7 @@ _METHODS = {
     'bilinear': bilinear_align_corners,
     'bicubic': bicubic_half_pixel,
     'antialiased': bicubic_antialiased,
+    'linear': linear_half_pixel,
 }
 
 
@@ -140,6 +150,12 @@ def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> 
 def _align_corners(old: int, new: int) -> Float[np.ndarray, 'new old']:
     at = np.arange(new) * ((old - 1) / max(new - 1, 1))
     return np.maximum(1.0 - np.abs(at[:, None] - np.arange(old)), 0.0)
+
+
+@functools.cache
+def _bilinear(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    at = np.clip(_centers(old, new), 0, old - 1)
+    return _linear(np.abs(at[:, None] - np.arange(old)))
 
 
 @functools.cache

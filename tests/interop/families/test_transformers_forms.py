@@ -7,6 +7,7 @@ import pytest
 from helpers import transformers_forms
 from helpers.transformers_vit import apply
 
+import vit_jax
 from vit_jax import interop
 from vit_jax.errors import UserError
 
@@ -23,6 +24,19 @@ def test_outputs(form, tmp_path, images):
     found = apply(imported.model, imported.params, batch)[form.ours]
     expected = transformers_forms.outputs(form, made, batch)
     assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('size', [(24, 20), (8, 8)], ids=['larger', 'smaller'])
+@pytest.mark.parametrize('form', transformers_forms.RESIZED, ids=lambda form: form.label)
+def test_images_of_another_size(form, size, tmp_path, images):
+    """Positions and biases are interpolated as the class itself does."""
+    made, batch = transformers_forms.model(form), images(2, *size, 3)
+    made.save_pretrained(tmp_path)
+    module, variables = vit_jax.load(tmp_path, image_size=size)
+    found = apply(module, variables['params'], batch)[form.ours]
+    expected = transformers_forms.outputs(form, made, batch, resized=True)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
 
 

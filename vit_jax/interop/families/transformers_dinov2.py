@@ -5,6 +5,7 @@ Layer scale is folded into the layers that it scales.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,6 @@ from vit_jax.interop.families._transformers_write import HEAD, MLPS, REGISTERS, 
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
-POSITIONS = 'bicubic'
 _LAYER = 'encoder.layer'
 TABLE: names.Table = (
     ('embeddings.cls_token', 'cls_token'),
@@ -68,7 +68,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
     fields = {'pool': 'cls_patches'} if 'classifier.weight' in flat else {}
-    return _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, fields=fields)
+    found = _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, fields=fields)
+    positions = 'antialiased' if 'register_tokens' in found.params else 'bicubic'
+    return dataclasses.replace(found, positions=positions)
 
 
 def _ungated(flat: Flat) -> Flat:
