@@ -60,6 +60,20 @@ def test_what_is_written(family, name, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ('name', 'method'),
+    [
+        ('flexivit_small', 'linear'),
+        ('vit_base_patch16_radio_v3', 'bilinear'),
+        ('vit_small_patch14_dinov2', 'antialiased'),
+    ],
+)
+def test_positions_are_interpolated_as_the_architecture_does(name, method, tmp_path):
+    row = GOLDEN[name]
+    files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), row['config'])
+    assert interop.read(tmp_path).positions == method
+
+
 def test_numbers_that_timm_lacks_are_noted(tmp_path):
     """And the names of classes are kept."""
     row = GOLDEN['vit_tiny_patch16_224']

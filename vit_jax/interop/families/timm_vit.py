@@ -7,6 +7,8 @@ in config.json into the patch embedding, so that images are in [-1, 1] as for al
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +20,8 @@ from vit_jax.interop.families import _timm_arguments, _timm_layout, _timm_write,
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 
-POSITIONS = 'antialiased'
+# Interpolation of positions by the name of the architecture; those of others are 'antialiased'.
+_POSITIONS = (('(base|huge)_patch16_radio_v3', 'bilinear'), ('flexivit|radio', 'linear'))
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _RELATIVE = 'relative_position_bias_table'
@@ -109,6 +112,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     imported = _pooled(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
+    name = _timm_arguments.architecture(extra)
+    found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
+    imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
 
 
