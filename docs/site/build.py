@@ -165,6 +165,8 @@ def build(source: Path, target: Path, *, builder: str = 'html', execute: bool = 
         '-W',
         '--keep-going',
         '-E',
+        '-j',
+        'auto',
         '-D',
         f'nb_execution_mode={"force" if execute else "off"}',
         '-d',
