@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -90,7 +91,7 @@ def address(site):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    missing: set[str] = set()
+    missing: ClassVar[set[str]] = set()
 
     def log_message(self, *args):
         pass
