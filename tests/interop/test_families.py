@@ -15,10 +15,15 @@ from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
 from vit_jax.interop.trained import fields
-from vit_jax.models import bit_resnet, hybrid, mae, siglip, swin, vit
+from vit_jax.models import bit_resnet, hybrid, mae, siglip, siglip_naflex, swin, vit
 from vit_jax.tree_paths import param_paths
 
 VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
+TOWERS = {
+    **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
+    **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
+    **{'text_num_heads': 4, 'embed_dim': 32},
+}
 MODELS = {
     'vit': vit.Model(**VIT),
     'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=()),
@@ -29,14 +34,12 @@ MODELS = {
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
-    'siglip': siglip.Model(
-        **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
-        **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
-        **{'text_num_heads': 4, 'embed_dim': 32},
-    ),
+    'siglip': siglip.Model(**TOWERS),
+    'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
 }
 # Of models that take more than images.
-INPUTS = {'siglip': (jax.ShapeDtypeStruct((1, 4), np.int32),)}
+TEXTS = jax.ShapeDtypeStruct((1, 4), np.int32)
+INPUTS = {'siglip': (TEXTS,), 'siglip_naflex': (TEXTS,)}
 # Of models whose files do not tell the size of images, what they are read for.
 SIZES = {'bit_resnet': None, 'detr': (800, 1333), 'detr_panoptic': (800, 1333)}
 # The parameters by which timm's names are told.

@@ -24,6 +24,8 @@ from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
+# A floor below this part of the prediction would stretch the axis far under all points.
+_VISIBLE = 0.01
 WORDS = {
     'data_size': 'training examples',
     'examples_seen': 'examples seen',
@@ -201,13 +203,13 @@ def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
 
 
 def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
-    """A star at the predicted value with its band, and a line at the irreducible error."""
+    """A star at the predicted value with its band, and a line at the irreducible error, if any."""
     at = np.array([target])
     value = fit.predict(at)
     if (band := fit.predict_band(at)) is not None:
         axes.plot([target] * 2, np.concatenate(band), color=color, linewidth=2, alpha=0.6)
     axes.plot(at, value, '*', color=color, markersize=14, markeredgecolor='white', zorder=5)
-    if (floor := fit.params.get('c', 0.0)) > 0:
+    if (floor := fit.params.get('c', 0.0)) > _VISIBLE * value[0]:
         axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
         across = axes.get_yaxis_transform()
         words = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
