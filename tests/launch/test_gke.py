@@ -20,7 +20,7 @@ JOB = {'parallelism', 'completions', 'backoffLimit', 'podFailurePolicy', 'templa
 
 
 def made(tpu='v6e-16', **fields):
-    return gke.jobset(gke.GkeJob(TRAIN, 'a', tpu, 'image', **fields))
+    return gke.jobset(gke.GkeJob(TRAIN, 'a', tpu, image='image', **fields))
 
 
 def job_of(jobset):

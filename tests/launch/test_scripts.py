@@ -32,14 +32,16 @@ TEXTS = {
         slurm.SlurmJob(['sweep', 'work', 'digits'], 'digits', array=8, grace=60, restarts=0)
     ),
     'pod.yaml': lambda: sky.text(
-        sky.SkyJob([*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', ('gcs',), spot=True)
+        sky.SkyJob(
+            [*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', extras=['gcs'], spot=True
+        )
     ),
     'sweep.yaml': lambda: sky.text(
         sky.SkyJob(
             ['sweep', 'work', 'a', '--workdir', 'gs://lab/a'],
             'a',
             'v6e-8',
-            ('gcs', 'sweep'),
+            extras=['gcs', 'sweep'],
             env={'TFDS_DATA_DIR': '/data/tfds', 'PGPASSWORD': 'a: b'},
             mounts={'/data': 'gs://lab-data'},
         )
@@ -49,7 +51,7 @@ TEXTS = {
             [*TRAIN, 'gs://lab/b16', QUOTED],
             'b16',
             'v6e-16',
-            'lab/image:1',
+            image='lab/image:1',
             slices=2,
             spot=True,
             queue='team',
@@ -60,11 +62,14 @@ TEXTS = {
         )
     ),
     'one_slice.jobset.yaml': lambda: gke.text(
-        gke.GkeJob([*TRAIN, 'gs://lab/b16'], 'b16', 'tpu7x-16', 'lab/image:1', flex_start=True)
+        gke.GkeJob(
+            *([*TRAIN, 'gs://lab/b16'], 'b16', 'tpu7x-16'), image='lab/image:1', flex_start=True
+        )
     ),
     'one_host.yaml': lambda: sky.text(
         sky.SkyJob(
-            [*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8', ('gcs',), zone='us-east5-b', restarts=0
+            *([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8'),
+            **{'extras': ['gcs'], 'zone': 'us-east5-b', 'restarts': 0},
         )
     ),
 }

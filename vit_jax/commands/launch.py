@@ -7,6 +7,7 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -105,7 +106,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
 
     job = slurm.SlurmJob(
         command,
-        args.job_name or f'vit-jax-{command[0]}',
+        _job_name(args, command),
         nodes=args.nodes,
         gpus=args.gpus,
         array=args.array,
@@ -132,27 +133,20 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
             f'launch sky: --slices {args.slices}: SkyPilot rents one slice a job; launch tpu and '
             'launch gke take several'
         )
-    name = args.job_name or f'vit-jax-{command[0]}'
-    task = sky.text(
-        sky.SkyJob(
-            command,
-            name,
-            tpu=args.tpu,
-            extras=extras_of(command, config),
-            spot=args.spot,
-            region=args.region,
-            zone=args.zone,
-            restarts=args.restarts,
-            env=dict(args.env),
-            mounts=dict(args.mount),
-        )
+    job = sky.SkyJob(
+        **_for_clouds(args, command),
+        extras=extras_of(command, config),
+        region=args.region,
+        zone=args.zone,
+        mounts=dict(args.mount),
     )
+    task = sky.text(job)
     if not args.dry_run and not pathlib.Path('constraints.txt').is_file():
         raise UserError(
             'launch sky copies the current folder: run it in the root of the repository'
         )
     _try_slice(args, command)
-    print(task if args.dry_run else submit.sky(name, task), end='')
+    print(task if args.dry_run else submit.sky(job.name, task), end='')
     return 0
 
 
@@ -161,18 +155,13 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
     from vit_jax.launch import remote, tpu, tpu_loop
 
     job = tpu.TpuJob(
-        command,
-        args.job_name or f'vit-jax-{command[0]}',
-        args.tpu,
-        args.zone,
+        **_for_clouds(args, command),
+        zone=args.zone,
         project=args.project,
         extras=extras_of(command, config),
         slices=args.slices,
         fewest=args.min_slices or args.slices,
-        spot=args.spot,
         flex_start=args.flex_start,
-        restarts=args.restarts,
-        env=dict(args.env),
         prepare=args.setup,
         options=args.gcloud,
     )
@@ -189,27 +178,37 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
     """Submit a JobSet to a GKE cluster by kubectl, on TPUs."""
     from vit_jax.launch import gke, submit
 
-    manifest = gke.text(
-        gke.GkeJob(
-            command,
-            args.job_name or f'vit-jax-{command[0]}',
-            args.tpu,
-            args.image,
-            slices=args.slices,
-            topology=args.topology,
-            spot=args.spot,
-            flex_start=args.flex_start,
-            queue=args.queue,
-            namespace=args.namespace,
-            account=args.service_account,
-            restarts=args.restarts,
-            env=dict(args.env),
-            mounts=dict(args.mount),
-        )
+    job = gke.GkeJob(
+        **_for_clouds(args, command),
+        image=args.image,
+        slices=args.slices,
+        topology=args.topology,
+        flex_start=args.flex_start,
+        queue=args.queue,
+        namespace=args.namespace,
+        account=args.service_account,
+        mounts=dict(args.mount),
     )
+    manifest = gke.text(job)
     _try_slice(args, command)
     print(manifest if args.dry_run else submit.kubernetes(manifest), end='')
     return 0
+
+
+def _for_clouds(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The fields of `CloudJob`."""
+    return {
+        'words': command,
+        'name': _job_name(args, command),
+        'tpu': args.tpu,
+        'spot': args.spot,
+        'restarts': args.restarts,
+        'env': dict(args.env),
+    }
+
+
+def _job_name(args: argparse.Namespace, command: Sequence[str]) -> str:
+    return args.job_name or f'vit-jax-{command[0]}'
 
 
 class RehearsalFailed(UserError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command, names
-from vit_jax.launch.sky import MOUNT
+from vit_jax.launch.cloud_job import MOUNT, CloudJob
 
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
@@ -30,39 +30,30 @@ DISRUPTED = 'condition DisruptionTarget'
 FREE = [DISRUPTED, f'exit code {EXIT_PREEMPTED} ']
 
 
-@dataclasses.dataclass(frozen=True)
-class GkeJob:
-    """A command to run on a GKE cluster, with its resources.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GkeJob(CloudJob):
+    """A JobSet.
 
     Attributes:
-      words: the command, as `['train', '--config', ...]`.
-      name: of the JobSet.
-      tpu: type of a slice, as `v6e-16`.
       image: with the repository and its extras.
       slices: their number.
       topology: chips along each dimension, as `4x4`; the usual one of the type if empty.
-      spot, flex_start: the nodes to use; others if neither.
+      flex_start: whether to use nodes of flex-start.
       queue: of Kueue; '' without it.
       namespace: of the cluster; the current one if empty.
       account: Kubernetes service account; the default one if empty.
-      restarts: limit on restarts after failures; those after a preemption do not count.
-      env: environment variables of the command.
       mounts: buckets, as `gs://BUCKET`, by their folders in the container.
     """
 
-    words: Sequence[str]
-    name: str
-    tpu: str
+    launcher = 'gke'
+
     image: str
     slices: int = 1
     topology: str = ''
-    spot: bool = False
     flex_start: bool = False
     queue: str = ''
     namespace: str = ''
     account: str = ''
-    restarts: int = 3
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -223,10 +214,8 @@ def _check(job: GkeJob) -> None:
         )
     if job.spot and job.flex_start:
         raise UserError('launch gke: give --spot or --flex-start, not both')
-    names.check_variables('gke', job.env)
     names.check_mounts('gke', job.mounts, ('gs',))
-    names.check_data('gke', job.env, MOUNT)
-    command.require_bucket('gke', job.words)
+    job.check_command(MOUNT)
 
 
 def _holds(topology: str, chips: int) -> bool:

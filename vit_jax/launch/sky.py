@@ -12,36 +12,26 @@ import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command, names
+from vit_jax.launch.cloud_job import MOUNT, CloudJob
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
-MOUNT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
 
 
-@dataclasses.dataclass(frozen=True)
-class SkyJob:
-    """A command to run on Cloud TPUs, with its resources.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SkyJob(CloudJob):
+    """A job of SkyPilot.
 
     Attributes:
-      words: the command, as `['train', '--config', ...]`.
-      name: of the job.
-      tpu: type of the slice, as `v5litepod-8`.
       extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
-      spot: whether it may be preempted, at a lower price.
       region, zone: any if empty.
-      restarts: limit on restarts of a failed job; a preempted one is always restarted.
-      env: environment variables of the command.
       mounts: buckets, as `gs://BUCKET`, by their folders on the machines.
     """
 
-    words: Sequence[str]
-    name: str
-    tpu: str
+    launcher = 'sky'
+
     extras: Sequence[str] = ()
-    spot: bool = False
     region: str = ''
     zone: str = ''
-    restarts: int = 3
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -58,11 +48,9 @@ def task(job: SkyJob) -> dict[str, Any]:
             'with a letter'
         )
     # SkyPilot inserts these into shell commands without quoting.
-    names.check_variables('sky', job.env)
+    job.check_command(MOUNT)
     names.check_places('sky', {'--region': job.region, '--zone': job.zone})
     names.check_mounts('sky', job.mounts, ('gs', 's3'))
-    names.check_data('sky', job.env, MOUNT)
-    command.require_bucket('sky', job.words)
     words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
     mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
     return {

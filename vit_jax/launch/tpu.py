@@ -5,48 +5,39 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vit_jax.errors import UserError
 from vit_jax.launch import cloud_tpu, command, names, queued, remote
+from vit_jax.launch.cloud_job import CloudJob
 
 DURATION = re.compile(r'([1-9]\d*[smhd])+')
 OPTION = re.compile(r'(--)?[a-z][a-z-]*(=.*)?')
 
 
-@dataclasses.dataclass(frozen=True)
-class TpuJob:
-    """A command to run on Cloud TPUs, with its resources.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuJob(CloudJob):
+    """A queued resource and its command.
 
     Attributes:
-      words: the command, as `['train', '--config', ...]`.
-      name: of the resource.
-      tpu: type of a slice, as `v5litepod-16`.
       zone: where it is.
       project: the default one of gcloud if empty.
       extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
       slices: their number.
       fewest: the number with which the job goes on if there are no more.
-      spot: whether it may be preempted, at a lower price.
       flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.
-      restarts: limit on restarts after failures; those after a preemption do not count.
-      env: environment variables of the command.
       prepare: shell commands that prepare each machine, as mounting a disk.
       options: more options of the request, as `network=lab`.
     """
 
-    words: Sequence[str]
-    name: str
-    tpu: str
+    launcher = 'tpu'
+
     zone: str
     project: str = ''
     extras: Sequence[str] = ()
     slices: int = 1
     fewest: int = 1
-    spot: bool = False
     flex_start: str = ''
-    restarts: int = 3
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prepare: str = ''
     options: Sequence[str] = ()
 
@@ -84,7 +75,6 @@ def check(job: TpuJob) -> None:
     names.check_short('tpu', '--job-name', job.name)
     cloud_tpu.runtime(job.tpu)
     cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.fewest)
-    names.check_variables('tpu', job.env)
     names.check_places('tpu', {'--zone': job.zone, '--project': job.project})
     if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
         raise UserError(
@@ -94,8 +84,7 @@ def check(job: TpuJob) -> None:
     for option in job.options:
         if not OPTION.fullmatch(option):
             raise UserError(f'launch tpu: --gcloud {option!r}: must be NAME or NAME=VALUE')
-    command.require_bucket('tpu', job.words)
-    names.check_data('tpu', job.env, 'copy or mount them by --setup')
+    job.check_command('copy or mount them by --setup')
     for slices in range(job.fewest, job.slices + 1):
         job.start(slices)
 
