@@ -249,8 +249,8 @@ def test_the_picture_of_positions_is_that_of_the_table():
     [
         ({'posemb': 'sincos2d'}, "posemb='learn'"),
         ({'positions': 'rope'}, "positions='none'"),
-        ({'pos_grid': 0}, 'pos_grid=0'),
-        ({'kernel_size': 0}, 'kernel_size=0: must be at least 1'),
+        ({'pos_grid': 0}, 'pos_grid must be at least 1'),
+        ({'kernel_size': 0}, 'kernel_size must be at least 1, not 0'),
         ({'patch_dropout': 1.0}, 'patch_dropout must be at least 0 and below 1'),
     ],
 )

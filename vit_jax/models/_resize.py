@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.base import Params, Resized
 from vit_jax.ops import resize
 
-Params = dict[str, Any]
 Grid = tuple[int, int]  # rows and columns of patches
 
 # transformers, which interpolates positions bicubically, interpolates biases linearly.
@@ -20,7 +20,7 @@ _OF_BIASES = {'bicubic': 'linear'}
 
 def positions(
     params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
-) -> tuple[Params, list[str]]:
+) -> Resized:
     """Resize `pos_embed` to another grid of patches, including one with as many patches.
 
     Args:
@@ -31,8 +31,8 @@ def positions(
       method: see `ops.resize.grid`.
 
     Returns:
-      The parameters, and notes on the changes, for people. A `pos_embed` of another model, whose
-      rows are not the old grid, is left unchanged.
+      The parameters. A `pos_embed` of another model, whose rows are not the old grid, is left
+      unchanged.
 
     Raises:
       UserError: if `old_grid` is None and the rows do not form a square.
@@ -53,16 +53,13 @@ def positions(
     return params | {'pos_embed': table}, [note]
 
 
-def relative(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
+def relative(params: Params, new_grid: Grid, method: str) -> Resized:
     """Resize the tables of `nn.relative_positions` to another grid of patches, like pictures.
 
     Args:
       params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
       new_grid: rows and columns of the new grid.
       method: of position embeddings, see `ops.resize.grid`; 'bicubic' ones go with linear biases.
-
-    Returns:
-      The parameters, and notes on the changes, for people.
     """
     method = _OF_BIASES.get(method, method)
     sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1
@@ -80,7 +77,7 @@ def relative(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[
     return jax.tree_util.tree_map_with_path(resized, params), sorted(notes)
 
 
-def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str]]:
+def axial(params: Params, new_grid: Grid, method: str) -> Resized:
     """Resize `params` of axial attention (`nn.axial`) to another grid.
 
     Positions and the weights of summaries are resized like a picture. Relative biases are
@@ -90,9 +87,6 @@ def axial(params: Params, new_grid: Grid, method: str) -> tuple[Params, list[str
       params: a tree with layers `rows_i` and `columns_i`.
       new_grid: rows and columns of the new grid.
       method: see `ops.resize.grid`.
-
-    Returns:
-      The parameters, and notes on the changes, for people.
     """
     changed = set()
 
@@ -131,13 +125,10 @@ def patch_size(params: Params) -> int | None:
     return None if kernel is None or kernel.ndim != 4 else kernel.shape[0]
 
 
-def patches(params: Params, patch_size: int) -> tuple[Params, list[str]]:
+def patches(params: Params, patch_size: int) -> Resized:
     """Resize the kernel of `patch_embed` to patches of another size.
 
     Uses the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.
-
-    Returns:
-      The parameters, and notes on the changes, for people.
     """
     kernel, size = params['patch_embed']['kernel'], (patch_size, patch_size)
     if kernel.shape[:2] == size:

@@ -2,7 +2,7 @@
 
 import re
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice
 
 # name: width, depth, mlp_dim, num_heads
 VARIANTS = {
@@ -29,15 +29,8 @@ def variant(name: str) -> dict[str, int]:
       UserError: if there is no such shape, or the patch size is not a positive number.
     """
     shape, slash, patch = name.partition('/')
-    if shape not in VARIANTS:
-        raise UserError(nearest('ViT variant', shape, VARIANTS))
+    check_choice('ViT variant', shape, VARIANTS)
     if not slash or not re.fullmatch('[1-9][0-9]*', patch):
         raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
-    width, depth, mlp_dim, num_heads = VARIANTS[shape]
-    return {
-        'patch_size': int(patch),
-        'width': width,
-        'depth': depth,
-        'mlp_dim': mlp_dim,
-        'num_heads': num_heads,
-    }
+    fields = ('width', 'depth', 'mlp_dim', 'num_heads')
+    return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
 
+from vit_jax.errors import UserError, check_choice
+from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.parameter_pictures import ParameterPictures
+from vit_jax.nn.recompute import check_remat
+from vit_jax.nn.stochastic import check_rate
 
 Size = tuple[int, int]  # height and width in pixels
+Params = dict[str, Any]  # nested arrays
+Resized = tuple[Params, list[str]]  # and notes on what was changed, for people
+
+DTYPES = ('float32', 'bfloat16', 'float16')
+CHOICES: Mapping[str, Iterable[str]] = {
+    **{'attention': ATTENTIONS, 'gelu': GELUS},
+    **{'dtype': DTYPES, 'residual_dtype': DTYPES},
+}
+
+
+def check_fields(model: Any, *names: str) -> None:
+    """Check fields that mean the same in several models.
+
+    Args:
+      model: with the fields.
+      names: of CHOICES, or `remat`; others are rates.
+
+    Raises:
+      UserError: for a value that a field cannot have.
+    """
+    for name in names:
+        value = getattr(model, name)
+        if name == 'remat':
+            check_remat(value)
+        elif name not in CHOICES:
+            check_rate(name, value)
+        elif (name, value) != ('residual_dtype', None):
+            check_choice(name, value, CHOICES[name])
+
+
+def check_counts(model: Any, *names: str) -> None:
+    """Raise UserError for a field that is less than 1; None is one that is not used."""
+    for name in names:
+        if (value := getattr(model, name)) is not None and value < 1:
+            raise UserError(f'{name} must be at least 1, not {value}')
 
 
 class Model(nn.Module):
@@ -37,8 +77,8 @@ class Model(nn.Module):
 
     @property
     def stride(self) -> int | None:
-        """Side in pixels of the square of one token; None for a ResNet's features."""
-        return None
+        """Side in pixels of the square of one token; None for models without patches."""
+        return getattr(self, 'patch_size', None)
 
     @property
     def own_size(self) -> Size | None:
@@ -72,16 +112,12 @@ class Model(nn.Module):
         return ()
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: Size | None,
-        new_size: Size,
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
-        """The parameters for images of another size, and notes on what was changed.
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
+        """The parameters for images of another size.
 
         Args:
-          params: nested arrays; some may be absent.
+          params: of the model; some may be absent.
           old_size: of the images that they were made for; None if unknown.
           new_size: of the new images.
           method: of interpolation of grids of positions, see `ops.resize.grid`.

@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import check_choice
 from vit_jax.models import base
-from vit_jax.models.vit import DTYPES
+from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
 
@@ -37,8 +37,7 @@ def variant(name: str) -> dict[str, Any]:
     Raises:
       UserError: if there is no such variant.
     """
-    if name not in VARIANTS:
-        raise UserError(nearest('BiT variant', name, VARIANTS))
+    check_choice('BiT variant', name, VARIANTS)
     layers, width_factor = VARIANTS[name]
     return {'layers': layers, 'width_factor': width_factor}
 
@@ -71,12 +70,9 @@ class Model(base.Model):
     noted = ('pool_padding',)
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise UserError(nearest('dtype', self.dtype, DTYPES))
-        if self.width_factor < 1:
-            raise UserError(f'width_factor must be at least 1, not {self.width_factor}')
-        if self.pool_padding not in PADDINGS:
-            raise UserError(nearest('pool_padding', self.pool_padding, PADDINGS))
+        check_fields(self, 'dtype')
+        check_counts(self, 'width_factor')
+        check_choice('pool_padding', self.pool_padding, PADDINGS)
         check_layers(self.layers)
         super().__post_init__()
 

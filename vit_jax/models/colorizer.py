@@ -14,11 +14,10 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize, base
-from vit_jax.models.vit import DTYPES
+from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
-from vit_jax.nn.blocks import GELUS, Block, Encoder, Mlp, dense
+from vit_jax.nn.blocks import Block, Encoder, Mlp, dense
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.parameter_pictures import (
     ParameterPictures,
@@ -27,7 +26,7 @@ from vit_jax.nn.parameter_pictures import (
     position_similarity,
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
-from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.stochastic import Dropout
 from vit_jax.ops.color_bins import NUM_BINS
 
 POSEMBS = ('sincos1d', 'sincos2d', 'learn')
@@ -75,23 +74,14 @@ class Model(base.Model):
 
     def __post_init__(self) -> None:
         check_choice('posemb', self.posemb, POSEMBS)
-        check_choice('gelu', self.gelu, GELUS)
-        check_choice('dtype', self.dtype, DTYPES)
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_rate('dropout', self.dropout)
+        check_fields(self, 'gelu', 'dtype', 'attention', 'dropout')
+        check_counts(self, 'decoder_depth')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.patch_out < 1 or self.patch_size % self.patch_out:
             raise UserError(
                 f'patch_out {self.patch_out} does not divide patch_size {self.patch_size}'
             )
-        if self.decoder_depth < 1:
-            raise UserError(f'decoder_depth must be at least 1, not {self.decoder_depth}')
         super().__post_init__()
-
-    @property
-    def stride(self) -> int:
-        """Side in pixels of the square of one token."""
-        return self.patch_size
 
     @nn.compact
     def __call__(
@@ -128,7 +118,7 @@ class Model(base.Model):
         ]
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches and of queries, and the filters of patches."""
         grid = grid_of(image_size, self.patch_size)
@@ -139,12 +129,8 @@ class Model(base.Model):
         ]
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images of another size, as `vit.Model.resize_params`."""
         new, notes = patch_grid(*new_size, self.patch_size), []
         old = old_size and patch_grid(*old_size, self.patch_size)

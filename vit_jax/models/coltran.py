@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt8
 
-from vit_jax.errors import check_choice, check_multiple
+from vit_jax.errors import check_multiple
 from vit_jax.models import _resize, base
-from vit_jax.models.vit import DTYPES
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
 from vit_jax.nn.axial_maps import axial_maps
@@ -81,8 +80,7 @@ class Model(base.Model):
     weightless = ('norm_eps', 'dtype', 'attention')
 
     def __post_init__(self) -> None:
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, DTYPES)
+        check_fields(self, 'attention', 'dtype')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 
@@ -183,12 +181,8 @@ class Model(base.Model):
         )
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images of another size, as `vit.Model.resize_params`.
 
         Positions, relative biases and the weights of summaries change.

@@ -12,10 +12,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
-from vit_jax.errors import UserError, check_choice, check_multiple
+from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import _resize, base
-from vit_jax.models.vit import DTYPES
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.axial import AxialEncoder, AxialLayer
 from vit_jax.nn.axial_maps import axial_maps
@@ -54,8 +53,7 @@ class Model(base.Model):
     weightless = ('norm_eps', 'dtype', 'attention')
 
     def __post_init__(self) -> None:
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, DTYPES)
+        check_fields(self, 'attention', 'dtype')
         if self.levels < 1 or BYTES % self.levels:
             raise UserError(f'levels must be a divisor of {BYTES}, not {self.levels}')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
@@ -120,12 +118,8 @@ class Model(base.Model):
         return axial_maps(intermediates, ('encoder',), grid, every)
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images of another size, as `vit.Model.resize_params`.
 
         Positions and relative biases change.

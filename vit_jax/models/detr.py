@@ -11,10 +11,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import check_choice
 from vit_jax.models import base
-from vit_jax.models.vit import DTYPES
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
@@ -39,8 +38,7 @@ def variant(name: str) -> dict[str, Any]:
     Raises:
       UserError: if there is no such variant.
     """
-    if name not in VARIANTS:
-        raise UserError(nearest('DETR variant', name, VARIANTS))
+    check_choice('DETR variant', name, VARIANTS)
     layers, dilate = VARIANTS[name]
     return {'layers': layers, 'dilate': dilate}
 
@@ -84,8 +82,7 @@ class Model(base.Model):
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
       dtype: computation dtype. Parameters, softmax and outputs stay float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
-        or 'auto', the kernel if the devices support it. See docs/tpu.md.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value.
@@ -125,14 +122,11 @@ class Model(base.Model):
     )
 
     def __post_init__(self) -> None:
-        check_choice('dtype', self.dtype, DTYPES)
-        check_choice('attention', self.attention, ATTENTIONS)
+        check_fields(self, 'dtype', 'attention', 'dropout')
+        check_counts(self, 'num_queries', 'depth', 'decoder_depth')
         check_choice('norm', self.norm, NORMS)
         check_choice('activation', self.activation, ACTIVATIONS)
         check_choice('backbone_norm', self.backbone_norm, tuple(BACKBONE_NORMS))
-        for name in ('num_queries', 'depth', 'decoder_depth'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} must be at least 1, not {getattr(self, name)}')
         super().__post_init__()
 
     @property

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError
 from vit_jax.models import base, vit
+from vit_jax.models.base import Params, Resized, Size, check_counts
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.parameter_pictures import ParameterPictures
@@ -61,10 +62,8 @@ class Model(base.Model):
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick', also of the heads.
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
-        order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
-        or 'auto', the kernel if the devices support it. See docs/tpu.md.
+      remat: recomputation in the backward pass; see the model `vit`.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and the lengths of
         vectors in the heads stay float32.
       residual_dtype: of the residual stream; that of the computation if None.
@@ -102,16 +101,9 @@ class Model(base.Model):
     )
 
     def __post_init__(self) -> None:
-        for name in ('prototypes', 'hidden', 'bottleneck', 'patch_bottleneck'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} must be at least 1, not {getattr(self, name)}')
+        check_counts(self, 'prototypes', 'hidden', 'bottleneck', 'patch_bottleneck')
         self._vit()  # checks its fields
         super().__post_init__()
-
-    @property
-    def stride(self) -> int:
-        """Side in pixels of the square of one token."""
-        return self.patch_size
 
     def setup(self) -> None:
         self.vit = Backbone(**self._fields())
@@ -174,7 +166,7 @@ class Model(base.Model):
         return self._vit().attention_maps(intermediates, images)
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches, and the filters that embed them."""
         return self._vit().parameter_pictures(params, image_size)
@@ -189,12 +181,8 @@ class Model(base.Model):
         return self._vit().layer_order()
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images, and patches, of another size; see `vit.Model`."""
         return self._vit().resize_params(params, old_size, new_size, method)
 

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models import vit
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.resnet import Stage, block_order, check_layers
@@ -48,8 +48,7 @@ def variant(name: str) -> dict[str, Any]:
     Raises:
       UserError: if there is no such variant.
     """
-    if name not in VARIANTS:
-        raise UserError(nearest('hybrid variant', name, VARIANTS))
+    check_choice('hybrid variant', name, VARIANTS)
     layers, shape, patch_size = VARIANTS[name]
     return {**vit.variant(f'{shape}/{patch_size}'), 'layers': layers}
 

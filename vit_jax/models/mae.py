@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import base, vit
+from vit_jax.errors import UserError, check_multiple
+from vit_jax.models import base
+from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.attention_choice import ATTENTIONS
-from vit_jax.nn.blocks import GELUS, Block, Encoder, dense
+from vit_jax.nn.blocks import Block, Encoder, dense
 from vit_jax.nn.parameter_pictures import (
     ParameterPictures,
     embedding_filters,
@@ -25,8 +25,7 @@ from vit_jax.nn.parameter_pictures import (
     position_similarity,
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.recompute import check_remat
-from vit_jax.nn.stochastic import check_rate, example_keys
+from vit_jax.nn.stochastic import example_keys
 
 # The ViT encoder's part of the parameters.
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
@@ -45,10 +44,8 @@ class Model(base.Model):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
-        order of what blocks keep; see `vit_jax.nn.recompute`.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
-        or 'auto', the kernel if the devices support it. See docs/tpu.md.
+      remat: recomputation in the backward pass; see the model `vit`.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the residual streams; that of the computation if None. The authors' is
         'float32' with half precision products.
@@ -82,21 +79,10 @@ class Model(base.Model):
     )
 
     def __post_init__(self) -> None:
-        check_choice('gelu', self.gelu, GELUS)
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, vit.DTYPES)
-        if self.residual_dtype is not None:
-            check_choice('residual_dtype', self.residual_dtype, vit.DTYPES)
-        check_remat(self.remat)
-        check_rate('mask_ratio', self.mask_ratio)
+        check_fields(self, 'gelu', 'attention', 'dtype', 'residual_dtype', 'remat', 'mask_ratio')
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
             check_multiple(width, getattr(self, width), heads, getattr(self, heads))
         super().__post_init__()
-
-    @property
-    def stride(self) -> int:
-        """Side in pixels of the square of one token."""
-        return self.patch_size
 
     def setup(self) -> None:
         dtypes = jnp.dtype(self.dtype), jnp.dtype(self.residual_dtype or self.dtype)
@@ -147,7 +133,7 @@ class Model(base.Model):
         return {'name': 'vit', **{key: getattr(self, key) for key in same}}, ENCODER
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches in both parts, and the encoder's filters."""
         grid = grid_of(image_size, self.patch_size)
@@ -166,25 +152,14 @@ class Model(base.Model):
         return '^(patch_embed|cls_token|pos_embed)(/|$)', *blocks
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images of another size, with fixed positions recomputed.
-
-        Args:
-          params: nested arrays; parts of them may be absent.
-          old_size, method: ignored.
-          new_size: height and width in pixels of the new images.
-
-        Returns:
-          The parameters, and notes on the changes, for people.
 
         Raises:
           UserError: if the images cannot be cut into patches.
         """
+        del old_size, method
         grid = patch_grid(*new_size, self.patch_size)
         params, notes = _repositioned(params, grid, self.width)
         if 'decoder' in params:
@@ -303,9 +278,7 @@ def fixed_positions(grid: tuple[int, int], dim: int) -> Float32[np.ndarray, 'N D
     return np.pad(positions.sincos2d(*grid, dim, endpoint=False), ((1, 0), (0, 0)))
 
 
-def _repositioned(
-    params: dict[str, Any], grid: tuple[int, int], width: int
-) -> tuple[dict[str, Any], list[str]]:
+def _repositioned(params: Params, grid: tuple[int, int], width: int) -> Resized:
     """The parameters with a `pos_embed` for this grid, and a note if it was for another."""
     table, old = fixed_positions(grid, width)[None], params.get('pos_embed')
     # Different grids with as many patches have tables of equal shape.

@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax.errors import UserError
 from vit_jax.models import _vit_head, _vit_parts, base, vit
+from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patch_dropout import PatchDropout
 from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import learned, resized
-from vit_jax.nn.stochastic import check_rate
 from vit_jax.ops.resize import pinv_matrix
 from vit_jax.ops.sequences import Sequences, side_and_channels
 
@@ -48,10 +48,8 @@ class Model(vit.Model):
     weightless = (*vit.Model.weightless, 'patch_dropout')
 
     def __post_init__(self) -> None:
-        check_rate('patch_dropout', self.patch_dropout)
-        for name in ('pos_grid', 'kernel_size'):
-            if (side := getattr(self, name)) is not None and side < 1:
-                raise UserError(f'{name}={side}: must be at least 1')
+        check_fields(self, 'patch_dropout')
+        check_counts(self, 'pos_grid', 'kernel_size')
         if self.posemb != 'learn' or self.positions != 'none':
             raise UserError(
                 f'posemb={self.posemb!r}, positions={self.positions!r}: naflex stretches learned '

@@ -12,14 +12,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import check_choice
 from vit_jax.models import base
-from vit_jax.models.vit import DTYPES
+from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn import attention, lstm
 from vit_jax.nn.attention_maps import AttentionMap, keep
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.embeddings import Embeddings
-from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.stochastic import Dropout
 
 ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
 
@@ -203,10 +203,8 @@ class Model(base.Model):
 
     def __post_init__(self) -> None:
         check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, DTYPES)
-        check_rate('dropout', self.dropout)
-        if self.depth < 1:
-            raise UserError(f'depth must be at least 1, not {self.depth}')
+        check_fields(self, 'dtype', 'dropout')
+        check_counts(self, 'depth')
         super().__post_init__()
 
     def setup(self) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vit_jax.errors import UserError, check_choice, check_multiple, nearest
+from vit_jax.errors import check_choice, check_multiple
 from vit_jax.models import base
-from vit_jax.models.vit import DTYPES
+from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.attention import padding_mask
-from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.encoder_decoder import (
@@ -29,7 +28,7 @@ from vit_jax.nn.encoder_decoder import (
     Stack,
 )
 from vit_jax.nn.positions import LAYOUTS, sincos1d
-from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.stochastic import Dropout
 
 # name: width, depth, mlp_dim, num_heads, dropout; base and big are those of table 3.
 VARIANTS = {
@@ -45,8 +44,7 @@ def variant(name: str) -> dict[str, int | float]:
     Raises:
       UserError: if there is no such variant.
     """
-    if name not in VARIANTS:
-        raise UserError(nearest('seq2seq variant', name, VARIANTS))
+    check_choice('seq2seq variant', name, VARIANTS)
     fields = ('width', 'depth', 'mlp_dim', 'num_heads', 'dropout')
     return dict(zip(fields, VARIANTS[name], strict=True))
 
@@ -71,8 +69,7 @@ class Model(base.Model):
       tied: one matrix for both embeddings and for the scores, as in section 3.4.
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
-        or 'auto', the kernel if the devices support it. See docs/tpu.md.
+      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value.
@@ -107,12 +104,8 @@ class Model(base.Model):
         check_choice('norm', self.norm, NORMS)
         check_choice('positions', self.positions, LAYOUTS)
         check_choice('activation', self.activation, ACTIVATIONS)
-        check_choice('dtype', self.dtype, DTYPES)
-        check_choice('attention', self.attention, ATTENTIONS)
-        if self.depth < 1:
-            raise UserError(f'depth must be at least 1, not {self.depth}')
-        for rate in ('dropout', 'attention_dropout'):
-            check_rate(rate, getattr(self, rate))
+        check_fields(self, 'dtype', 'attention', 'dropout', 'attention_dropout')
+        check_counts(self, 'depth')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         super().__post_init__()
 

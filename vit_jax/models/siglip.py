@@ -18,13 +18,11 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base, vit
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.blocks import GELUS, Block, Encoder
+from vit_jax.nn.blocks import Block, Encoder
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.positions import learned
-from vit_jax.nn.recompute import check_remat
-from vit_jax.nn.stochastic import check_rate
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
@@ -161,11 +159,7 @@ class Model(base.Model):
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
-        check_choice('gelu', self.gelu, GELUS)
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, vit.DTYPES)
-        check_remat(self.remat)
-        check_rate('dropout', self.dropout)
+        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         check_multiple('text_width', self.text_width, 'text_num_heads', self.text_num_heads)
         if not self.project and self.embed_dim != self.width:
@@ -176,11 +170,6 @@ class Model(base.Model):
         if self.init_scale <= 0:
             raise UserError(f'init_scale={self.init_scale}: must be positive')
         super().__post_init__()
-
-    @property
-    def stride(self) -> int:
-        """Side in pixels of the square of one token."""
-        return self.patch_size
 
     def setup(self) -> None:
         self.image = self.tower(**self._image_fields)
@@ -248,18 +237,14 @@ class Model(base.Model):
         return maps
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Those of the image tower, see the model `vit`."""
         return self._image_tower().parameter_pictures(params['image'], image_size)
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images, and patches, of another size; see `base.Model`."""
         if 'image' not in params:
             return params, []

@@ -14,16 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
-from vit_jax.models.vit import DTYPES
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import PatchEmbed
-from vit_jax.nn.recompute import check_remat
-from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.stochastic import Dropout
 from vit_jax.nn.window_stages import (
     INIT,
     Block,
@@ -53,8 +50,7 @@ def variant(name: str) -> dict[str, Any]:
       UserError: if there is no such shape, or the window is not a positive number.
     """
     shape, slash, window = name.partition('/')
-    if shape not in VARIANTS:
-        raise UserError(nearest('Swin variant', shape, VARIANTS))
+    check_choice('Swin variant', shape, VARIANTS)
     if slash and not re.fullmatch('w[1-9][0-9]*', window):
         raise UserError(f'Swin variant {name!r}: write the window as in {shape}/w12')
     width, depths, num_heads = VARIANTS[shape]
@@ -83,8 +79,7 @@ class Model(base.Model):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       pad_value: of each channel of the images, beyond those that whole patches do not tile.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
-        order of what blocks keep; see `vit_jax.nn.recompute`.
+      remat: recomputation in the backward pass; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no attention weights; or
         'auto', the kernel if the devices support it. See docs/tpu.md.
@@ -118,14 +113,9 @@ class Model(base.Model):
     )
 
     def __post_init__(self) -> None:
-        check_choice('gelu', self.gelu, GELUS)
-        check_choice('dtype', self.dtype, DTYPES)
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_remat(self.remat)
-        for rate in ('dropout', 'attention_dropout', 'drop_path'):
-            check_rate(rate, getattr(self, rate))
-        if self.window < 1:
-            raise UserError(f'window must be at least 1, not {self.window}')
+        check_fields(self, 'gelu', 'dtype', 'attention', 'remat')
+        check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
+        check_counts(self, 'window')
         _check_stages(self.width, self.depths, self.num_heads)
         super().__post_init__()
 
@@ -172,7 +162,7 @@ class Model(base.Model):
         return maps
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """The bias of each head by the key's position relative to the query in the middle."""
         del image_size  # windows are the same in any
@@ -187,21 +177,11 @@ class Model(base.Model):
         return found
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for windows of another size; they do not depend on the size of images.
 
-        Args:
-          params: nested arrays of a Swin, maybe with other windows; some may be absent.
-          old_size, new_size: ignored.
-          method: ignored: tables are resized bicubically, as in the paper's models.
-
-        Returns:
-          The parameters, and notes on the changes, for people.
+        The tables are resized bicubically by any `method`, as in the paper's models.
         """
         del old_size, new_size, method
         sides, old = (2 * self.window - 1,) * 2, set()

@@ -10,6 +10,7 @@ import flax.linen as nn
 
 from vit_jax.errors import UserError
 from vit_jax.models import swin
+from vit_jax.models.base import Params, Resized, Size
 from vit_jax.models.swin import VARIANTS as VARIANTS
 from vit_jax.nn.cosine_windows import PostNormBlock, PostNormMerging, windows_on
 from vit_jax.nn.parameter_pictures import ParameterPictures
@@ -62,19 +63,15 @@ class Model(swin.Model):
             raise UserError(f'image_size={self.image_size}: must be at least {self.stride}')
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """None: the biases are outputs of an MLP."""
         del params, image_size
         return []
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters as they are: they fit windows and images of any size."""
         del old_size, new_size, method
         return params, []

@@ -16,9 +16,9 @@ from vit_jax.models import _resize, _vit_head, _vit_parts, base
 from vit_jax.models._vit_head import HEAD_NORMS, MEANS, POOLS, WITH_CLASS_TOKEN
 from vit_jax.models._vit_sizes import VARIANTS as VARIANTS
 from vit_jax.models._vit_sizes import variant as variant
-from vit_jax.nn.attention_choice import ATTENTIONS
+from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap, collect
-from vit_jax.nn.blocks import GELUS, Block, Encoder
+from vit_jax.nn.blocks import Block, Encoder
 from vit_jax.nn.parameter_pictures import (
     ParameterPictures,
     embedding_filters,
@@ -27,11 +27,9 @@ from vit_jax.nn.parameter_pictures import (
 )
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import learned, sincos2d
-from vit_jax.nn.recompute import check_remat
-from vit_jax.nn.stochastic import Dropout, check_rate
+from vit_jax.nn.stochastic import Dropout
 
 POSEMBS = ('learn', 'sincos2d', 'none')
-DTYPES = ('float32', 'bfloat16', 'float16')
 
 
 class Model(base.Model):
@@ -139,14 +137,8 @@ class Model(base.Model):
         check_choice('pool', self.pool, POOLS)
         check_choice('posemb', self.posemb, POSEMBS)
         check_choice('head_norm', self.head_norm, HEAD_NORMS)
-        check_choice('gelu', self.gelu, GELUS)
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_choice('dtype', self.dtype, DTYPES)
-        check_remat(self.remat)
-        if self.residual_dtype is not None:
-            check_choice('residual_dtype', self.residual_dtype, DTYPES)
-        for rate in ('dropout', 'attention_dropout', 'drop_path'):
-            check_rate(rate, getattr(self, rate))
+        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'residual_dtype')
+        check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.fc_norm and self.pool not in MEANS:
             raise UserError(
@@ -227,7 +219,7 @@ class Model(base.Model):
         return collect(intermediates, 'encoder', grid, grid)
 
     def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: tuple[int, int] | None
+        self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches, and the filters that embed them."""
         if self.posemb == 'none':
@@ -242,12 +234,8 @@ class Model(base.Model):
     head_layers = ('pre_logits', 'head')
 
     def resize_params(
-        self,
-        params: dict[str, Any],
-        old_size: tuple[int, int] | None,
-        new_size: tuple[int, int],
-        method: str = 'bilinear',
-    ) -> tuple[dict[str, Any], list[str]]:
+        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
         """The parameters for images, and patches, of another size; see `base.Model`.
 
         If `old_size` is None, the old patches are assumed to form a square.

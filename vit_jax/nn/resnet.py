@@ -12,19 +12,23 @@ class Stage(nn.Module):
     """`depth` residual blocks, `block_0`, `block_1`, ...
 
     Attributes:
-      block: makes a block, given its stride and its name.
+      block: makes a block, given its stride and its name; and its dilation with `dilate`.
       depth: number of blocks.
       stride: of the first block; the others have stride 1.
+      dilate: dilate the convolutions of the others by the stride instead of striding.
     """
 
     block: Callable[..., nn.Module]
     depth: int
     stride: int
+    dilate: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        first = {'stride': 1, 'dilation': 1} if self.dilate else {'stride': self.stride}
+        others = {'stride': 1, 'dilation': self.stride} if self.dilate else {'stride': 1}
         for j in range(self.depth):
-            x = self.block(stride=self.stride if j == 0 else 1, name=f'block_{j}')(x)
+            x = self.block(**others if j else first, name=f'block_{j}')(x)
         return x
 
 

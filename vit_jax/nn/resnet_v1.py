@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.nn.resnet import check_layers
+from vit_jax.nn.resnet import Stage, check_layers
 
 # Kaiming normal, by the number of outputs.
 KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
@@ -119,30 +119,6 @@ def _max_of_slices(x: Array) -> Array:
         parts = (jax.lax.slice_in_dim(padded, i, i + size, 2, axis) for i in range(3))
         x = functools.reduce(lambda a, b: jnp.where(b > a, b, a), parts)
     return x
-
-
-class Stage(nn.Module):
-    """Blocks `block_0`, `block_1`, ...
-
-    Attributes:
-      block: makes a block, given stride, dilation and name.
-      depth: number of blocks.
-      stride: of the first block.
-      dilate: dilate convolutions instead of striding; the first block is not dilated.
-    """
-
-    block: Any
-    depth: int
-    stride: int
-    dilate: bool = False
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        for j in range(self.depth):
-            stride = self.stride if j == 0 and not self.dilate else 1
-            dilation = self.stride if j > 0 and self.dilate else 1
-            x = self.block(stride=stride, dilation=dilation, name=f'block_{j}')(x)
-        return x
 
 
 class Bottleneck(nn.Module):
