@@ -29,8 +29,12 @@ from vit_jax.sweeps.isoflop import Isoflop
 SIZES = ((8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (24, 3))
 SMALL = ((8, 1), (12, 1), (16, 1), (32, 1))
 BUDGETS = (5e10, 1.5e11, 4.6e11, 1.5e12)
+# Beside the optima that the laws predict for four times the largest budget; the smallest budget
+# sets the warm-up.
+TARGET_SIZES = ((16, 2), (20, 2), (24, 2))
+TARGET_BUDGETS = (BUDGETS[0], 4 * BUDGETS[-1])
 FILE = 'experiments/scaling/cifar10_isoflop.py'
-ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine')
+ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine', 'target')
 
 
 def get_sweep(arg: str | None = None) -> Isoflop:
@@ -38,12 +42,15 @@ def get_sweep(arg: str | None = None) -> Isoflop:
     arg = arg or ''
     small = arg.startswith(('smoke', 'digits'))
     budgets, seeds = ((4e10, 1e11, 2.5e11), (1,)) if small else (BUDGETS, (2, 2, 1))
+    sizes = SMALL if small else SIZES
     if arg == 'smoke':
         budgets = (2e9, 4e9)
+    if arg == 'target':
+        sizes, budgets, seeds = TARGET_SIZES, TARGET_BUDGETS, (1,)
     return Isoflop(
         config=f'{FILE}:{arg}' if arg else FILE,
         metric='val/loss',
-        shapes=[shape(*size) for size in (SMALL if small else SIZES)],
+        shapes=[shape(*size) for size in sizes],
         budgets=budgets,
         seeds=seeds,
         warmup=0.1,

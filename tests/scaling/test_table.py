@@ -127,6 +127,40 @@ def test_a_frontier_is_drawn_over_all_runs_with_a_star_at_the_target():
     assert len(faint.get_xdata()) == len(curve.beaten)
 
 
+def test_a_frontier_has_one_run_of_each_budget():
+    """Whole steps miss it by a little; a learning curve of many points keeps them all."""
+    budgets = [(1e12 * (1 + off), loss) for off, loss in ((-0.002, 1.4), (0, 1.2), (0.003, 1.3))]
+    runs = [*budgets, (9e10, 1.6), (9.1e10, 1.7)]
+    made = [{'x': str(x), 'loss': str(y)} for x, y in runs]
+    options = ask(by=(), form='power', frontier=True, holdout=0)
+    (curve,) = table.fit_curves(made, options)
+    assert curve.y.tolist() == [1.6, 1.2]
+    dense = [{'x': str(1.01**i), 'loss': str(1.01**-i)} for i in range(40)]
+    (curve,) = table.fit_curves(dense, options)
+    assert len(curve.y) == 40
+
+
+@pytest.mark.parametrize(('floor', 'drawn'), [(0.5, True), (1e-4, False)])
+def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
+    x = np.geomspace(1, 1e4, 12)
+    made = [{'x': str(a), 'loss': str(a**-0.5 + floor)} for a in x]
+    options = ask(by=(), form='irreducible', holdout=0)
+    (curve,) = table.fit_curves(made, options)
+    assert curve.fit.params['c'] == pytest.approx(floor, rel=1e-2)
+    axes = plots.draw([curve], options, target=1e3).axes[0]
+    low = axes.get_ylim()[0]
+    assert any('irreducible' in text.get_text() for text in axes.texts) == drawn
+    assert low < floor if drawn else low > 1e-3
+
+
+def test_the_floor_of_a_mean_is_that_which_it_approaches():
+    x = np.geomspace(1, 64, 12)
+    y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
+    mean = choice.fit(x, y)
+    assert len(mean.parts) > 1
+    assert mean.floor == pytest.approx(mean.predict(np.array([1e60]))[0], rel=1e-3)
+
+
 def test_a_mean_of_forms_is_named_in_the_legend():
     made = [
         row | {'loss': str(float(row['loss']) * (1 + 0.01 * (-1) ** i))}

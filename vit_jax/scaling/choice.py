@@ -48,6 +48,11 @@ class MeanFit(fit_lib.Fit):
 
     parts: tuple[Part, ...] = ()
 
+    @property
+    def floor(self) -> float:
+        """The mean of the forms' irreducible errors; 0 if one of them has none."""
+        return float(np.prod([part.fit.floor**part.weight for part in self.parts]))
+
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The mean curve [N] at x [N] or [N, 1]."""
         logs = [part.weight * np.log(part.fit.predict(x)) for part in self.parts]

@@ -87,6 +87,11 @@ class Fit:
         """Points less parameters, plus what seeds add, at least 2: of Student's distribution."""
         return max(self.n_points - len(self.form.names) + self.noise.dof, 2)
 
+    @property
+    def floor(self) -> float:
+        """The irreducible error, which the curve approaches; 0 for none."""
+        return self.params.get('c', 0.0)
+
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The curve [N] at x, [N] or [N, K], in the units of the table."""
         return self._at(self.theta, x)

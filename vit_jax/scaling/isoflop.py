@@ -11,7 +11,7 @@ from vit_jax.scaling import fit
 
 GAPS = tuple(np.log([1.1, 1.05, 1.02, 1.005]))  # between neighbors that count as one budget
 SPREAD = np.log(1.3)  # of all runs of one budget
-SAME_SIZE = np.log(1.02)
+ALIKE = np.log(1.02)  # the ratio of two values that count as one
 _GRID = 60  # budgets at which curves are compared
 _CURVE = 5  # points that make a curve
 _FLAT = 1e-9  # relative rise of a parabola that is one of rounding
@@ -50,6 +50,15 @@ def clusters(log_values: np.ndarray, gap: float) -> np.ndarray:
     return found
 
 
+def leveled(c: np.ndarray) -> np.ndarray:
+    """C [M] with the mean of all values less than 2 % apart in place of their own."""
+    found, groups = c.copy(), clusters(np.log(c), ALIKE)
+    for at in (groups == group for group in np.unique(groups)):
+        if np.ptp(np.log(c[at])) <= ALIKE:
+            found[at] = np.exp(np.log(c[at]).mean())
+    return found
+
+
 def budgets(n: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
     """Places of the runs of each budget that three sizes or more share, ascending in C.
 
@@ -68,7 +77,7 @@ def budgets(n: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
 
 
 def _is_budget(n: np.ndarray, c: np.ndarray) -> bool:
-    sizes = len(np.unique(clusters(np.log(n), SAME_SIZE)))
+    sizes = len(np.unique(clusters(np.log(n), ALIKE)))
     return bool(np.ptp(np.log(c)) <= SPREAD and sizes > 2)
 
 
@@ -123,11 +132,11 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
     Budgets where the smallest or the largest size wins say only that the optimum lies beyond, and
     are left out. With less, the runs that are better than all of no more compute.
     """
-    sizes = clusters(np.log(n), SAME_SIZE)
+    sizes = clusters(np.log(n), ALIKE)
     curves = [_curve(n, c, y, sizes == i) for i in np.unique(sizes)]
     curves = [curve for curve in curves if len(curve[1]) >= _CURVE]
     if len(curves) < 3:
-        level = _level(n, c)
+        level = _budget_means(n, c)
         best = fit.frontier(level, y)
         found = [(*run, 1) for run in zip(level[best], n[best], y[best], strict=True)]
     else:
@@ -137,7 +146,7 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
     return _through(found if len(different) > 1 else [])
 
 
-def _level(n: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _budget_means(n: np.ndarray, c: np.ndarray) -> np.ndarray:
     """C [M] with the mean of each budget in place of its runs' own."""
     level = c.copy()
     for at in budgets(n, c):
@@ -149,7 +158,7 @@ def spacing(n: np.ndarray, c: np.ndarray) -> float:
     """The median ratio, as a logarithm, between neighboring sizes of a budget, or of all runs."""
     groups = budgets(n, c) or [np.arange(len(n))]
     gaps = np.concatenate([np.diff(np.sort(np.log(n[at]))) for at in groups])
-    gaps = gaps[gaps > SAME_SIZE]
+    gaps = gaps[gaps > ALIKE]
     return float(np.median(gaps)) if len(gaps) else 0.0
 
 

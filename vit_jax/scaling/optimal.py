@@ -99,7 +99,7 @@ def require_law(analyses: Sequence[Analysis]) -> None:
 def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]:
     """The joint law, or None and the reason."""
     for name, values in (('N', seen.n), ('D', seen.d)):
-        if len(np.unique(isoflop.clusters(np.log(values), isoflop.SAME_SIZE))) < 3:
+        if len(np.unique(isoflop.clusters(np.log(values), isoflop.ALIKE))) < 3:
             few = f'{len(np.unique(values))} value(s) of {name}'
             return None, [f'no joint law: {few}, whose exponent needs three']
     if len(seen.y) < 6:

@@ -209,11 +209,16 @@ def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
     if (band := fit.predict_band(at)) is not None:
         axes.plot([target] * 2, np.concatenate(band), color=color, linewidth=2, alpha=0.6)
     axes.plot(at, value, '*', color=color, markersize=14, markeredgecolor='white', zorder=5)
-    if (floor := fit.params.get('c', 0.0)) > _VISIBLE * value[0]:
+    if floor := _floor(fit, target):
         axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
         across = axes.get_yaxis_transform()
         words = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
         axes.text(0, floor, words, transform=across, va='bottom', fontsize=8, color=color)
+
+
+def _floor(fit: Fit, target: float) -> float:
+    """The irreducible error; 0 if it is negligible beside the prediction."""
+    return fit.floor if fit.floor > _VISIBLE * fit.predict(np.array([target]))[0] else 0.0
 
 
 def _points(
@@ -299,7 +304,7 @@ def _finish(
         x.append(np.array([[target]]))
         laws = [c.fit for c in curves if c.fit]
         y += [law.predict(np.array([target])) for law in laws]
-        y += [np.array([c]) for law in laws if (c := law.params.get('c', 0.0)) > 0]
+        y += [np.array([floor]) for law in laws if (floor := _floor(law, target))]
     _ticks(axes, 'x', float(min(v.min() for v in x)), float(max(v.max() for v in x)), few)
     _ticks(axes, 'y', float(min(v.min() for v in y)), float(max(v.max() for v in y)), few)
 

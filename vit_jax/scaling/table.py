@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms, variants
+from vit_jax.scaling import choice, forms, isoflop, variants
 from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling import seeds as seeds_lib
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
@@ -260,11 +260,15 @@ def _kept(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarr
 
 
 def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Mask of the frontier; fitted points are compared among themselves only."""
+    """Mask of the frontier; fitted points are compared among themselves only.
+
+    Points of x less than 2 % apart count as equal: runs of whole steps miss a common budget.
+    """
     if x.shape[1] != 1:
         raise UserError('--frontier: takes one column of x')
-    chosen = fit_lib.frontier(x[:, 0], y)
-    chosen[kept] = fit_lib.frontier(x[kept, 0], y[kept])
+    level = isoflop.leveled(x[:, 0])
+    chosen = fit_lib.frontier(level, y)
+    chosen[kept] = fit_lib.frontier(level[kept], y[kept])
     return chosen
 
 
