@@ -11,7 +11,10 @@ from vit_jax.config.allowed import dotted_names
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec
 from vit_jax.data.dataset import open_dataset
+from vit_jax.data.examples import Examples
+from vit_jax.data.plans import fixed
 from vit_jax.data.records import BrokenRecord, SourceInfo
+from vit_jax.data.rows import Loader
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -114,6 +117,19 @@ def test_evaluation_has_an_example_a_row_unless_a_plan_says_otherwise():
     np.testing.assert_array_equal(index[mask == 1], np.setdiff1d(np.arange(30), [5]))
     labels = np.concatenate([batch['label'] for batch in found])[mask == 1]
     np.testing.assert_array_equal(labels, index[mask == 1] % 10)
+
+
+class Pairs(fixed.Plan):
+    """Two examples a row, of which `rows` and `slots` say nothing."""
+
+    def batch(self, k):
+        return self.spec, np.arange(8).reshape(4, 2)
+
+
+def test_rows_that_slots_do_not_describe_are_refused_in_one_line():
+    plan = Pairs(Examples(mixed('clips'), parse_transforms("keep('label')")), batch_size=4)
+    with pytest.raises(UserError, match=r'\(4, 2\) .*override `rows` or `slots`'):
+        Loader(plan, batches.Process()).train_batch(0)
 
 
 # -- clips -----------------------------------------------------------------------------------------

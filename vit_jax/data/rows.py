@@ -54,6 +54,7 @@ class Loader:
     def _batch(
         self, spec: Spec, examples: np.ndarray, draws: np.ndarray, seed: int, replace: bool
     ) -> Batch:
+        self._check(examples)
         mine = self.process.rows(len(examples))
         batch = zeros(spec | marks(self.plan.slots), len(mine))
         index, mask = marks_of(batch)
@@ -69,6 +70,14 @@ class Loader:
                 index[row, : len(found)], mask[row, : len(found)] = numbers, 1
                 self._put({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
         return batch
+
+    def _check(self, examples: np.ndarray) -> None:
+        """Raise UserError if the plan gives rows of other examples than its `slots` say."""
+        if examples.shape[1:] != (slots := self.plan.slots):
+            raise UserError(
+                f'{type(self.plan).__module__}: examples of shape {examples.shape} do not match '
+                f'`Plan.slots`, {slots}; override `rows` or `slots`, or give one example a row'
+            )
 
     def _expect(self, coming: Iterator[int], count: int) -> None:
         some = itertools.islice(coming, count)

@@ -83,12 +83,11 @@ class Jit:
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows, those of `shards_here`, as a global array over all devices."""
         sharding, here = NamedSharding(self.mesh, BATCH), len(self.shards_here)
-
-        def put(x: np.ndarray) -> jax.Array:
-            shape = (len(x) * self.num_shards // here, *x.shape[1:])
-            return jax.make_array_from_process_local_data(sharding, x, shape)
-
-        return jax.tree.map(put, batch)
+        shapes = {
+            name: (len(x) * self.num_shards // here, *x.shape[1:]) for name, x in batch.items()
+        }
+        # All arrays in one call, which takes half the time of one call for each.
+        return jax.make_array_from_process_local_data(sharding, batch, shapes)
 
     def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """The whole batch, the same in every process, on each device."""
