@@ -114,6 +114,21 @@ def test_figures_show_every_curve():
     assert len(plots.draw(curves * 4, ask()).axes) == 8
 
 
+def test_panels_of_a_narrow_range_and_long_names_can_be_read():
+    made = [
+        {'x': str(x), 'loss': str(2.1 * x**-0.01), 'name': f'{name}, a long name of many letters'}
+        for name in 'abcdefgh'
+        for x in (1, 2, 4, 8)
+    ]
+    figure = plots.draw(table.fit_curves(made, ask(by=('name',))), ask(by=('name',)))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        ticks = [text.get_text() for text in axes.get_yticklabels()]
+        assert len(set(ticks)) == len(ticks) > 1
+        title = axes.get_title('left')
+        assert '\n' in title and all(len(line) < 30 for line in title.splitlines())
+
+
 def test_a_frontier_is_drawn_over_all_runs_with_a_star_at_the_target():
     options = ask(by=(), form='irreducible', frontier=True, bootstrap=5)
     (curve,) = table.fit_curves(rows(), options)

@@ -93,7 +93,8 @@ def analyze(points: Points, ways: Ways) -> Analysis:
 def require_law(analyses: Sequence[Analysis]) -> None:
     """Raise UserError if no way gives a law for any of the curves."""
     if not any(any(a.summary.values()) for a in analyses):
-        raise UserError(f'no law of the optimum can be fitted: {"; ".join(analyses[0].notes)}')
+        reasons = [note for note in analyses[0].notes if note.startswith('no ')]
+        raise UserError(f'no law of the optimum can be fitted: {"; ".join(reasons)}')
 
 
 def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]:

@@ -24,6 +24,7 @@ from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
+_PANEL_LETTERS = 28  # in a line over a panel of many
 # A floor below this part of the prediction would stretch the axis far under all points.
 _VISIBLE = 0.01
 WORDS = {
@@ -135,8 +136,8 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw_curve(axes, curve, figures.COLORS[0], size=2.5, label=None)
-        _finish(axes, curve.label, [curve], few=True)
-        axes.title.set_fontsize(8)
+        title = textwrap.fill(curve.label, _PANEL_LETTERS, max_lines=3, placeholder=' ...')
+        _finish(axes, title, [curve], few=True)
         if curve.holdout_rmse is not None:
             _note(axes, f'{curve.holdout_rmse:.3f}')
     figure.supxlabel(_caveat(curves), x=0.01, ha='left', fontsize=7, color=figures.FAINT)
@@ -296,7 +297,7 @@ def _finish(
 ) -> None:
     axes.set_xscale('log')
     axes.set_yscale('log')
-    figures.style(axes, title)
+    figures.style(axes, title, size=8 if few else 11)
     axes.tick_params(labelsize=7 if few else 9)
     x = [c.x for c in curves] + [c.beaten[:, :1] for c in curves if len(c.beaten)]
     y = [c.y for c in curves] + [c.beaten[:, -1] for c in curves if len(c.beaten)]
@@ -311,4 +312,6 @@ def _finish(
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
     axis = axes.xaxis if which == 'x' else axes.yaxis
-    figures.log_ticks(axis, low, high, few=few, words=rows.short)
+    # Three digits do not tell neighboring ticks of a narrow range apart.
+    words = rows.short if high > 1.3 * low or high >= 1000 else '{:.4g}'.format
+    figures.log_ticks(axis, low, high, few=few, words=words)

@@ -28,9 +28,9 @@ _UNLABELED = re.compile(r'_(child|container)\d+')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 
 
-def style(axes: Axes, title: str) -> None:
-    """Style axes: a light grid below the data, no box, the title at the left."""
-    axes.set_title(title, loc='left', fontsize=11, color=INK, fontweight='bold', pad=8)
+def style(axes: Axes, title: str, size: float = 11) -> None:
+    """Style axes: a light grid below the data, no box, the title at the left in points `size`."""
+    axes.set_title(title, loc='left', fontsize=size, color=INK, fontweight='bold', pad=8)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[['top', 'right', 'left']].set_visible(False)
