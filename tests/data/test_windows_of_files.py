@@ -1,7 +1,10 @@
 """A crop that comes first decodes its window alone, to the bytes of a crop of the whole image."""
 
+import contextlib
+import importlib.metadata
 import io
 import pathlib
+import threading
 
 import numpy as np
 import pytest
@@ -29,8 +32,24 @@ def library(request, monkeypatch):
     """The decoder of windows, and the one of whole images that takes its place without it."""
     if request.param == 'simplejpeg':
         monkeypatch.setattr(turbojpeg, 'decoder', lambda: None)
-    elif turbojpeg.decoder() is None:
+        yield
+        return
+    if turbojpeg.decoder() is None:
+        monkeypatch.setattr(turbojpeg, 'NAMES', of_the_wheel())
+        monkeypatch.setattr(turbojpeg, '_local', threading.local())
+        turbojpeg._library.cache_clear()
+    if turbojpeg.decoder() is None:
         pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
+    yield
+    turbojpeg._library.cache_clear()
+
+
+def of_the_wheel():
+    """The library that the package `turbojpeg` brings, if it is installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files('turbojpeg') or []
+        return tuple(str(file.locate()) for file in files if file.match('libturbojpeg*'))
+    return ()
 
 
 def photo(height=93, width=131):
