@@ -130,4 +130,4 @@ bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch refer
 	.venv/bin/python tests/bench/cpu.py
 
 clean:  ## Remove environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-newest .venv-tpu .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-newest .venv-site .venv-tpu site .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info

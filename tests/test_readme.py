@@ -186,6 +186,12 @@ def test_every_picture_is_shown():
     assert set((ROOT / 'docs').rglob('*.png')) <= shown
 
 
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
+def test_pictures_are_described_for_those_who_do_not_see_them(document):
+    texts = re.findall(r'!\[(.*?)\]\(', document.read_text(), re.DOTALL)
+    assert all(len(text.split()) >= 3 for text in texts), texts
+
+
 def test_every_command_is_in_the_readme():
     assert set(re.findall(r'python -m vit_jax ([a-z]+)', README)) == set(__main__.commands())
 

@@ -65,7 +65,7 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
         if path.suffix == '.png':
             shutil.copy(path, target)
             continue
-        text = path.read_text()
+        text = path.read_text().replace('<!-- systems -->', systems())
         if path.name == 'gallery.md':
             text = cards(text)
         target.write_text(relink(without_contents(text), path, folder, where))
@@ -77,6 +77,13 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
         ignore=lambda _, names: [n for n in names if n in ('README.md', '__pycache__')],
     )
     reference(folder / 'api', list(ROOMS) if with_reference else [])
+
+
+def systems() -> str:
+    """The README's table of systems, with links as from docs/site/."""
+    section = re.search(r'^## Systems\n.*?(?=^## )', (ROOT / 'README.md').read_text(), re.M | re.S)
+    assert section is not None
+    return re.sub(r'\]\((?!https?:)', '](../../', section[0])
 
 
 def without_contents(text: str) -> str:
@@ -126,8 +133,8 @@ def reference(folder: Path, chosen: list[str]) -> None:
     for room in chosen:
         names = modules(room)
         for name in names:
-            page(folder / f'{name}.rst', f'``{name}``', f'.. automodule:: {name}\n')
-        entries = ''.join(f'   {name}\n' for name in names)
+            page(folder / f'{name}.rst', name, f'.. automodule:: {name}\n')
+        entries = ''.join(f'   {name.rpartition(".")[2]} <{name}>\n' for name in names)
         page(
             folder / f'{room or "package"}.rst',
             ROOMS[room],

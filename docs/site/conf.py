@@ -20,8 +20,10 @@ extensions = [
     'sphinx.ext.autodoc',
     'sphinx.ext.napoleon',
     'sphinx.ext.viewcode',
+    'sphinx_copybutton',
     'docstrings',
     'config_keys',
+    'wide_tables',
 ]
 exclude_patterns = ['experiments/*/**', 'downloads/**']
 suppress_warnings = [
@@ -66,7 +68,7 @@ html_theme_options = {
     # Each page lists its own section of the site; all sections on all pages took half of the build.
     'collapse_navbar': True,
     'home_page_in_toc': False,
-    'pygments_light_style': 'a11y-high-contrast-light',
-    'pygments_dark_style': 'a11y-high-contrast-dark',
+    'pygments_light_style': 'a11y-light',
+    'pygments_dark_style': 'github-dark',
     'footer_content_items': [],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from docutils import core, utils
+from docutils import core, nodes, utils
 
 _CODE = re.compile(r'(``[^`]+``|`[^`\n]+`)')
 _OUTPUT = re.compile(r'^  ([a-z]\w*(?:, [a-z]\w*)*): ')
@@ -19,6 +19,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect('autodoc-process-docstring', convert, priority=400)  # before Napoleon at 500
     app.connect('autodoc-process-docstring', check, priority=900)
     app.connect('autodoc-process-signature', shorten)
+    app.connect('doctree-read', name_attributes)
     return {'parallel_read_safe': True}
 
 
@@ -87,3 +88,10 @@ def shorten(
     texts = (signature and _OF_FLAX.sub('', signature), returns)
     shown, result = (text and text.replace(_ARRAY, 'Array') for text in texts)
     return shown, result
+
+
+def name_attributes(app: Any, doctree: nodes.document) -> None:
+    """Call attributes so, as docstrings do; Sphinx says variables."""
+    for name in doctree.findall(nodes.field_name):
+        if name.astext() == 'Variables':
+            name[:] = [nodes.Text('Attributes')]

@@ -112,7 +112,7 @@ def models() -> Iterator[list[str]]:
         yield [
             f'`{named.name}`',
             named.line.rstrip('.'),
-            ', '.join(f'`{name}`' for name in it.families),
+            '<br>'.join(f'`{name}`' for name in it.families),
             ', '.join('.npz' if form == 'npz' else form for form in forms),
             f'{it.oracle}{it.within and f", {it.within}"} ([test](../{it.test}))',
         ]

@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers.browser import needs_browser, probe, serve
 from PIL import Image
 
 from vit_jax.__main__ import main
@@ -56,7 +57,7 @@ def test_a_run_is_one_file_with_everything_inside(smoke_run, tmp_path, capsys):
     assert page.count('src="data:image/svg+xml;base64,') >= 4
     *curves, time = re.findall(r'<img alt="([^"]*)"', page)
     assert all('ends at' in words for words in curves) and re.search(r'run: [\d.]+% steps', time)
-    for row in ('test/accuracy', 'parameters', 'examples', 'chip-hours', 'FLOPs'):
+    for row in ('test/accuracy', 'parameters', 'examples', 'chip-hours', 'FLOPs', 'jax', 'python'):
         assert f'<td>{row}</td>' in page
     assert re.search(r'<td>20</td><td>\d+</td><td>[0-9a-f]{64}</td>', page)  # a step's digest
     assert 'prefers-color-scheme:dark' in page and 'name="viewport"' in page
@@ -126,3 +127,30 @@ def test_mistakes_are_one_line_and_leave_no_file(smoke_run, tmp_path, capsys):
         code, said = report(capsys, *words)
         assert code == 2 and says in said and said.count('\n') == 1 and said[:6] == 'error:'
     assert sorted(tmp_path.rglob('*')) == before
+
+
+# Widths of the page, of what it shows of the first drawing, and of that after a click; then what
+# scripts have done.
+LOOK = """(page) => {
+  const label = page.querySelector('.drawing');
+  const before = label.querySelector('img').clientWidth;
+  label.click();
+  const after = label.querySelector('img').clientWidth;
+  return [page.documentElement.scrollWidth, before, after, page.querySelectorAll('script').length];
+}"""
+
+
+@pytest.mark.long
+@needs_browser
+@pytest.mark.parametrize('width', [400, 1400])
+def test_in_a_browser_drawings_are_enlarged_and_nothing_runs(
+    smoke_run, hostile_run, tmp_path, capsys, width
+):
+    (tmp_path / 'pages').mkdir()
+    page = tmp_path / 'pages' / 'report.html'
+    assert report(capsys, smoke_run, hostile_run, '--out', page)[0] == 0
+    with serve(page.parent) as server:
+        found, errors = probe(server, ['report.html'], LOOK, width)
+    whole, before, after, scripts = found['report.html']
+    assert errors == [] and server.missing <= {'/favicon.ico'} and scripts == 0
+    assert whole <= width and after > 1.5 * before

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.commands import compare, goodput
 from vit_jax.errors import UserError
 from vit_jax.profiling.cost import train_flops
-from vit_jax.scaling import manifest, runs, settings
+from vit_jax.scaling import runs, settings
 from vit_jax.scaling.page import Block, Folded, Heading, Lines, Picture, Table, Text
 from vit_jax.storage import paths, run_folder, step_folder, times
 from vit_jax.viz import comparison, curves, figures, names
@@ -277,18 +277,26 @@ def _value(value: runs.Cell) -> str:
 
 
 def _environment(found: Sequence[Run]) -> list[Block]:
-    rows = [[run.name, str(run.row['hardware'] or '-'), _data(run)] for run in found]
-    versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
-    shown: list[Block] = [
-        Table([['run', 'hardware', 'training examples'], *rows]),
-        Text(f'Run folders do not record versions. This page was made with {versions}.'),
-    ]
-    for run in found:
-        saved = run_folder.newest(run.folder)
-        classes = step_folder.read_meta(saved).get('class_names') if saved else None
-        if isinstance(classes, list):
+    saved = [run_folder.newest(run.folder) for run in found]
+    metas = [step_folder.read_meta(step) if step else {} for step in saved]
+    rows = [_surroundings(run, meta) for run, meta in zip(found, metas, strict=True)]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    table = [[key, *(row.get(key, '-') for row in rows)] for key in keys]
+    shown: list[Block] = [Table([_head('', found), *table])]
+    for run, meta in zip(found, metas, strict=True):
+        if isinstance(classes := meta.get('class_names'), list):
             shown.append(Folded(f'Classes of {run.name}', '\n'.join(map(str, classes))))
     return shown
+
+
+def _surroundings(run: Run, meta: dict[str, Any]) -> dict[str, str]:
+    """Devices, data and versions of the newest step."""
+    versions = meta.get('versions', {})
+    return {
+        'hardware': str(run.row['hardware'] or '-'),
+        'training examples': _data(run),
+        **{str(name): str(version) for name, version in versions.items()},
+    }
 
 
 def _data(run: Run) -> str:

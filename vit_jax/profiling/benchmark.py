@@ -10,7 +10,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -18,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import vit_jax
 from vit_jax import step as step_lib
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
-from vit_jax.runtime import sharding
+from vit_jax.runtime import sharding, versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +186,6 @@ def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
 def environment(layout: sharding.Layout) -> dict[str, Any]:
     """The environment of a measurement: devices, machine, versions."""
     device = layout.mesh.devices.flat[0]
-    names = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
     return {
         'device_kind': device.device_kind,
         'platform': device.platform,
@@ -199,11 +196,7 @@ def environment(layout: sharding.Layout) -> dict[str, Any]:
         'system': f'{platform.system()} {platform.release()}',
         'cpu_count': os.cpu_count(),
         'xla_flags': os.environ.get('XLA_FLAGS', ''),
-        'versions': {
-            'python': platform.python_version(),
-            'vit_jax': vit_jax.__version__,
-            **{name: metadata.version(name) for name in names},
-        },
+        'versions': versions.everything(),
     }
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.runtime import versions as software
 from vit_jax.scaling import settings
 from vit_jax.scaling.rows import short
 from vit_jax.scaling.runs import Cell
 from vit_jax.storage import paths, run_folder
 
-PACKAGES = ('vit_jax', 'numpy', 'scipy', 'jax', 'flax', 'optax')
 _MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs repeated data are as good as new
 
 _COLUMNS = (
@@ -153,11 +152,5 @@ def _text(value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that fitted the curves; run folders record none."""
-    found = {'python': platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """Versions of Python and of the packages that fitted the curves."""
+    return software.everything() | {'scipy': importlib.metadata.version('scipy')}

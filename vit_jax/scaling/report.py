@@ -57,7 +57,7 @@ def _manifest(entries: Sequence[manifest.Entry]) -> list[page.Block]:
     return [
         *found,
         page.Table(manifest.table(entries)),
-        page.Text(f'Fitted with {versions}. Run folders do not record versions.'),
+        page.Text(f'Fitted with {versions}.'),
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -19,8 +18,7 @@ from ml_collections import ConfigDict
 import vit_jax
 from vit_jax.config import load as config_lib
 from vit_jax.data.dataset import Dataset
-
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
+from vit_jax.runtime import versions
 
 
 def of_start(
@@ -33,9 +31,8 @@ def of_start(
         '--stop-at': stop_at,
         '--restart': restart,
         '--extend': extend,
-        'vit_jax': vit_jax.__version__,
         'the code of vit_jax': _code(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **versions.packages(),
     }
 
 

@@ -12,6 +12,7 @@ from vit_jax import step as step_lib
 from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import load as config_lib
+from vit_jax.runtime import versions
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.judge import Bests
@@ -44,6 +45,7 @@ def save(
         'config': training.config.to_dict(),
         'data': {'step': step},
         'hardware': program.hardware,
+        'versions': versions.everything(),
         'unevaluated': unevaluated,
         BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
         'broken': list(training.data.source.broken.items()),
