@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import importlib.util
@@ -35,7 +36,23 @@ def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     valid = sorted(choices)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''
-    return f'unknown {what} {name!r}{hint} (valid: {", ".join(valid)})'
+    return f'unknown {what} {name!r}{hint} ' + (
+        f'(valid: {", ".join(valid)})' if valid else '(there is none)'
+    )
+
+
+def count(text: str) -> int:
+    """A whole number; raises ArgumentTypeError for any other text."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on; raises ArgumentTypeError for any other text."""
+    if not (number := count(text)):
+        raise argparse.ArgumentTypeError('must be at least 1')
+    return number
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:

@@ -103,8 +103,8 @@ def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatc
 
 def test_mistakes(folder, capsys):
     for words, message in (
-        (['digits', '--out', str(folder / 'c.json')], '1 colors instead of 3'),
-        (['scenes:4', '--out', str(folder / 'no' / 'c.json')], 'there is no folder'),
+        (['digits', '--out', str(folder / 'c.json')], 'has 1 channels, not the 3 of RGB'),
+        (['scenes:4', '--out', str(folder)], 'it is a folder'),
         (['scenes:4', '--images', '0', '--out', str(folder / 'c.json')], 'must be at least 1'),
     ):
         assert cli.main(['colors', *words]) == 2

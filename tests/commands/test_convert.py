@@ -88,7 +88,10 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
         ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz is already there'),
         ([folder / 'vit.npz', tmp_path], 'config.json is already there'),
         ([folder / 'vit.npz'], 'dst'),
-        ([folder / 'vit.npz', tmp_path / 'd.pt'], 'pickled weights are not written'),
+        ([folder / 'vit.npz', tmp_path / 'd.pt'], 'weights are not written as .pt'),
+        ([folder / 'vit.npz', tmp_path / 'd.txt'], 'weights are not written as .txt'),
+        ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a.npz'], 'taken.npz is not a folder'),
+        ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a'], 'taken.npz is not a folder'),
     ]:
         assert convert(*words) == 2
         captured = capsys.readouterr()

@@ -32,6 +32,13 @@ def test_words_choose_names(capsys):
     assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
 
 
+@pytest.mark.parametrize('kind', ['models', 'keys', 'experiments', 'variants', 'checkpoints'])
+def test_words_that_choose_nothing_are_refused(capsys, kind):
+    assert cli.main(['list', kind, 'nonsense', 'gibberish']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: list {kind}: no name contains 'nonsense' or 'gibberish'"
+
+
 def test_experiments_show_their_arguments(capsys, repo):
     found = json.loads(run(capsys, 'experiments', '--folder', f'{repo}/experiments/vit', '--json'))
     (digits,) = (one for one in found if one['name'].endswith('digits.py'))

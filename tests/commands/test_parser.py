@@ -38,3 +38,54 @@ def test_a_slice_that_is_not_there(name, says, repo, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     assert cli.main(['preflight', '--topology', name, '--config', config]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        'attention --workdir none a.png --out {}.png',
+        'benchmark --config {config} --json {}.json',
+        'colorize --workdir none a.png --out {}.png',
+        'colors folder:none --out {}.json',
+        'compare none --out {}.png',
+        'data --config {config} --config.data.source=folder:none --out {}.png',
+        'evaluate --workdir none --report {}.png',
+        'goodput none --out {}.png',
+        'predict --workdir {run} a.png --out {}.png',
+        'preflight --config {config} --topology v5e:1x1 --out {}.png',
+        'report none --out {}.html',
+        'scaling collect none --output {}.csv',
+        'scaling coordinates --config {config} --output {}.png',
+        'scaling plot --csv none --x a --y b --output {}.png',
+        'sweep plot none --output {}.png',
+        'translate --workdir none a --output {}.txt',
+        'vocab text:none --output {}.model',
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
+    words, repo, smoke_run, tmp_path, capsys
+):
+    (tmp_path / 'file').touch()
+    out, config = f'{tmp_path}/file/out', f'{repo}/experiments/vit/digits.py:smoke'
+    assert cli.main(words.format(out, config=config, run=smoke_run).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f'cannot be written: {tmp_path}/file is not a folder')
+
+
+@pytest.mark.parametrize(
+    ('flags', 'says'),
+    [
+        ('--num-processes 2', '--num-processes and --process-id need --coordinator HOST:PORT'),
+        ('--process-id 0 --num-processes 1', '--num-processes and --process-id need --coordinator'),
+        ('--coordinator host --num-processes 2 --process-id 0', "'host': write HOST:PORT"),
+        ('--coordinator host:1 --num-processes 0 --process-id 0', '--num-processes 0: must be at'),
+        ('--coordinator host:1 --num-processes 2 --process-id 2', '--process-id 2: must be 0 or'),
+        ('--coordinator host:1 --process-id -1', '--process-id -1: must be 0 or'),
+    ],
+)
+def test_flags_that_name_no_job(flags, says, repo, tmp_path, capsys):
+    words = f'train --config {repo}/experiments/vit/digits.py:smoke --workdir {tmp_path}/run'
+    assert cli.main([*words.split(), *flags.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / 'run').exists()

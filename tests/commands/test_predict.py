@@ -81,7 +81,7 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
     for words, message in [
         ([digit, str(tmp_path / 'no.png')], 'No such file'),
         ([digit, str(tmp_path / 'text.png')], 'text.png'),
-        ([digit, '--top', '0'], '--top 0'),
+        ([digit, '--top', '0'], '--top: must be at least 1'),
         ([digit, '--workdir', str(tmp_path)], 'holds no run'),
     ]:
         assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 2

@@ -217,7 +217,7 @@ def test_mistakes_are_one_line(command, smoke_run, tmp_path):
         (['a', '--workdir', tmp_path], 'holds no run'),
         (['--file', tmp_path / 'no.txt'], 'No such file'),
         (['--file', tmp_path / 'bad.txt'], 'bad.txt line 3: not UTF-8'),
-        (['a', '--output', tmp_path / 'no' / 'out'], 'there is no folder'),
+        (['a', '--output', tmp_path / 'bad.txt' / 'out'], 'bad.txt is not a folder'),
     ]:
         code, out, err = command(*words)
         assert (code, out, err.count('\n')) == (2, '', 1), words

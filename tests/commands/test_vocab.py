@@ -60,10 +60,12 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, text, capsys)
     assert 'already there' in capsys.readouterr().err
     assert path.read_bytes() == b'precious'
     path.unlink()
+    assert main(['vocab', text, '--size', '4', '--output', str(path)]) == 2
+    assert 'a vocabulary of 4 pieces: 4 are special ids' in capsys.readouterr().err
     assert main(['vocab', text, '--size', '100000', '--output', str(path)]) == 2
     assert 'too high' in capsys.readouterr().err
-    assert main(['vocab', text, '--output', str(tmp_path / 'no' / 'v.model')]) == 2
-    assert 'there is no folder' in capsys.readouterr().err
+    assert main(['vocab', text, '--output', f'{text[5:]}/v.model']) == 2
+    assert 'is not a folder' in capsys.readouterr().err
     assert {p.name for p in tmp_path.iterdir()} == {'pairs.tsv'}
 
 

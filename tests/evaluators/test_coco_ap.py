@@ -88,6 +88,8 @@ def test_the_truth_itself_has_an_average_precision_of_one():
     # There is no object of medium size that is no crowd.
     measured = set(METRICS) - {'AP_medium', 'AR_medium'}
     assert found == pytest.approx(dict.fromkeys(measured, 1))
+    assert set(evaluator.names()) == measured
+    assert Evaluator().names() == METRICS, 'of data that it has not seen'
 
 
 def test_an_object_that_is_missed_and_one_that_is_not_there():

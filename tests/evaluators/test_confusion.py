@@ -41,5 +41,5 @@ def test_rows_tell_what_a_class_is_taken_for(evaluator):
 
 
 def test_what_has_no_classes_is_refused(evaluator):
-    with pytest.raises(UserError, match='no example'):
+    with pytest.raises(UserError, match=r'predicts no .probs'):
         evaluator.update({}, {'label': LABELS})

@@ -146,6 +146,17 @@ def test_true_segments_of_coco_against_themselves(coco):
     found = evaluated(coco, predictions)
     assert found.keys() == {f'{x}Q{kind}' for x in 'PSR' for kind in ('', '_things', '_stuff')}
     assert set(found.values()) == {1}
+    assert names_of(coco) == found.keys() == set(Evaluator().names())
+
+
+def test_images_without_stuff_have_no_numbers_of_it():
+    assert names_of(open_source('scenes:8', 'train')) == {'PQ', 'SQ', 'RQ'}
+
+
+def names_of(source):
+    evaluator = Evaluator()
+    evaluator.open(Data(source))
+    return set(evaluator.names())
 
 
 def test_segments_of_a_file_in_the_format_of_detection(coco, shared_data):

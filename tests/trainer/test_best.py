@@ -116,6 +116,14 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
         best(tmp_path)
 
 
+def test_a_metric_that_the_data_cannot_give_is_refused_before_the_first_step(repo):
+    config = config_lib.load(
+        f'{repo}/experiments/detr/scenes.py:smoke', ['checkpoint.keep_best=ap/AP_large']
+    )
+    with pytest.raises(UserError, match='ap/AP_large cannot be measured on the data'):
+        build.build(config)
+
+
 @pytest.fixture(scope='module')
 def kept(repo, tmp_path_factory):
     """The first two steps of `smoke_run`, of which it kept the best, really evaluated."""

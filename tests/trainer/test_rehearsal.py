@@ -96,10 +96,12 @@ def test_a_dry_run_ends_with_its_parent(tmp_path):
     asked = dry_run.Request({}, str(tmp_path / 'run'), str(tmp_path / 'facts.json'))
     request.write_text(json.dumps(asked._asdict()))
     words = [sys.executable, '-c', WAITING, str(request)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
+    process = subprocess.Popen(words, **pipes)
     assert process.stdout.readline() == b'running\n'
-    process.communicate(timeout=60)  # closes its standard input
+    _, errors = process.communicate(timeout=60)  # closes its standard input
     assert process.returncode == 1
+    assert b'Traceback' not in errors, 'an error ends it with the same code'
 
 
 # The process with a run that takes an hour.

@@ -50,8 +50,9 @@ def test_a_model_that_sees_a_cut_of_the_file():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match=r'--threshold 1\.5: must be in'):
-        detect.Viz().rows(PREDICTION, photo(), context(1.5))
+    for text in ('1.5', '-1', 'nan', 'half'):
+        with pytest.raises(UserError, match=f'--threshold {text}: write a number from 0 to less'):
+            detect.read_threshold(text)
     with pytest.raises(UserError, match='where pixels come from'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())
 

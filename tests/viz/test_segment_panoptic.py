@@ -121,7 +121,5 @@ def test_the_label_of_a_small_segment_stands_beside_it():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match=r'--threshold 1: must be in \[0, 1\)'):
-        viz.Viz().rows(prediction(), photo(), context(1))
     with pytest.raises(UserError, match='where pixels come from'):
         viz.Viz().rows(prediction(), photo(affine=None), context())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import writing
+from vit_jax.commands._parser import check_output, writing
 from vit_jax.errors import UserError, one_line
 
 
@@ -41,6 +41,7 @@ def image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
         return []
     if not viz.coco:
         raise UserError('--coco applies to tasks that find objects, such as detect')
+    check_output(args.coco, '--coco')
     if args.annotations is not None:
         listed = _listed(args.annotations)
         return [_id_among(listed, file, args.annotations) for file in args.image]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vit_jax.commands._parser import Parser, align
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 
@@ -29,9 +29,8 @@ def coordinates(argv: Sequence[str]) -> int:
     from vit_jax.runtime.console import Console, Progress
     from vit_jax.trainer import coordinates as lib
     from vit_jax.viz import coordinates as viz
-    from vit_jax.viz import figures
 
-    figures.check_format(args.output, '--output')
+    check_picture(args.output, '--output')
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task('trainings', total=2 * len(multiples) * args.seeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from vit_jax.commands._parser import Parser
+from vit_jax.errors import count, positive
 
 
 def slurm(made: Parser) -> None:
@@ -128,20 +129,6 @@ def _mount(made: Parser) -> None:
         metavar='/FOLDER=gs://BUCKET',
         help='a bucket as a folder; may be repeated',
     )
-
-
-def count(text: str) -> int:
-    """A whole number; raises ArgumentTypeError for any other text."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on; raises ArgumentTypeError for any other text."""
-    if not (number := count(text)):
-        raise argparse.ArgumentTypeError('must be at least 1')
-    return number
 
 
 def pair(text: str) -> tuple[str, str]:

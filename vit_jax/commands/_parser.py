@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,10 +78,26 @@ def batch_size(text: str) -> int | str:
     return int(text)
 
 
+def check_output(path: str | os.PathLike[str], flag: str) -> None:
+    """Raise UserError that names the flag if the file it gives could not be written.
+
+    Called before the work, so that nothing is computed in vain.
+    """
+    from vit_jax.storage import paths
+
+    place = paths.path(path)
+    reason = 'it is a folder' if place.is_dir() else paths.obstacle(place.parent)
+    if reason:
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
+
+
 @contextlib.contextmanager
-def writing(path: object, flag: str) -> Iterator[None]:
-    """Raise UserError that names the flag if the file it gave cannot be written."""
+def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
+    """Make the folder of a file; raise UserError that names its flag if it cannot be written."""
+    from vit_jax.storage import paths
+
     try:
+        paths.make_folder(paths.path(path).parent)
         yield
     except OSError as e:
         raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import writing
+from vit_jax.commands._parser import check_output, writing
 from vit_jax.errors import UserError
 
 
@@ -21,6 +21,16 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
 
     with writing(path, flag):
         return figures.save(figure, path)
+
+
+def check_picture(path: str | pathlib.Path, flag: str) -> None:
+    """Raise UserError that names the flag if the picture it gives has another format, or could not
+    be written.
+    """
+    from vit_jax.viz import figures
+
+    figures.check_format(path, flag)
+    check_output(path, flag)
 
 
 def is_folder(out: str) -> bool:

@@ -72,5 +72,4 @@ def write(path: str | pathlib.Path, text: str, flag: str) -> None:
 
     path = pathlib.Path(path)
     with writing(path, flag):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, text)

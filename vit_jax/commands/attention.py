@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.commands._model import add_model_flags, image_size, open_model
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 
@@ -24,9 +24,8 @@ def main(argv: Sequence[str]) -> int:
     elif not args.inputs:
         parser.error('the following arguments are required: input')
     from vit_jax.runtime import compile_cache
-    from vit_jax.viz import figures
 
-    figures.check_format(args.out, '--out')
+    check_picture(args.out, '--out')
     run = open_model(parser, args)
     compile_cache.use()
     if args.parameters is not None:

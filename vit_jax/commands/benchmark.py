@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, writing
+from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError('benchmark needs --config FILE[:ARG]')
     if args.steps < 1:
         raise UserError(f'--steps {args.steps}: must be at least 1')
+    if args.json:
+        check_output(args.json, '--json')
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark, timed
     from vit_jax.profiling.examples import batch_rows, row_of

@@ -11,6 +11,7 @@ from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import Parser
 from vit_jax.commands._pictures import (
     check_names,
+    check_picture,
     image_names,
     is_folder,
     save_figure,
@@ -24,12 +25,12 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import compile_cache
-    from vit_jax.viz import batch, coltran, figures
+    from vit_jax.viz import batch, coltran
     from vit_jax.viz.photo import Context
 
     folder = args.out is not None and is_folder(args.out)
     if args.out is not None and not folder:
-        figures.check_format(args.out, '--out')
+        check_picture(args.out, '--out')
     core = open_run(args.workdir, **run_options(args))
     check_task(core, 'coltran', '--workdir')
     core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._parser import Parser, writing
+from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.errors import UserError
 
 PIXELS = 1024  # of an image
@@ -25,8 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if args.images is not None and args.images < 1:
         raise UserError(f'--images {args.images}: must be at least 1')
     out = pathlib.Path(args.out).expanduser()
-    if not out.parent.is_dir():
-        raise UserError(f'--out {out}: there is no folder {out.parent}')
+    check_output(out, '--out')
     from vit_jax.data import sources
     from vit_jax.ops import color_bins
     from vit_jax.storage import color_prior
@@ -70,7 +69,9 @@ def count_colors(source: Any, indices: range) -> np.ndarray:
         except BrokenRecord:
             continue
         if image.shape[-1] != 3:
-            raise UserError(f'{source.record_name(index)}: {image.shape[-1]} colors instead of 3')
+            raise UserError(
+                f'{source.record_name(index)}: has {image.shape[-1]} channels, not the 3 of RGB'
+            )
         pixels = image.reshape(-1, 3)
         if len(pixels) > PIXELS:
             pixels = pixels[rng.choice(len(pixels), PIXELS, replace=False)]

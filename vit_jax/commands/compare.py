@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--out', metavar='FILE', help='draw the metrics; PNG, SVG or PDF')
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    from vit_jax.viz import comparison, figures
+    from vit_jax.viz import comparison
 
     if args.out is not None:
-        figures.check_format(args.out, '--out')
+        check_picture(args.out, '--out')
     histories = comparison.read(args.workdirs)
     metrics = args.metric or comparison.shared(histories)
     names = [name for metric in metrics for name in comparison.matching(histories, metric)]

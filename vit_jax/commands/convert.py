@@ -5,8 +5,10 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax.commands._parser import Parser, add_allow_flag
+from vit_jax.commands._parser import Parser, add_allow_flag, check_output
 from vit_jax.errors import UserError
+
+FILES = ('.npz', '.safetensors')
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,14 +27,16 @@ def main(argv: Sequence[str]) -> int:
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
-    from vit_jax.interop import families, files
+    from vit_jax.interop import families
 
     _, place = families.split(args.dst)
-    if place.endswith(files.PICKLES):
+    ending = pathlib.Path(place).suffix
+    if ending[1:].isalpha() and ending not in FILES and not pathlib.Path(place).is_dir():
         raise UserError(
-            f'{place}: pickled weights are not written; name an .npz or .safetensors file, or a '
-            'folder'
+            f'{place}: weights are not written as {ending}; name an .npz or .safetensors file, or '
+            'a folder'
         )
+    check_output(pathlib.Path(place) / 'model' if ending not in FILES else place, 'dst')
     if existing := [path for path in targets(pathlib.Path(place)) if path.exists()]:
         raise UserError(f'{existing[0]} is already there: choose another name or remove it')
     import jax

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.commands._parser import Parser, align
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line
 
@@ -44,10 +44,9 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import sharding
     from vit_jax.trainer.evaluate import open_data
-    from vit_jax.viz import figures
 
     if args.out is not None:
-        figures.check_format(args.out, '--out')
+        check_picture(args.out, '--out')
     config = fine_tune.filled(config).config
     layout = sharding.make_layout()
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
 from vit_jax.commands._parser import FIT, Parser, align, batch_size
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 
@@ -48,9 +48,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
     if args.report is not None:
-        from vit_jax.viz.figures import check_format
-
-        check_format(args.report, '--report')
+        check_picture(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint names no data: give --source and --split')
     from vit_jax.runtime import compile_cache

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
     from vit_jax.storage import paths, run_folder
-    from vit_jax.viz import comparison, figures, goodput
+    from vit_jax.viz import comparison, goodput
 
     if args.out is not None:
-        figures.check_format(args.out, '--out')
+        check_picture(args.out, '--out')
     found = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
     folders = list(dict.fromkeys(found))
     read = dict(zip(comparison.labels(folders), map(_read, folders), strict=True))

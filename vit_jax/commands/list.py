@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,23 @@ def main(argv: Sequence[str]) -> int:
     are_files = args.kind == EXPERIMENTS
     found = catalogue.experiments(args.folder) if are_files else KINDS[args.kind]()
     found = [named for named in found if chosen(named.name, args.words)]
-    print(to_json(found) if args.json else '\n'.join(lines(found)))
+    if args.json:
+        print(to_json(found))
+        return 0
+    require_some(found, args.kind, args.words)
+    print('\n'.join(lines(found)))
     return 0
 
 
 def chosen(name: str, words: Sequence[str]) -> bool:
     """Whether a name contains one of the words, or there are none."""
     return not words or any(word in name for word in words)
+
+
+def require_some(found: Sized, kind: str, words: Sequence[str]) -> None:
+    """Raise UserError if no name contains one of the words."""
+    if words and not found:
+        raise UserError(f'list {kind}: no name contains {" or ".join(map(repr, words))}')
 
 
 def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
@@ -103,8 +113,9 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
     found = {k: v for k, v in reference.of_package().items() if chosen(k, words)}
     if as_json:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
-    else:
-        print(reference.markdown(found), end='')
+        return 0
+    require_some(found, KEYS, words)
+    print(reference.markdown(found), end='')
     return 0
 
 
@@ -114,7 +125,11 @@ def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
     from vit_jax.interop import released
 
     found = [one for one in released.table() if chosen(one.name, words)]
-    print(to_json(found) if as_json else '\n'.join(_checkpoints.lines(found)))
+    if as_json:
+        print(to_json(found))
+        return 0
+    require_some(found, CHECKPOINTS, words)
+    print('\n'.join(_checkpoints.lines(found)))
     return 0
 
 
@@ -127,6 +142,7 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
     if as_json:
         print(to_json(found))
         return 0
+    require_some(models, VARIANTS, words)
     print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GMACs":>10}')
     for v in found:
         row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{v.gmacs:>10.4g}'

@@ -19,6 +19,7 @@ from vit_jax.commands._model import (
 from vit_jax.commands._parser import Parser
 from vit_jax.commands._pictures import (
     check_names,
+    check_picture,
     image_names,
     is_folder,
     save_figure,
@@ -130,12 +131,10 @@ def check_out(args: argparse.Namespace) -> None:
     """Raises UserError for a picture that cannot be drawn."""
     if args.out is None:
         return
-    from vit_jax.viz import figures
-
     if is_folder(args.out):
         check_names(image_names(args.image), args.image, args.out, '--out')
         return
-    figures.check_format(args.out, '--out')
+    check_picture(args.out, '--out')
 
 
 def print_tables(

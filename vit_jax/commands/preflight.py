@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.commands import _preflight_table as table
 from vit_jax.commands._parser import FIT, Parser, add_allow_flag, batch_size
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
 
@@ -41,9 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if args.sweep and (args.accum or args.batch_size or args.out):
         raise UserError('--sweep compiles its own runs: leave out --accum, --batch-size and --out')
     if args.out:
-        from vit_jax.viz.figures import check_format
-
-        check_format(args.out, '--out')
+        check_picture(args.out, '--out')
     return _run(args, config)
 
 

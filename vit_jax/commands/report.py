@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_jax.commands._parser import Parser, add_allow_flag, writing
+from vit_jax.commands._parser import Parser, add_allow_flag, check_output, writing
 from vit_jax.errors import UserError, visible
 
 
@@ -31,15 +31,13 @@ def main(argv: Sequence[str]) -> int:
     out = paths.path(args.out)
     if out.suffix.lower() not in ('.html', '.htm'):
         raise UserError(f'--out {args.out!r}: the name must end in .html')
-    if out.is_dir():
-        raise UserError(f'--out {args.out!r} is a folder: name a file in it')
+    check_output(out, '--out')
     from vit_jax.commands import _run_page
     from vit_jax.scaling import page
 
     runs = _run_page.read(args.runs, args.allow)
     text = visible(page.one_file(*_run_page.blocks(runs)))
     with writing(args.out, '--out'):
-        paths.make_folder(out.parent)
         paths.write_text_atomic(out, text)
     print(f'{args.out}: {len(runs)} run{"s" * (len(runs) > 1)}, {len(text) / 1024:,.0f} KiB')
     return 0

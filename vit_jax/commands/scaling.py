@@ -14,8 +14,8 @@ from vit_jax.commands import _results
 from vit_jax.commands._coordinates import coordinates
 from vit_jax.commands._coverage import coverage
 from vit_jax.commands._optimal import optimal
-from vit_jax.commands._parser import Parser, add_allow_flag, align
-from vit_jax.commands._pictures import save_figure
+from vit_jax.commands._parser import Parser, add_allow_flag, align, check_output
+from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.commands._plan import plan
 from vit_jax.commands._results import names, write
 from vit_jax.commands._shape import shape
@@ -53,6 +53,8 @@ def collect(argv: Sequence[str]) -> int:
     add_allow_flag(parser)
     parser.add_argument('--output', metavar='FILE', help='write here instead of printing')
     args = parser.parse_args(argv)
+    if args.output is not None:
+        check_output(args.output, '--output')
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import runs
 
@@ -96,9 +98,8 @@ def plot(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
-    from vit_jax.viz import figures
 
-    figures.check_format(args.output, '--output')
+    check_picture(args.output, '--output')
     options = read_options(args)
     _results.require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)

@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax import extras
 from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
+from vit_jax.commands._pictures import check_picture
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
 
@@ -160,10 +161,9 @@ def best(args: argparse.Namespace) -> int:
 def plot(args: argparse.Namespace) -> int:
     """Draw the evaluations of all trials, and their values over each dimension, or over one."""
     from vit_jax.sweeps import curves, picture
-    from vit_jax.viz import figures
 
     if args.output:
-        figures.check_format(args.output, '--output')
+        check_picture(args.output, '--output')
     if args.x is None and (args.by or args.panel):
         raise UserError('sweep plot: --by and --panel need --x')
     study = open_study(args)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.config import load as config_lib
-from vit_jax.errors import EXIT_PREEMPTED, UserError
+from vit_jax.errors import EXIT_PREEMPTED, UserError, positive
 from vit_jax.storage import paths, run_folder
 
 STEP_TIMEOUT = 1800.0
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         help='train nothing: print every key of the config with its value, type, default and '
         'meaning',
     )
-    parser.add_argument('--stop-at', type=int, metavar='STEP', help='save and stop after STEP')
+    parser.add_argument('--stop-at', type=positive, metavar='STEP', help='save and stop after STEP')
     parser.add_argument(
         '--restart',
         action='store_true',
@@ -167,7 +167,12 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Sets up the compilation cache, and joins the other processes of the job if there are any."""
+    """Sets up the compilation cache, and joins the other processes of the job if there are any.
+
+    Raises:
+      UserError: for flags that name no job, or if its processes cannot be found.
+    """
+    check_job(args.coordinator, args.num_processes, args.process_id, args.distributed)
     from vit_jax.runtime import compile_cache, processes
 
     compile_cache.use()
@@ -175,6 +180,23 @@ def initialize(args: argparse.Namespace) -> None:
         processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)
     else:
         processes.join_cluster(args.heartbeat)
+
+
+def check_job(coordinator: str | None, count: int | None, number: int | None, found: bool) -> None:
+    """Raise UserError for `--coordinator`, `--num-processes` and `--process-id` that name no job.
+
+    Args:
+      coordinator, count, number: the values of the flags.
+      found: whether `--distributed` finds what they leave out.
+    """
+    if coordinator is None and not found and (count, number) != (None, None):
+        raise UserError('--num-processes and --process-id need --coordinator HOST:PORT')
+    if coordinator is not None and not re.fullmatch(r'.+:\d+', coordinator):
+        raise UserError(f'--coordinator {coordinator!r}: write HOST:PORT')
+    if count is not None and count < 1:
+        raise UserError(f'--num-processes {count}: must be at least 1')
+    if number is not None and not 0 <= number < (count or number + 1):
+        raise UserError(f'--process-id {number}: must be 0 or more, and below --num-processes')
 
 
 def step_timeout(args: argparse.Namespace) -> float | None:

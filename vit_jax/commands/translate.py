@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser, writing
+from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -94,9 +94,8 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
     for name in ('average', 'batch_size', 'n_best'):
         if (value := getattr(args, name)) is not None and value < 1:
             raise UserError(f'--{name.replace("_", "-")} {value}: must be at least 1')
-    if args.output is not None and not pathlib.Path(args.output).absolute().parent.is_dir():
-        folder = pathlib.Path(args.output).parent
-        raise UserError(f'--output {args.output}: there is no folder {folder}')
+    if args.output is not None:
+        check_output(args.output, '--output')
 
 
 def chosen_method(args: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser, writing
+from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.errors import UserError
 
 
@@ -29,7 +29,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--output', required=True, metavar='FILE', help='for config.data.vocab')
     args = parser.parse_args(argv)
     output = pathlib.Path(args.output).expanduser()
-    check_output(output)
+    if output.exists():
+        raise UserError(f'{output} is already there: choose another name or remove it')
+    check_output(output, '--output')
     from vit_jax.data import sources, vocabulary
     from vit_jax.data.transforms.text import SIDES
     from vit_jax.storage import paths as storage
@@ -48,14 +50,6 @@ def main(argv: Sequence[str]) -> int:
         f'on average and {longest} at most, the end included'
     )
     return 0
-
-
-def check_output(path: pathlib.Path) -> None:
-    """Raises UserError if the file exists, or its folder does not."""
-    if path.exists():
-        raise UserError(f'{path} is already there: choose another name or remove it')
-    if not path.parent.is_dir():
-        raise UserError(f'--output {path}: there is no folder {path.parent}')
 
 
 def sentences(source: Any, fields: Sequence[str], lower: bool) -> Iterator[str]:

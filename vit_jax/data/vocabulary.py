@@ -174,6 +174,8 @@ def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabul
 
     if kind not in KINDS:
         raise UserError('vocabulary: ' + nearest('kind', kind, KINDS))
+    if size <= (special := len({PAD, BOS, EOS, UNK})):
+        raise UserError(f'a vocabulary of {size} pieces: {special} are special ids; write more')
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

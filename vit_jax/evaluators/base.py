@@ -106,5 +106,8 @@ class Evaluator(abc.ABC):
         """The metrics of a pass that have a value in it; called once, after its last batch."""
 
     def names(self) -> tuple[str, ...]:
-        """Names of the numbers in `result` that are known in advance; empty if none are."""
+        """Names of the numbers in `result` that are known in advance; empty if none are.
+
+        Once `open`, they are those that the data can give.
+        """
         return ()

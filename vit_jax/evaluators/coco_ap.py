@@ -18,7 +18,8 @@ from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.extras import needed_by
 
 EXTRA = 'detection'
-# In the order of pycocotools. Small are objects below 32 x 32 pixels, large those above 96 x 96.
+SIZES = {'small': (0, 32**2), 'medium': (32**2, 96**2), 'large': (96**2, np.inf)}  # areas, pixels
+# In the order of pycocotools.
 METRICS = (
     *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
     *('AR_1', 'AR_10', 'AR_100', 'AR_small', 'AR_medium', 'AR_large'),
@@ -98,7 +99,15 @@ class Evaluator(base.Evaluator):
         return {name: value for name, value in values if value >= 0}
 
     def names(self) -> tuple[str, ...]:
-        return METRICS
+        if self._truth is None:
+            return METRICS
+        areas = [row['area'] for row in self._truth.dataset['annotations'] if not row['iscrowd']]
+        absent = {
+            name
+            for name, (low, high) in SIZES.items()
+            if not any(low <= area <= high for area in areas)
+        }
+        return tuple(name for name in METRICS if name.partition('_')[2] not in absent)
 
 
 def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -28,8 +28,12 @@ class Evaluator(base.Evaluator):
         self.matrix = np.zeros_like(self.matrix)
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        if 'probs' not in predictions or 'label' not in batch:
-            raise UserError('a class is predicted for no example, or none is known of it')
+        for name, arrays, owner in (
+            ('probs', predictions, 'task predicts'),
+            ('label', batch, 'data have'),
+        ):
+            if name not in arrays:
+                raise UserError(f'classes of examples are compared, but the {owner} no {name!r}')
         predicted = predictions['probs'][..., : len(self.matrix)].argmax(-1)
         np.add.at(self.matrix, (batch['label'], predicted), 1)
 

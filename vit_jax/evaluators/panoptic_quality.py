@@ -54,6 +54,7 @@ class Evaluator(base.Evaluator):
         if not 0 <= threshold < 1:
             raise UserError(f'threshold={threshold}: must be in [0, 1)')
         self.threshold = threshold
+        self._info: Any = None
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
@@ -84,14 +85,18 @@ class Evaluator(base.Evaluator):
         every = np.arange(count)
         found = quality(counts, every)
         stuff = np.isin(every, self._info.stuff)
-        if stuff.any() and not stuff.all():
+        if self._has_both_kinds():
             for kind, chosen in zip(KINDS, (~stuff, stuff), strict=True):
                 values = quality(counts, every[chosen])
                 found |= {f'{name}_{kind}': x for name, x in values.items()}
         return found
 
     def names(self) -> tuple[str, ...]:
-        return (*NAMES, *(f'{name}_{kind}' for kind in KINDS for name in NAMES))
+        kinds = KINDS if self._info is None or self._has_both_kinds() else ()
+        return (*NAMES, *(f'{name}_{kind}' for kind in kinds for name in NAMES))
+
+    def _has_both_kinds(self) -> bool:
+        return 0 < len(set(self._info.stuff)) < self._info.num_classes
 
     def _compare(self, prediction: Arrays, truth: dict[str, Any]) -> Counts:
         numbers, queries = panoptic.of_prediction(

@@ -41,7 +41,7 @@ def initialize(
       heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
 
     Raises:
-      UserError: if no cluster is found.
+      UserError: if no cluster is found, which fills in what is not given.
     """
     timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(MEET_SECONDS)}
     if heartbeat_seconds is not None:
@@ -50,8 +50,9 @@ def initialize(
         with peer_failures.detected():
             jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:
+        flag, reason = '--coordinator' if coordinator else '--distributed', str(e).rstrip('.')
         raise UserError(
-            f'--distributed: no cluster was detected ({e}); give --coordinator HOST:PORT, '
+            f'{flag}: no cluster was detected ({reason}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
     peer_failures.end_in_order(_who())

@@ -46,7 +46,8 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
             reader = csv.DictReader(file, skipinitialspace=True, strict=True)
             rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise UserError(f'--csv {str(path)!r} cannot be read: {e}') from e
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise UserError(f'--csv {str(path)!r} cannot be read: {reason}') from e
     if problem := _malformed(rows, header):
         raise UserError(f'--csv {str(path)!r} {problem}')
     return rows

@@ -134,10 +134,20 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Check, without writing anything, that a run could write to the folder.
+    """Check, without leaving anything there, that a run could write to the folder.
 
     Raises:
       UserError: if the folder, or the nearest one above that exists, is not writable.
+    """
+    if reason := obstacle(folder):
+        raise UserError(f'cannot write to the workdir {absolute(folder)}: {reason}')
+
+
+def obstacle(folder: str | os.PathLike[str]) -> str:
+    """The reason why no file can be written to a folder, which need not exist; empty for none.
+
+    Raises:
+      UserError: if object storage cannot be reached, or cannot be written to.
     """
     place = absolute(folder)
     if is_remote(place):
@@ -145,12 +155,11 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
         with reaching(place):
             probe.write_bytes(b'')
             probe.unlink()
-        return
+        return ''
     existing = next(parent for parent in (place, *place.parents) if parent.exists())
     if not existing.is_dir():
-        raise UserError(f'cannot write to the workdir {place}: {existing} is not a folder')
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f'cannot write to the workdir {place}: {existing} is read-only')
+        return f'{existing} is not a folder'
+    return '' if os.access(existing, os.W_OK | os.X_OK) else f'{existing} is read-only'
 
 
 def read_text(path: Path, errors: str = 'strict') -> str | None:

@@ -153,7 +153,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         evaluations=opened,
         examples=examples.of_run(config, opened, program.eval_steps) if every.examples else None,
         retention=in_steps(Checkpointer, keep, times.steps),
-        judge=judge_lib.of_config(config),
+        judge=judge_lib.of_config(config, {k: one.evaluator for k, one in opened.items()}),
     )
 
 

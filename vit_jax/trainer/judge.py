@@ -16,6 +16,7 @@ from vit_jax.checkpoints.best import KEPT, Best, of_meta
 from vit_jax.config import defaults
 from vit_jax.config import goal as goal_lib
 from vit_jax.config.early_stop import EarlyStop
+from vit_jax.evaluators.base import Evaluator
 from vit_jax.runtime import processes
 from vit_jax.trainer import metrics
 
@@ -103,8 +104,12 @@ class Judge:
         return f'early stop: {metric} {was}{value}, and no better in {times} since'
 
 
-def of_config(config: ConfigDict) -> Judge:
+def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Judge:
     """The judge of a config.
+
+    Args:
+      config: of the run.
+      opened: the evaluators of `config.evals`, which have seen their data.
 
     Raises:
       UserError: for a metric that its evaluations do not give, as far as that is known.
@@ -112,7 +117,7 @@ def of_config(config: ConfigDict) -> Judge:
     keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
     judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
     for key, text in judge.goals.items():
-        metrics.check(config, goal_lib.parse(text, _WHERE[key]).metric, _WHERE[key])
+        metrics.check(config, goal_lib.parse(text, _WHERE[key]).metric, _WHERE[key], opened)
     return judge
 
 

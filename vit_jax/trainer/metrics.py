@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Mapping
 
 import jax
@@ -12,16 +13,23 @@ from vit_jax import step as step_lib
 from vit_jax.config import load as config_lib
 from vit_jax.config import objects
 from vit_jax.errors import UserError, nearest
+from vit_jax.evaluators.base import Evaluator
 from vit_jax.profiling.examples import row_of
 
 
-def check(config: ConfigDict, metric: str, where: str) -> None:
+def check(
+    config: ConfigDict,
+    metric: str,
+    where: str,
+    opened: Mapping[str, Evaluator | None] = types.MappingProxyType({}),
+) -> None:
     """Check that an evaluation gives the metric, as far as that is known without running it.
 
     Args:
       config: of the run.
       metric: as `test/accuracy`.
       where: it was named, for the message.
+      opened: evaluators that have seen their data, by the names of the evaluations.
 
     Raises:
       UserError: if there is no such evaluation, or it gives other numbers.
@@ -38,6 +46,11 @@ def check(config: ConfigDict, metric: str, where: str) -> None:
     known = _of_task(config_lib.to_json(config)) if evaluator is None else evaluator.names()
     if known and number not in known:
         raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
+    if (seen := opened.get(name)) and known and number not in (here := seen.names()):
+        raise UserError(
+            f'{where}: {metric} cannot be measured on the data of config.evals.{name} (there: '
+            f'{", ".join(here) or "nothing"})'
+        )
 
 
 def of_entry(results: Mapping[str, float], metric: str, where: str) -> float | None:

@@ -28,6 +28,7 @@ from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 # What a branch is there to change.
 BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
+COLORS = {1: 'gray', 3: 'color'}  # kinds of images by channels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +87,18 @@ def find_origin(
             init.select,
         )
     except UserError as e:
-        raise UserError(f'config.init.from={path}: {e}') from e
+        raise UserError(f'config.init.from={path}: {e}{_channels(imported, training)}') from e
     return Origin(params, notes=(f'from {path} ({imported.source})', *notes))
+
+
+def _channels(checkpoint: TrainedModel, training: Training) -> str:
+    """A hint for a checkpoint of gray images and data in color, or vice versa; else empty."""
+    image = training.data.spec.get('image')
+    theirs = checkpoint.channels
+    if image is None or len(image.shape) != 3 or (ours := image.shape[-1]) == theirs:
+        return ''
+    words = [COLORS.get(count, f'{count}-channel') for count in (theirs, ours)]
+    return '; the checkpoint is of {} images, and the data have {} images'.format(*words)
 
 
 def branch(training: Training) -> Origin:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, positive
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
@@ -30,21 +30,19 @@ class Viz(base.Viz):
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of classes to show."""
-        parser.add_argument('--top', type=int, default=5, metavar='K', help='classes to show')
+        parser.add_argument('--top', type=positive, default=5, metavar='K', help='classes to show')
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The most probable classes of an image, the most probable first.
 
         Raises:
-          UserError: if the model predicts no classes of whole images, or none are to be shown.
+          UserError: if the model predicts no classes of whole images.
         """
         probs = prediction.get('probs')
         if probs is None:
             raise UserError('the model has no head and predicts no classes')
         if probs.ndim != 1:
             raise UserError('the model predicts a class for every patch, and none for the image')
-        if context.flags.top < 1:
-            raise UserError(f'--top {context.flags.top}: must be at least 1')
         return [
             {'label': label, 'class': context.class_name(label), 'probability': float(probs[label])}
             for label in top_classes(probs, context.flags.top)

@@ -29,13 +29,14 @@ class Viz(base.Viz):
     columns: tuple[str, ...] | None = ('class', 'score', 'bbox')
     bar = 'score'
     coco: tuple[str, ...] = ('category_id', 'bbox', 'score')
+    threshold: float = THRESHOLD
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the least score of an object that is shown."""
         parser.add_argument(
             '--threshold',
-            type=float,
-            default=THRESHOLD,
+            type=read_threshold,
+            default=self.threshold,
             metavar='P',
             help='least score of what is shown',
         )
@@ -47,8 +48,7 @@ class Viz(base.Viz):
         `Context.category_id`.
 
         Raises:
-          UserError: if the threshold is not in [0, 1], or a transform of the run does not track
-            the positions of pixels.
+          UserError: if a transform of the run does not track the positions of pixels.
         """
         kept = self._shown(prediction, context)
         return [
@@ -68,11 +68,8 @@ class Viz(base.Viz):
 
     def _shown(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
         """The indices of the predictions that are shown, the most probable first."""
-        threshold = context.flags.threshold
-        if not 0 <= threshold <= 1:
-            raise UserError(f'--threshold {threshold}: must be in [0, 1]')
         order = np.argsort(-prediction['scores'], kind='stable')
-        return order[prediction['scores'][order] >= threshold]
+        return order[prediction['scores'][order] >= context.flags.threshold]
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
         """The queries that have found an object of the first image, with the class of each.
@@ -125,6 +122,17 @@ class Viz(base.Viz):
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
         draw_objects(axes, size, found, size[1] / batch.SIDE, labels.SMALL, line=1.2)
+
+
+def read_threshold(text: str) -> float:
+    """The value of `--threshold`; raises UserError unless it is a number in [0, 1)."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise UserError(f'--threshold {text}: write a number from 0 to less than 1, as 0.5')
+    return value
 
 
 class Object(NamedTuple):

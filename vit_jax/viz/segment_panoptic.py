@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from vit_jax.errors import UserError
 from vit_jax.ops import panoptic
 from vit_jax.viz import batch, detect, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -30,16 +28,7 @@ class Viz(detect.Viz):
 
     columns = ('class', 'kind', 'score', 'area', 'bbox')
     coco = (*detect.Viz.coco, 'segmentation')
-
-    def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of a segment that is shown."""
-        parser.add_argument(
-            '--threshold',
-            type=float,
-            default=panoptic.THRESHOLD,
-            metavar='P',
-            help='least score of what is shown',
-        )
+    threshold = panoptic.THRESHOLD
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The segments, the largest first, with the keys of COCO's panoptic results.
@@ -94,13 +83,10 @@ def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Seg
     """The segments of the file.
 
     Raises:
-      UserError: if the threshold is not in [0, 1), or a transform of the run does not track the
-        positions of pixels.
+      UserError: if a transform of the run does not track the positions of pixels.
     """
-    threshold = context.flags.threshold
-    if not 0 <= threshold < 1:
-        raise UserError(f'--threshold {threshold}: must be in [0, 1)')
-    return panoptic.of_prediction(prediction, lambda x: on_file(x, photo), threshold)
+    least = context.flags.threshold
+    return panoptic.of_prediction(prediction, lambda x: on_file(x, photo), least)
 
 
 def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, positive
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
@@ -41,7 +41,7 @@ class Viz(base.Viz):
             default=NAMES,
             help=f'text of a class, with {{}} for its name (default: {NAMES!r})',
         )
-        parser.add_argument('--top', type=int, default=5, metavar='K', help='texts to show')
+        parser.add_argument('--top', type=positive, default=5, metavar='K', help='texts to show')
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task that matches images with the texts of the flags.
@@ -62,8 +62,6 @@ class Viz(base.Viz):
         """The most similar texts of an image, the best first."""
         if 'probs' not in prediction:
             return super().rows(prediction, photo, context)
-        if context.flags.top < 1:
-            raise UserError(f'--top {context.flags.top}: must be at least 1')
         order = (-prediction['similarity']).argsort(kind='stable')[: context.flags.top]
         return [
             {
