@@ -34,7 +34,7 @@ NOT_HERE = {
     r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
-    r'scaling (shape|optimal)': 'runs of several shapes and lengths',
+    r'scaling (shape|optimal --csv runs)': 'runs of several shapes and lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
     r'kept_accuracy|drawn_colors': 'color images with labels',
     r'init\.from=runs/dinov2_cifar10': 'an encoder of the size of the classifier',
@@ -108,7 +108,8 @@ def place(tmp_path_factory, translating_run):
     folder = tmp_path_factory.mktemp('documents')
     (folder / 'experiments').symlink_to(ROOT / 'experiments')
     (folder / 'docs' / 'gallery').mkdir(parents=True)
-    shutil.copy(ROOT / 'docs' / 'scaling_cifar10.csv', folder / 'docs')
+    for table in (ROOT / 'docs').glob('scaling_*.csv'):
+        shutil.copy(table, folder / 'docs')
     (folder / 'runs').mkdir()
     shutil.copytree(translating_run, folder / 'runs' / 'multi30k')
     rng = np.random.default_rng(0)
