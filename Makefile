@@ -15,7 +15,7 @@ find-python = $(shell for p in python3 python3.14 python3.13 python3.12 python3.
     && echo "$$p" && break; done)
 
 PYTHON ?= $(call find-python,11)
-EXTRAS ?= test,reference,dev
+EXTRAS ?= test,reference,dev,docs
 WORKDIR ?= runs/digits
 PYTEST_ARGS ?=
 WORKERS ?= 2

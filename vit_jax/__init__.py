@@ -8,7 +8,7 @@
 
 import importlib
 
-__version__ = '0.1.0'
+__version__ = '0.2.0.dev0'
 
 # What the package offers, and the modules that have it: the package alone imports nothing heavy.
 _FOUND_IN = {
