@@ -13,7 +13,44 @@ from helpers.browser import browse, needs_browser, probe, serve
 
 ROOT = pathlib.Path(__file__).parents[1]
 PHONE = 400  # pixels of its width
+CONTRAST = 4.5  # that WCAG 2.2 asks for (1.4.3, level AA)
 pytestmark = pytest.mark.timeout(1800)  # building takes two cores a minute, if they are free
+# The width of a page, and the texts that have too little contrast, light or dark.
+LOOK = """(page) => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const linear = (x) => (x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = (color) => {
+    const [red, green, blue] = numbers(color).map(linear);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const style = (element) => page.defaultView.getComputedStyle(element);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const color = style(element).backgroundColor;
+      if ((numbers(color)[3] ?? 1) > 0.5) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const contrast = (element) => {
+    const shades = [style(element).color, behind(element)].map(luminance);
+    return (Math.max(...shades) + 0.05) / (Math.min(...shades) + 0.05);
+  };
+  const shown = (element) => element.getClientRects().length
+    && [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  const still = page.createElement('style');
+  still.textContent = '* { transition: none !important }';
+  page.head.append(still);
+  const faint = [];
+  for (const theme of ['light', 'dark']) {
+    page.documentElement.dataset.theme = theme;
+    for (const element of page.querySelectorAll('article :not(.headerlink), .bd-links *')) {
+      if (shown(element) && contrast(element) < CONTRAST) {
+        faint.push(`${theme}: ${element.textContent.slice(0, 40)}`);
+      }
+    }
+  }
+  return [page.documentElement.scrollWidth, faint];
+}"""
 needs_sphinx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ('sphinx', 'myst_nb', 'sphinx_book_theme'))),
     reason="no Sphinx: pip install 'vit_jax[docs]'",
@@ -70,10 +107,10 @@ def server(site):
 
 @pytest.fixture(scope='module')
 def shown(site, server):
-    """The width of every page on a phone, and the errors of all."""
+    """What every page is like on a phone, and the errors of all."""
     pages = sorted(str(path.relative_to(site)) for path in site.rglob('*.html'))
     pages = [page for page in pages if not page.startswith('_')]  # sources of the package
-    return probe(server, pages, '(page) => page.documentElement.scrollWidth', PHONE)
+    return probe(server, pages, LOOK.replace('CONTRAST', str(CONTRAST)), PHONE)
 
 
 @needs_sphinx
@@ -88,7 +125,14 @@ def test_no_page_has_an_error_in_a_browser(shown, server):
 @pytest.mark.long
 @needs_browser
 def test_no_page_is_wider_than_a_phone(shown):
-    assert {page: width for page, width in shown[0].items() if width > PHONE} == {}
+    assert {page: width for page, (width, _) in shown[0].items() if width > PHONE} == {}
+
+
+@needs_sphinx
+@pytest.mark.long
+@needs_browser
+def test_every_text_can_be_read_light_and_dark(shown):
+    assert {page: faint for page, (_, faint) in shown[0].items() if faint} == {}
 
 
 @needs_sphinx

@@ -38,6 +38,8 @@ myst_enable_extensions = ['colon_fence']
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_output_stderr = 'remove'
+# A run's lines as text: their HTML has colors for light pages alone.
+nb_mime_priority_overrides = [('html', 'text/html', None)]
 nb_ipywidgets_js = {}
 
 autodoc_typehints = 'signature'
