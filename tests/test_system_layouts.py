@@ -24,18 +24,37 @@ LAYOUTS = {
     'slices': (4, {'slices': 2}, 1),
 }
 SEVERAL = [name for name in LAYOUTS if name != 'one']
+FSDP = {'fsdp': 8, 'min_split_size': 64}
+EIGHT = {
+    f'{name} of 8, {microbatches} microbatches': (8, parallel, microbatches)
+    for name, parallel in (('jit', {}), ('fsdp', FSDP), ('pmap', {'strategy': 'pmap'}))
+    for microbatches in (1, 2)
+}
 CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler
 # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of other
 # updates.
 ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
 SYSTEMS = one_of_each_kind(first='experiments/vit/digits.py')
+# Images of mixed sizes, of which each step has another length: a config and what it is given.
+MIXED = {
+    'naflex': ('experiments/vit/digits_naflex.py', ()),
+    'siglip_naflex': (
+        'experiments/siglip/scenes.py',
+        (
+            'model.name=siglip_naflex',
+            'model.pos_grid=6',
+            'model.patch_dropout=0.25',
+            'data.plan=patches(patch_size=8, lengths=(16, 36))',
+        ),
+    ),
+}
 
 
 @functools.lru_cache(maxsize=2)  # the tests of a system follow one another
-def trained(path: str, name: str) -> list[dict[str, float]]:
+def trained(path: str, name: str, given: tuple[str, ...] = ()) -> list[dict[str, float]]:
     """The metrics of the first steps."""
-    devices, parallel, microbatches = LAYOUTS[name]
-    config = load.load(f'{ROOT / path}:smoke')
+    devices, parallel, microbatches = {**LAYOUTS, **EIGHT}[name]
+    config = load.load(f'{ROOT / path}:smoke', given)
     with config.unlocked():
         config.parallel.update(parallel)
         config.step.accum_steps = microbatches
@@ -64,4 +83,13 @@ def test_a_system_trains_alike_in_every_layout(path, name):
         if path == ADAM_ON_ROUNDING:
             assert step['update_norm'] == pytest.approx(expected['update_norm'], rel=1e-3)
             expected = expected | {'update_norm': step['update_norm']}
+        assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', EIGHT)
+@pytest.mark.parametrize('system', MIXED)
+def test_images_of_mixed_sizes_train_alike_on_eight_devices(system, name):
+    path, given = MIXED[system]
+    for step, expected in zip(trained(path, name, given), trained(path, 'one', given), strict=True):
         assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)

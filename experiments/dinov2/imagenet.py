@@ -25,7 +25,8 @@ from vit_jax.config.precision import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
-DECAYING = 'kernel$|_token$|pos_embed$|prototypes/scale$'  # all but biases, norms and layer scales
+# All but biases, norms and layer scales.
+DECAYING = 'kernel$|_tokens?$|pos_embed$|prototypes/scale$'
 ARGS = ('smoke', 'L/16', 'S/14,own', 'B/14,fast', ...)
 
 

@@ -9,8 +9,9 @@ import pytest
 from helpers.pictures import count
 
 from vit_jax.errors import UserError
-from vit_jax.models import siglip, vit
+from vit_jax.models import siglip, siglip_naflex, vit
 from vit_jax.models.siglip import Model
+from vit_jax.ops.sequences import Sequences
 
 TINY = {
     **{'vocab_size': 11, 'length': 5, 'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24},
@@ -44,6 +45,14 @@ def test_parameter_counts_are_exact(name):
     if name == 'B/16':
         assert count(made['params']['image']) == 92_884_224  # SiglipVisionModel
         assert count(made['params']['text']) == 110_271_744  # SiglipTextModel
+
+
+def test_parameter_count_of_naflex_is_exact():
+    """That of transformers.Siglip2Model for siglip2-base-patch16-naflex."""
+    model = siglip_naflex.Model(vocab_size=256_000, scan=True, **siglip.variant('B/16'))
+    images = Sequences(jnp.zeros((1, 7, 768)), jnp.ones((1, 2), int))
+    made = jax.eval_shape(model.init, jax.random.key(0), images, jnp.zeros((1, 64), jnp.int32))
+    assert count(made) == 375_234_050
 
 
 def test_numbers_of_the_logits_start_as_in_the_paper(params):

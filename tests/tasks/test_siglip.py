@@ -8,12 +8,16 @@ import numpy as np
 import optax
 import pytest
 from helpers.applies import Given
+from helpers.experiments import ROOT
 
 from vit_jax import step as step_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models.siglip import Model
 from vit_jax.ops import terms
+from vit_jax.runtime import sharding
 from vit_jax.tasks.siglip import Task
+from vit_jax.trainer import build
 
 MODEL = Model(
     **{'vocab_size': 11, 'length': 5, 'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 24},
@@ -51,6 +55,49 @@ def test_golden_steps(loss_name):
         losses.append(float(metrics['loss']))
     assert losses == pytest.approx(GOLDEN[loss_name], rel=1e-4)
     assert set(metrics) >= {'loss', 'right_text', 'right_image', 'grad_norm'}
+
+
+LARGE = {
+    'image': jax.ShapeDtypeStruct((2048, 4, 4, 3), 'u1'),
+    'caption': jax.ShapeDtypeStruct((2048, 5), 'i4'),
+}
+
+
+def temporaries(parallel, chunk):
+    """Bytes that a step on 2,048 pairs holds on each of eight devices."""
+    model = MODEL.clone(width=8, embed_dim=8, mlp_dim=8, pool='gap')
+    layout = sharding.make_layout(**parallel, devices=jax.devices()[:8])
+    task, tx = Task(chunk=chunk), optax.sgd(1.0)
+
+    def start():
+        one = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), LARGE)
+        return step_lib.init_state(step_lib.init_variables(model, task, one, 0), tx, 0, ema=False)
+
+    options = {'axis_name': layout.train_axis, 'add_up': layout.add_up}
+    step = step_lib.make_train_step(model, task, tx, **options)
+    state, batch = jax.eval_shape(start), LARGE
+    if layout.train_axis:  # of pmap, whose arrays have an axis of devices
+        step = jax.pmap(step, layout.train_axis, devices=jax.devices()[:8])
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((8, *x.shape), x.dtype), state)
+        batch = {k: jax.ShapeDtypeStruct((8, 256, *x.shape[1:]), x.dtype) for k, x in LARGE.items()}
+    else:
+        step = layout.compile_train(step, state)
+    return step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'parallel',
+    [
+        {'strategy': 'pmap'},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({'fsdp': 8, 'min_split_size': 8}, marks=pytest.mark.long),
+    ],
+)
+def test_no_device_holds_the_matrix_of_a_large_batch(parallel):
+    found = temporaries(parallel, chunk=64)
+    assert found < 4 * 2048**2 / 2
+    assert temporaries(parallel, chunk=2048) > 3 * found
 
 
 def test_a_locked_image_tower_gets_no_gradient():
@@ -109,6 +156,13 @@ def test_a_batch_without_captions_is_refused():
     batch = {'image': make_batch()['image'], 'label': jnp.zeros(6)}
     with pytest.raises(UserError, match=r'needs captions, but the examples have image, label: add'):
         Task().loss({}, batch)
+
+
+@pytest.mark.slow
+def test_a_batch_of_one_pair_is_refused():
+    config = load.load(f'{ROOT}/experiments/siglip/scenes.py:smoke', ['batch_size=1'])
+    with pytest.raises(UserError, match=r'config.batch_size=1: .* siglip compares the examples'):
+        build.build(config, jax.devices()[:1])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
 @pytest.mark.parametrize(
     ('override', 'message'),
     [
-        ('batch_size=1', 'config.batch_size=1: must be at least 2, as images are compared with'),
+        ('batch_size=1', 'config.batch_size=1: the loss of task dinov2 compares the examples of a'),
         ('data.transforms=flip', 'config.data.transforms: DINOv2 learns from two global crops'),
         (
             f"data.transforms={GLOBAL}|views('local_image', 2, 'inception_crop(4)')",

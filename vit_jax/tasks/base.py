@@ -58,16 +58,12 @@ class Task(abc.ABC):
         Then `loss` gets the outputs of the whole global batch at once, whatever microbatches and
         devices computed them. Each output has a row for every example, or is a scalar: floats are
         averaged over microbatches and devices, of integers the largest is taken.
-      least_rows: rows of a global batch, at least.
-      least_reason: for messages, why `least_rows` is not 1.
       multiple_reason: for messages, why `multiple` is not 1.
       headline: the metrics of `evaluate` and `derive` that a line of text shows; empty for all.
     """
 
     rngs: ClassVar[tuple[str, ...]] = ()
     couples_rows: ClassVar[bool] = False
-    least_rows: ClassVar[int] = 1
-    least_reason: ClassVar[str] = ''
     multiple_reason: ClassVar[str] = ''
     headline: ClassVar[tuple[str, ...]] = ()
 

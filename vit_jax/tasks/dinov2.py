@@ -61,8 +61,6 @@ class Task(base.Task):
 
     rngs = ('dropout', 'mask')
     couples_rows = True
-    least_rows = 2
-    least_reason = 'images are compared with one another'
 
     def __post_init__(self) -> None:
         for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):

@@ -253,10 +253,10 @@ def _check_rows(
     config: ConfigDict, task: Any, layout: sharding.Layout, rows: int, accum_steps: int
 ) -> None:
     """Check that a batch of so many rows suits the task and can be divided; else UserError."""
-    if rows < task.least_rows:
+    if task.couples_rows and rows < 2:
         raise UserError(
-            f'config.batch_size={config.batch_size}: must be at least {task.least_rows}, as '
-            f'{task.least_reason}'
+            f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
+            'compares the examples of a batch; give at least 2'
         )
     sharding.check_batch(
         layout,
@@ -266,8 +266,3 @@ def _check_rows(
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
-    if task.couples_rows and rows < 2:
-        raise UserError(
-            f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
-            'compares the examples of a batch; give at least 2'
-        )
