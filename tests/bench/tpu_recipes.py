@@ -26,6 +26,7 @@ from vit_jax.profiling import preflight, topology
 PAGE = pages.ROOT / 'docs' / 'tpu.md'
 TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'
 WMT14 = 'translate/wmt14.py'
+OWN_PAIRS = 'siglip/own.py'  # data of one's own, so that steps and hours are not known
 # `as` names a ViT that is put in the place of the recipe's.
 RECIPES = (
     ('vit/imagenet2012.py:fast', 'v5e:2x4'),
@@ -40,6 +41,8 @@ RECIPES = (
     ('scaling/vit_compute.py:H/14,fast', 'v5p:2x4x4'),
     ('scaling/zhai_b16.py:fast as G/14', 'v5p:4x4x4'),
     ('mae/imagenet.py:B/16,1600ep,fast', 'v5e:8x8'),
+    ('dinov2/imagenet.py:L/16,fast', 'v5p:2x4x4'),
+    (OWN_PAIRS, 'v5e:4x4'),
     ('swin/imagenet.py:T', 'v5e:4x4'),
     ('bit/imagenet2012.py', 'v5e:4x4'),
     ('detr/coco.py', 'v5e:4x4'),
@@ -61,6 +64,9 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
     config = config_lib.load(str(pages.ROOT / 'experiments' / name))
     if size:
         config.model.update(vit.variant(size))
+    if name == OWN_PAIRS:
+        config.data.update(source='scenes_captions', vocab='bytes')
+        config.model.vocab_size = 32_000
     return as_multi30k(config, folder) if name == WMT14 else config
 
 
@@ -80,7 +86,8 @@ def row(recipe: str, slice_: str) -> list[str]:
         (report, *_), run = preflight.preflight(config, topology.parse(slice_))
     rows = f'{config.batch_size:,}' + (' tokens' if config.data.get('buckets') else '')
     hours = f'{run.chip_hours:,.0f}' if report.fits else ''
-    return [f'`{recipe}`', slice_, rows, *needs(report, run), f'{run.steps:,}', hours]
+    length = ['', ''] if recipe == OWN_PAIRS else [f'{run.steps:,}', hours]
+    return [f'`{recipe}`', slice_, rows, *needs(report, run), *length]
 
 
 def needs(report: Any, run: Any) -> list[str]:
