@@ -13,6 +13,7 @@ from helpers.browser import browse, needs_browser, probe, serve
 
 ROOT = pathlib.Path(__file__).parents[1]
 PHONE = 400  # pixels of its width
+SPHINX = ('sphinx', 'myst_nb', 'sphinx_book_theme', 'sphinx_copybutton', 'sphinx_design')
 CONTRAST = 4.5  # that WCAG 2.2 asks for (1.4.3, level AA)
 pytestmark = pytest.mark.timeout(1800)  # building takes two cores a minute, if they are free
 # The width of a page, and the texts that have too little contrast, light or dark.
@@ -52,7 +53,7 @@ LOOK = """(page) => {
   return [page.documentElement.scrollWidth, faint];
 }"""
 needs_sphinx = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ('sphinx', 'myst_nb', 'sphinx_book_theme'))),
+    not all(map(importlib.util.find_spec, SPHINX)),
     reason="no Sphinx: pip install 'vit_jax[docs]'",
 )
 
