@@ -33,7 +33,7 @@ SMALL = ((8, 1), (12, 1), (16, 1), (32, 1))
 BUDGETS = (5e10, 1.5e11, 4.6e11, 1.5e12)
 # Beside the optima that the laws predict for four times the largest budget; the smallest budget
 # sets the warm-up.
-TARGET_SIZES = ((16, 2), (20, 2), (24, 2))
+TARGET_SIZES = ((16, 2), (20, 2), (24, 2), (24, 3), (32, 2))
 TARGET_BUDGETS = (BUDGETS[0], 4 * BUDGETS[-1])
 FILE = 'experiments/scaling/cifar10_isoflop.py'
 ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine', 'target')

@@ -23,6 +23,15 @@ def test_styles_are_obeyed_and_names_are_not():
     assert shown == '\x1b[1ma\\u001b[31mb\x1b[0m c\\u001b[31md [red]e[/f] :cat:\n'
 
 
+def test_no_cell_is_cut_where_lines_wrap_softly():
+    console = Console(file=io.StringIO(), width=80, soft_wrap=True)
+    table = Table(*(f'a.long.name.{i}' for i in range(20)))
+    table.add_row(*(f'{i}.{10**12}' for i in range(20)))
+    console.print(table)
+    _, row, _ = console.file.getvalue().split('\n')
+    assert row.split() == [f'{i}.{10**12}' for i in range(20)]
+
+
 def test_every_row_of_a_table_is_one_line_as_wide_as_it_looks():
     console = terminal()
     table = Table('name\n', 'x')

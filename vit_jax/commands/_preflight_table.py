@@ -7,7 +7,6 @@ from typing import Any
 
 GIB = 2**30
 COSTLIEST = 12
-WIDTH = 200  # a narrower terminal breaks lines, where rich would leave out digits
 
 
 def status(text: str) -> Any:
@@ -226,7 +225,7 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
 def _console() -> Any:
     from vit_jax.runtime.console import Console
 
-    return Console(soft_wrap=True, width=WIDTH)
+    return Console(soft_wrap=True)
 
 
 def _table(first: str, *headings: str) -> Any:

@@ -129,10 +129,9 @@ def status(args: argparse.Namespace) -> int:
 
     study = open_study(args)
     tally = '  '.join(f'{state} {count}' for state, count in status_lib.counts(study).items())
-    console = Console()
+    console = Console(soft_wrap=True)
     sweep = study.sweep
-    title = f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}'
-    console.print(title, soft_wrap=True)
+    console.print(f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}')
     table = Table()
     for heading in ('trial', 'state', 'step', sweep.metric, *sweep.dimensions()):
         table.add_column(heading, justify='left' if heading == 'state' else 'right')
@@ -140,7 +139,7 @@ def status(args: argparse.Namespace) -> int:
         table.add_row(*row)
     console.print(table)
     for line in status_lib.notes(study):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     return 0
 
 

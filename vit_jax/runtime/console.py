@@ -9,13 +9,15 @@ from typing import IO, Any
 import rich.console
 import rich.progress
 import rich.table
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
 from vit_jax.errors import one_line, visible
 from vit_jax.runtime.output import Escaped
+
+_WIDEST = 10_000  # characters of a row
 
 
 class Console(rich.console.Console):
@@ -59,10 +61,20 @@ class Progress(rich.progress.Progress):
 
 
 class Table(rich.table.Table):
-    """A table without rules; every row is one line, even if a name in it contains newlines."""
+    """A table without rules; every row is one line, even if a name in it contains newlines.
+
+    No cell is cut where a console wraps lines softly, however wide the row is.
+    """
 
     def __init__(self, *headings: str, **options: Any):
         super().__init__(*headings, box=None, pad_edge=False, **options)
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: ConsoleOptions
+    ) -> RenderResult:
+        if options.overflow == 'ignore':  # soft wrap
+            options = options.update(max_width=_WIDEST)
+        return super().__rich_console__(console, options)
 
     def add_column(self, header: RenderableType = '', *rest: Any, **options: Any) -> None:
         super().add_column(_flat(header), *rest, **options)
