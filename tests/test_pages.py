@@ -57,3 +57,13 @@ def test_the_changed_loss_adds_a_term():
     z = np.log(np.exp(logits).sum(-1)) ** 2
     np.testing.assert_allclose(found['z'].sum, z[:2].sum(), rtol=1e-5)
     assert float(found['z'].count) == 2
+
+
+def test_every_picture_of_the_gallery_is_on_a_card_with_its_command():
+    spec = importlib.util.spec_from_file_location('build', ROOT / 'docs' / 'site' / 'build.py')
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    page = (ROOT / 'docs' / 'gallery.md').read_text()
+    cards = re.findall(r':::\{card\}\n(.*?)\n:::\n', build.cards(page), re.DOTALL)
+    assert sum(card.count('![') for card in cards) == page.count('![')
+    assert all('python -m vit_jax' in card for card in cards)

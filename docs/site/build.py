@@ -115,9 +115,9 @@ def relink(text: str, path: Path, folder: Path, where: dict[Path, Path]) -> str:
 
 
 def cards(text: str) -> str:
-    """The gallery as cards: each picture with its title, and its command below."""
+    """The gallery as cards: pictures with their title, and their commands below."""
     card = re.compile(
-        r'((?:(?!#|```|!\[)[^\n]+\n)+)\n```sh\n((?:(?!```).+\n)+)```\n\n(!\[.*\]\(.*\))\n'
+        r'((?:(?!#|```|!\[)[^\n]+\n)+)\n```sh\n((?:(?!```).+\n)+)```\n((?:\n!\[.*\]\(.*\)\n)+)'
     )
 
     def replace(match: re.Match) -> str:
