@@ -69,7 +69,7 @@ def parameters(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
         is_scale = len(shape) == 1 and bool(re.search(r'(norm\w*|bn\d|norm\.\d)\.weight$', name))
         positive = name.endswith('running_var')
         values = rng.normal(size=shape) * 0.2 + is_scale
-        found[name] = (1 + np.abs(values) if positive else values).astype(np.float32)
+        found[name] = np.asarray(1 + np.abs(values) if positive else values, np.float32)
     return found
 
 
@@ -85,38 +85,69 @@ def golden() -> dict[str, dict[str, Any]]:
 
 def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The row of an architecture in `golden`, with arguments beside those that make it small."""
+    model, small = _made(name, arguments)
+    side, config = _side(model, small), model.pretrained_cfg
+    return {
+        'config': {
+            'architecture': name,
+            'global_pool': getattr(model, 'global_pool', 'avg'),
+            'model_args': {key: small[key] for key in ('embed_dim', *arguments) if key in small},
+            'pretrained_cfg': {
+                **{key: list(config[key]) for key in ('mean', 'std')},
+                'input_size': [3, side, side],
+            },
+        },
+        'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
+        'logits': _logits(model, side),
+    }
+
+
+def exact_logits(name: str, arguments: dict[str, Any]) -> list[float]:
+    """The logits of `asked`, computed in float64."""
+    model, small = _made(name, arguments)
+    return _logits(model.double(), _side(model, small))
+
+
+def _made(name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A small model with random parameters, and the arguments that it was made with."""
     import timm
     import torch
 
     from vit_jax.interop.families import _timm_arguments
 
-    heads = _timm_arguments.architectures()[name]['num_heads']
-    small = {
+    row = _timm_arguments.architectures().get(name)
+    small = (_small(row['num_heads']) if row else {}) | arguments
+    model = timm.create_model(name, **small).eval()
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    arrays = parameters(shapes)
+    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    return model, small
+
+
+def _side(model: Any, small: dict[str, Any]) -> int:
+    side: int = small.get('img_size') or model.pretrained_cfg['input_size'][1]
+    return side
+
+
+def _logits(model: Any, side: int) -> list[float]:
+    import torch
+
+    mean, std = (np.array(model.pretrained_cfg[key]) for key in ('mean', 'std'))
+    batch = ((images(side) + 1) / 2 - mean) / std
+    tensor = torch.from_numpy(batch.transpose(0, 3, 1, 2))
+    with torch.no_grad():
+        found: list[float] = model(tensor.to(next(model.parameters()).dtype))[0].tolist()
+    return found
+
+
+def _small(heads: int) -> dict[str, Any]:
+    """Arguments that make a ViT small."""
+    return {
         'embed_dim': _HEAD * heads,
         'patch_size': _PATCH,
         'img_size': _SIDE,
         'depth': 1,
         'num_classes': _CLASSES,
-    } | arguments
-    model = timm.create_model(name, **small).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    state = {key: torch.from_numpy(value) for key, value in parameters(shapes).items()}
-    model.load_state_dict(state)
-    colors = {key: list(model.pretrained_cfg[key]) for key in ('mean', 'std')}
-    side = small['img_size']
-    batch = ((images(side) + 1) / 2 - np.array(colors['mean'])) / np.array(colors['std'])
-    with torch.no_grad():
-        logits = model(torch.from_numpy(batch.transpose(0, 3, 1, 2)).float())
-    kept = {key: small[key] for key in ('embed_dim', *arguments) if key in small}
-    return {
-        'config': {
-            'architecture': name,
-            'global_pool': model.global_pool,
-            'model_args': kept,
-            'pretrained_cfg': colors | {'input_size': [3, side, side]},
-        },
-        'shapes': shapes,
-        'logits': logits[0].tolist(),
     }
 
 

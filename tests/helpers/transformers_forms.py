@@ -59,7 +59,7 @@ class Form(NamedTuple):
         return '-'.join([self.model, *map(str, self.fields.values()), self.tower]).strip('-')
 
 
-def _two(vision: dict[str, Any] = SHAPE) -> dict[str, Any]:
+def two_towers(vision: dict[str, Any] = SHAPE) -> dict[str, Any]:
     return {'vision_config': dict(vision), 'text_config': dict(_TEXT), 'projection_dim': 8}
 
 
@@ -128,12 +128,12 @@ FORMS = (
         {'projection_dim': 8, 'hidden_act': 'gelu'},
         theirs='image_embeds',
     ),
-    Form('CLIP', f'CLIP{_CLASSIFIER}', 'CLIPConfig', _two()),
+    Form('CLIP', f'CLIP{_CLASSIFIER}', 'CLIPConfig', two_towers()),
     Form(
         'CLIP',
         'CLIPModel',
         'CLIPConfig',
-        _two(),
+        two_towers(),
         theirs='image_embeds',
         tower='vision',
         written='CLIPVisionModelWithProjection',
@@ -142,7 +142,7 @@ FORMS = (
         'MetaCLIP 2',
         f'MetaClip2{_CLASSIFIER}',
         'MetaClip2Config',
-        _two(),
+        two_towers(),
         written=f'CLIP{_CLASSIFIER}',
     ),
     Form(
@@ -152,12 +152,18 @@ FORMS = (
         'CLIPSeg', 'CLIPSegVisionModel', 'CLIPSegVisionConfig', **_POOLED, written='CLIPVisionModel'
     ),
     Form('SigLIP', 'SiglipVisionModel', 'SiglipVisionConfig', **_POOLED),
-    Form('SigLIP', f'Siglip{_CLASSIFIER}', 'SiglipConfig', _two(), written=f'IJepa{_CLASSIFIER}'),
+    Form(
+        'SigLIP',
+        f'Siglip{_CLASSIFIER}',
+        'SiglipConfig',
+        two_towers(),
+        written=f'IJepa{_CLASSIFIER}',
+    ),
     Form(
         'SigLIP',
         'SiglipModel',
         'SiglipConfig',
-        _two(),
+        two_towers(),
         **_POOLED,
         tower='vision',
         written='SiglipVisionModel',

@@ -1,12 +1,15 @@
 """One tower of a file with two."""
 
+import jax
 import numpy as np
 import pytest
+from helpers.transformers_siglip import reference
 
 from vit_jax import interop
 from vit_jax.config.origin import split_family
 from vit_jax.errors import UserError
 from vit_jax.interop import files, towers
+from vit_jax.interop.adapt import adapt
 
 TWO = {
     'vision_model.embeddings.patch_embedding.weight': np.ones((8, 3, 4, 4), np.float32),
@@ -43,8 +46,27 @@ def test_the_arrays_and_the_config_of_a_tower():
     flat, extra = towers.take(TWO, config, 'vision')
     assert sorted(flat) == sorted(TWO)[2:]
     assert extra == {'model_type': 'clip_vision_model', 'hidden_size': 8}
-    with pytest.raises(UserError, match="no tower 'text'"):
-        towers.take(flat, extra, 'text')
+    only = {name: array for name, array in TWO.items() if name not in flat}
+    with pytest.raises(UserError, match=r"no tower 'vision' in the file \(it holds: logit_scale"):
+        towers.take(only, config, 'vision')
+
+
+def test_a_tower_for_texts_is_no_model_of_its_own(tmp_path):
+    files.write_safetensors(tmp_path / 'clip.safetensors', TWO)
+    with pytest.raises(UserError, match='no model here is a tower for texts'):
+        interop.read(f'{tmp_path}/clip.safetensors:text')
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_tower_for_texts_of_a_siglip(tmp_path):
+    """By selecting it, as the message of `FILE:text` says."""
+    pytest.importorskip('transformers')
+    reference().save_pretrained(tmp_path)
+    theirs = interop.read(tmp_path)
+    target = jax.tree.map(np.zeros_like, theirs.params)
+    found, _ = adapt(theirs.params, target, theirs.model, select='text')
+    assert found.keys() == {'text'}
+    jax.tree.map(np.testing.assert_array_equal, found['text'], theirs.params['text'])
 
 
 def test_two_towers_are_not_read_as_one(tmp_path):

@@ -47,7 +47,8 @@ def read(
     try:
         if tower:
             flat, extra = towers.take(flat, extra, tower)
-        reader = families.reader(flat, family)
+        kind = extra.get('model_type') or extra.get('architecture') or ''
+        reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
         _require_finite(imported.params)
         _require_sound(imported)

@@ -26,7 +26,7 @@ Table = tuple[tuple[str, str], ...]
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
 _WEIGHTS: Mapping[str, tuple[str, ...]] = {'qk': ('query', 'key')}
-_LISTED = 3
+_LISTED, _LONGEST = 3, 200  # names, characters
 
 
 def ours(name: str, table: Table) -> str | None:
@@ -121,6 +121,16 @@ def flattened(params: Mapping[str, Any]) -> Flat:
     return split(unroll({name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}))
 
 
+def blank(shapes: Mapping[str, Any]) -> Flat:
+    """Arrays in the shapes of a tree of our parameters, named as by `flattened`: views of a number,
+    which take no memory.
+    """
+    leaves = flatten_dict(shapes, sep='/').items()
+    return split(
+        unroll({name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves})
+    )
+
+
 def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The inverse of `flattened`."""
     tree: dict[str, Any] = unflatten_dict(join(flat), sep='/')
@@ -128,9 +138,10 @@ def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def listed(names: list[str]) -> str:
-    """The first few names, as text."""
+    """The first few names, as text; of long ones, which damaged files have, the beginning."""
     more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-    return ', '.join(names[:_LISTED]) + more
+    short = (n if len(n) <= _LONGEST else f'{n[:_LONGEST]}...' for n in names[:_LISTED])
+    return ', '.join(short) + more
 
 
 def _translations(name: str, table: Table) -> Iterator[str]:

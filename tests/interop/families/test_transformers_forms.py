@@ -65,3 +65,17 @@ def test_what_is_written(form, tmp_path, images):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     assert (*processor.image_mean, processor.size['height']) == (0.5, 0.5, 0.5, 12)
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('MLCDVision', 'rotates the class token by learned angles, as MLCD does'),
+        ('Aimv2Vision', "by config.json it is of kind 'aimv2_vision_model'"),
+    ],
+)
+def test_other_models_are_refused_with_the_reason(name, words, tmp_path):
+    config = getattr(transformers, f'{name}Config')(**transformers_forms.SHAPE)
+    getattr(transformers, f'{name}Model')(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=words):
+        interop.read(tmp_path)

@@ -50,12 +50,13 @@ def find(name: str) -> ModuleType:
     return module
 
 
-def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
+def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleType:
     """The family that reads arrays of these names.
 
     Args:
       flat: arrays by name.
       family: its name; if empty, all families in this folder are tried.
+      kind: of model by config.json, for messages; empty if unknown.
 
     Raises:
       UserError: if none or several match.
@@ -64,6 +65,7 @@ def reader(flat: Mapping[str, Any], family: str = '') -> ModuleType:
     found = {name: m for name, m in named.items() if _reads(m) and m.matches(flat)}
     if not found:
         held = ', '.join(sorted(flat)[:3]) or 'nothing'
+        held += f'; by config.json it is of kind {kind!r}' if kind else ''
         raise UserError(
             f'no checkpoint family matches these parameters (found {held}); tried '
             f'{", ".join(named)}; prefix your own, as in my_lab.swin:FILE'

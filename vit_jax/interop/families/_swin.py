@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names, shapes, torch_layout
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
-from vit_jax.tree_paths import param_paths, require_fit
+from vit_jax.tree_paths import require_fit
 
 Size = tuple[int, int]  # height and width in pixels
 
@@ -168,7 +168,4 @@ def _expected(arrays: Flat, module: Any) -> Flat:
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32
     )
-    params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    # Views of a single number, so that the functions for arrays can split shapes.
-    views = {n: np.broadcast_to(np.float32(0), p.shape) for n, p in param_paths(params).items()}
-    return names.split(views)
+    return names.blank(jax.eval_shape(module.init, jax.random.key(0), images)['params'])

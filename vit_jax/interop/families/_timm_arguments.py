@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from vit_jax.errors import UserError
@@ -70,7 +71,7 @@ def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
         if key in found and found[key] not in plain:
             raise UserError(
                 f'{source}: no model here is like {extra.get("architecture")!r}: its {key} is '
-                f'{found[key]!r}'
+                + shorten(repr(found[key]), 60, placeholder=' ...')
             )
     return found
 

@@ -6,7 +6,6 @@ One architecture of each kind is named there, and `model_args` change it into th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,14 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
-from vit_jax.interop.families._transformers_write import square, without_patch_bias
+from vit_jax.interop.families._transformers_write import (
+    Fields,
+    misfits,
+    square,
+    without_patch_bias,
+)
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
-
-Fields = Mapping[str, Any]
 
 # The values, as patterns, that fields have to have.
 _FIELDS = {
@@ -85,23 +87,21 @@ def _architecture(model: Fields) -> str:
     Raises:
       UserError: if there is none.
     """
-    misfits = [
-        f'{k} {model[k]!r}' for k, v in _FIELDS.items() if not re.fullmatch(v, str(model[k]))
-    ]
+    lacking = misfits(model, _FIELDS)
     if model['qk_norm'] not in ('none', model['norm']):
-        misfits.append(f'qk_norm {model["qk_norm"]!r} beside norm {model["norm"]!r}')
+        lacking.append(f'qk_norm {model["qk_norm"]!r} beside norm {model["norm"]!r}')
     if model['name'] == 'hybrid' and model['layers'] not in _HYBRIDS:
-        misfits.append(f'layers {model["layers"]}')
+        lacking.append(f'layers {model["layers"]}')
     kinds = {
         'pool': model['pool'] == 'distilled',
         'mlp': model['mlp'] != 'mlp',
         'layers': model['name'] == 'hybrid',
     }
     if len(special := [f'{key} {model[key]!r}' for key, is_so in kinds.items() if is_so]) > 1:
-        misfits.append(' and '.join(special))
-    if misfits:
+        lacking.append(' and '.join(special))
+    if lacking:
         raise UserError(
-            f'no ViT is written for timm with {", ".join(misfits)}; write an .npz file instead'
+            f'no ViT is written for timm with {", ".join(lacking)}; write an .npz file instead'
         )
     if model['name'] == 'hybrid':
         return _HYBRIDS[model['layers']]

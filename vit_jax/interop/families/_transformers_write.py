@@ -63,12 +63,16 @@ class Form:
 
     def misfits(self, model: Fields) -> list[str]:
         """The fields of a model, with their values, that the class does not have."""
-        patterns = {**_PLAIN, **self.fields}
-        return [
-            f'{key} {model[key]!r}'
-            for key, pattern in patterns.items()
-            if not re.fullmatch(pattern, str(model[key]))
-        ]
+        return misfits(model, {**_PLAIN, **self.fields})
+
+
+def misfits(model: Fields, patterns: Mapping[str, str]) -> list[str]:
+    """The fields of a model, with their values, that do not match their patterns."""
+    return [
+        f'{key} {model[key]!r}'
+        for key, pattern in patterns.items()
+        if not re.fullmatch(pattern, str(model[key]))
+    ]
 
 
 def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
@@ -82,10 +86,10 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
     model = fields(trained.model)
     ranked = sorted(forms, key=lambda form: form.kind.source != trained.source)
     form = min(ranked, key=lambda form: len(form.misfits(model)))
-    if misfits := form.misfits(model):
+    if lacking := form.misfits(model):
         raise UserError(
             f'transformers has no such model: {form.name} comes closest, but has no '
-            f'{", ".join(misfits)}; write an .npz file, or for timm'
+            f'{", ".join(lacking)}; write an .npz file, or for timm'
         )
     flat = names.flattened(trained.params)
     first = trained.model.positioned_tokens

@@ -13,14 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names, shapes
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import VARIANTS
-from vit_jax.tree_paths import require_fit, unroll
+from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
 Size = tuple[int, int]  # height and width in pixels
@@ -323,10 +322,7 @@ def _expected(flat: Flat, module: Any) -> Flat:
             grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, *(module.stride * side for side in grid), first.shape[2])
-    leaves = flatten_dict(_shapes(module, size), sep='/').items()
-    # Views of a single number, so that the functions for arrays can split and unroll shapes.
-    arrays = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
-    return names.split(unroll(arrays))
+    return names.blank(_shapes(module, size))
 
 
 @functools.lru_cache(maxsize=4)

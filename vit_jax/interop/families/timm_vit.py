@@ -46,6 +46,11 @@ _RESNET: names.Table = (
 )
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
+# Parts that no model here has, by the names of their arrays.
+_UNSUPPORTED = (
+    (r'blocks\.\d+\.attn\.norm\..*', 'a norm inside of attention, as in EVA-02 of CLIP and BEiT-3'),
+    (r'patch_embed\.norm\..*', 'a norm of the embedded patches, as in AIMv2'),
+)
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
     ('dist_token', 'dist_token'),
@@ -90,6 +95,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     source = _SOURCE
     arguments = _timm_arguments.arguments(extra, source)
+    _require_known(flat)
     parts = _timm_layout.plain(flat, source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
@@ -116,6 +122,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
     return normalization.folded(imported, extra, normalization.UNKNOWN)
+
+
+def _require_known(flat: Flat) -> None:
+    """Raise UserError if the file has a part of a known name that no model here has."""
+    for pattern, part in _UNSUPPORTED:
+        if name := next((name for name in flat if re.fullmatch(pattern, name)), None):
+            raise UserError(f'{_SOURCE}: no model here has {part} ({name})')
+    if {'cls_token', 'attn_pool.latent'} <= flat.keys():
+        raise UserError(
+            f'{_SOURCE}: no model here pools a class token by attention, as PE core does'
+        )
 
 
 def _has_relative(params: Flat) -> bool:

@@ -21,27 +21,14 @@ POSITIONS = 'bicubic'
 _LAYER = 'encoder.layer'
 _BIAS = 'relative_position_bias.relative_position_bias_table'
 TABLE: names.Table = (
-    ('embeddings.cls_token', 'cls_token'),
-    ('embeddings.position_embeddings', 'pos_embed'),
-    ('embeddings.patch_embeddings.projection', 'patch_embed'),
     *_transformers.blocks(
         _LAYER,
-        ('layernorm_before', 'norm1'),
-        ('attention.attention.query', 'attention/query'),
-        ('attention.attention.key', 'attention/key'),
-        ('attention.attention.value', 'attention/value'),
         (f'attention.attention.{_BIAS}', 'attention/position_bias/table'),
-        ('attention.output.dense', 'attention/out'),
-        ('lambda_1', 'layer_scale1'),
-        ('layernorm_after', 'norm2'),
-        ('intermediate.dense', 'mlp/fc1'),
-        ('output.dense', 'mlp/fc2'),
-        ('lambda_2', 'layer_scale2'),
+        *((f'lambda_{i}', f'layer_scale{i}') for i in (1, 2)),
     ),
     (f'encoder.{_BIAS}', 'position_bias/table'),
-    ('layernorm', 'encoder/norm'),
     ('pooler.layernorm', 'fc_norm'),
-    ('classifier', 'head'),
+    *_transformers.VIT_TABLE,
 )
 _KIND = _transformers.Kind(
     'transformers BEiT',

@@ -21,27 +21,15 @@ from vit_jax.interop.trained import TrainedModel
 
 _LAYER = 'encoder.layer'
 TABLE: names.Table = (
-    ('embeddings.cls_token', 'cls_token'),
     ('embeddings.register_tokens', 'register_tokens'),
-    ('embeddings.position_embeddings', 'pos_embed'),
-    ('embeddings.patch_embeddings.projection', 'patch_embed'),
     *_transformers.blocks(
         _LAYER,
-        ('norm1', 'norm1'),
-        ('attention.attention.query', 'attention/query'),
-        ('attention.attention.key', 'attention/key'),
-        ('attention.attention.value', 'attention/value'),
-        ('attention.output.dense', 'attention/out'),
-        ('layer_scale1.lambda1', 'layer_scale1'),
-        ('norm2', 'norm2'),
-        ('mlp.gate', 'mlp/gate'),
-        ('mlp.fc1', 'mlp/fc1'),
-        ('mlp.fc2', 'mlp/fc2'),
+        *((norm, norm) for norm in ('norm1', 'norm2')),
+        *((f'layer_scale{i}.lambda1', f'layer_scale{i}') for i in (1, 2)),
+        *((f'mlp.{part}', f'mlp/{part}') for part in ('gate', 'fc1', 'fc2')),
         ('mlp.weights_out', 'mlp/fc2'),
-        ('layer_scale2.lambda1', 'layer_scale2'),
     ),
-    ('layernorm', 'encoder/norm'),
-    ('classifier', 'head'),
+    *_transformers.VIT_TABLE,
 )
 _KIND = _transformers.Kind(
     'transformers DINOv2',

@@ -13,22 +13,20 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from vit_jax.data.batches import ArraySpec
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, shapes, torch_layout
-from vit_jax.interop.families import _transformers_write, _vit
+from vit_jax.interop.families import _transformers, _transformers_write, _vit
 from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models.siglip import TextTower
-from vit_jax.tree_paths import require_fit, unroll
+from vit_jax.tree_paths import require_fit
 
 SOURCE = 'transformers SigLIP'
 _VISION, _TEXT = 'vision_model.', 'text_model.'
 _NUMBERS = {'logit_scale': 'log_scale', 'logit_bias': 'bias'}
-_GELUS = {'gelu_pytorch_tanh': 'tanh', 'gelu': 'erf', 'gelu_new': 'tanh', 'gelu_fast': 'tanh'}
 
 # Without what CLIP alone has.
 IMAGE_TABLE: names.Table = tuple(
@@ -174,13 +172,7 @@ def _expected_text(length: int, **sizes: Any) -> Flat:
     """The shapes of a text tower's parameters."""
     module = TextTower(length=length, **sizes)
     ids = jax.ShapeDtypeStruct((1, length), np.int32)
-    made = jax.eval_shape(module.init, jax.random.key(0), ids)['params']
-    # Views of a single number, so that the functions for arrays can split shapes.
-    arrays = {
-        name: np.broadcast_to(np.float32(0), leaf.shape)
-        for name, leaf in flatten_dict(made, sep='/').items()
-    }
-    return names.split(unroll(arrays))
+    return names.blank(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
 
 
 def _ours(flat: Flat, table: names.Table, config: Mapping[str, Any] | None) -> Flat:
@@ -198,12 +190,10 @@ def _ours(flat: Flat, table: names.Table, config: Mapping[str, Any] | None) -> F
 
 def _common(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields of a tower that shapes do not determine."""
-    name = (config or {}).get('hidden_act', 'gelu_pytorch_tanh')
-    if name not in _GELUS:
-        raise UserError(
-            f'{SOURCE}: hidden_act {name!r} is not supported (only {", ".join(_GELUS)})'
-        )
-    return {'gelu': _GELUS[name], 'norm_eps': float((config or {}).get('layer_norm_eps', 1e-6))}
+    known: dict[str, Any] = {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6}
+    known |= dict(config or {})
+    gelu = _transformers.gelu(known, SOURCE)
+    return {'gelu': gelu, 'norm_eps': float(known['layer_norm_eps'])}
 
 
 def _label(prefix: str, table: names.Table) -> Callable[[str], str]:

@@ -99,6 +99,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     if any(name.startswith('text_model.') for name in flat):
         raise UserError('the file has two towers: name one, as in FILE:vision')
+    if any(name.endswith('class_pos_emb') for name in flat):
+        raise UserError('no model here rotates the class token by learned angles, as MLCD does')
     is_clip = any(name.endswith('embeddings.class_embedding') for name in flat)
     kind = _CLIP if is_clip else _SIGLIP
     config = {**extra, **(extra.get('vision_config') or {})}
