@@ -73,7 +73,15 @@ def stepped(name, accum_steps):
     [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2), ('slices', 2)]
     + [
         pytest.param(*case, marks=pytest.mark.long)
-        for case in [('one', 2), ('one', 4), ('jit', 1), ('fsdp', 1), ('fsdp', 4), ('pmap', 4)]
+        for case in [
+            ('one', 2),
+            ('one', 4),
+            ('jit', 1),
+            ('jit', 2),
+            ('fsdp', 1),
+            ('fsdp', 4),
+            ('pmap', 4),
+        ]
     ],
 )
 def test_loss_and_gradients_are_those_of_the_whole_batch(name, accum_steps):

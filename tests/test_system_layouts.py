@@ -28,21 +28,24 @@ FSDP = {'fsdp': 8, 'min_split_size': 64}
 EIGHT = {
     f'{name} of 8, {microbatches} microbatches': (8, parallel, microbatches)
     for name, parallel in (('jit', {}), ('fsdp', FSDP), ('pmap', {'strategy': 'pmap'}))
-    for microbatches in (1, 2)
+    for microbatches in (1, 2, 4)
 }
 CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler
 # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of other
 # updates.
 ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
 SYSTEMS = one_of_each_kind(first='experiments/vit/digits.py')
-# Images of mixed sizes, of which each step has another length: a config and what it is given.
-MIXED = {
-    'naflex': ('experiments/vit/digits_naflex.py', ()),
+# A config and what it is given: losses that couple rows, and images of mixed sizes, for which each
+# step draws a length.
+SCENES = 'experiments/siglip/scenes.py'
+ON_EIGHT = {
+    'siglip': (SCENES, ('batch_size=32',)),
+    'dinov2': ('experiments/dinov2/cifar10.py', ('batch_size=32',)),
+    'naflex': ('experiments/vit/digits_naflex.py', ('batch_size=32',)),
     'siglip_naflex': (
-        'experiments/siglip/scenes.py',
+        SCENES,
         (
-            'model.name=siglip_naflex',
-            'model.pos_grid=6',
+            *('batch_size=32', 'model.name=siglip_naflex', 'model.pos_grid=6'),
             'model.patch_dropout=0.25',
             'data.plan=patches(patch_size=8, lengths=(16, 36))',
         ),
@@ -88,8 +91,8 @@ def test_a_system_trains_alike_in_every_layout(path, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize('name', EIGHT)
-@pytest.mark.parametrize('system', MIXED)
-def test_images_of_mixed_sizes_train_alike_on_eight_devices(system, name):
-    path, given = MIXED[system]
+@pytest.mark.parametrize('system', ON_EIGHT)
+def test_one_device_and_eight_train_alike(system, name):
+    path, given = ON_EIGHT[system]
     for step, expected in zip(trained(path, name, given), trained(path, 'one', given), strict=True):
         assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)

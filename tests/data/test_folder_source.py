@@ -86,6 +86,10 @@ def test_other_files_are_counted_and_hidden_ones_ignored(flowers, caplog):
     [
         (lambda path: None, 'no such folder'),
         (lambda path: path.mkdir(), 'has no folders; expected'),
+        (
+            lambda path: (path.mkdir(), (path / 'a.jpg').touch()),
+            'its images lie in no folder of a class; .* put all of them into one, such as',
+        ),
         (lambda path: (path / 'cat').mkdir(parents=True), 'no image'),
         (lambda path: (path / 'train' / 'cat').mkdir(parents=True), 'no image'),
     ],

@@ -94,6 +94,11 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
     if not root.is_dir():
         raise UserError(f'source folder:{root}: there is no such folder')
     children = {name: root / name for name in _folders(root)}
+    if not children and _has_images(root):
+        raise UserError(
+            f'source folder:{root}: its images lie in no folder of a class; without classes, put '
+            f'all of them into one, such as {root}/all'
+        )
     if not children:
         raise UserError(
             f'source folder:{root}: has no folders; expected {root}/CLASS/*.jpg or '
