@@ -48,7 +48,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.task.locked_image = True
         config.init = {'from': placeholder(str), 'select': SELECT}
 
-    transforms = f"tokenize('caption', {config.model.length})"
+    # SigLIP repeats the eos, so that every text ends in it; that of own vocabularies is 2.
+    transforms = f"tokenize('caption', {config.model.length}, pad=2)"
     data = dict(source='scenes_captions:160' if smoke else 'tar:pairs.tar')
     data.update(vocab='bytes' if smoke else 'vocab.model')
     data.update(transforms=transforms if smoke else f'resize(224)|{transforms}')
