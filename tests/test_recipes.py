@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, vit
 from vit_jax.optim import schedules
+from vit_jax.step import init_variables
 from vit_jax.tasks import classify
+from vit_jax.tree_paths import param_paths
 
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / 'experiments'
 
@@ -187,3 +191,41 @@ def test_the_rate_of_the_transformer_is_equation_three():
         t = int(update) + 1
         paper = d**-0.5 * min(t**-0.5, t * 4000**-1.5)
         assert float(schedule(update)) == pytest.approx(paper, rel=1e-5)
+
+
+def test_the_parameters_of_dinov2_that_decay():
+    """All but biases, norms and layer scales, as in its authors' `param_groups.py`."""
+    config = load('dinov2/imagenet.py:mu/16', 'model.registers=4')
+    model, task = objects.model_and_task(config)
+    spec = {'image': (1, 2, 224, 224, 3), 'local_image': (1, 1, 96, 96, 3)}
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in spec.items()}
+    init = functools.partial(init_variables, model, task, seed=0)
+    params = jax.eval_shape(init, batch)['params']
+    decaying = {path for path in param_paths(params) if re.search(config.optim.decay_mask, path)}
+    kept = {path for path in param_paths(params) if re.search(r'bias$|norm|layer_scale', path)}
+    assert decaying == set(param_paths(params)) - kept
+    assert {'register_tokens', 'mask_token', 'pos_embed'} < decaying
+
+
+def test_the_schedules_of_dinov2():
+    """Its authors' `CosineScheduler`: a linear warm-up, then half a cosine over the rest."""
+    config = load('dinov2/imagenet.py:L/16')
+    total, optim = 125_000, config.optim
+    assert config.total == f'{total:_} steps'
+    steps = lambda text: round(float(text.rstrip('%')) / 100 * total)  # noqa: E731
+    cases = (
+        (optim.schedule, 0.004 * (2048 / 1024) ** 0.5, 1e-6, 12_500),
+        (optim.decay_schedule, 0.04, 0.4, 0),
+        (config.step.ema_schedule, 0.992, 1.0, 0),
+    )
+    peaks = optim.lr, optim.weight_decay, config.step.ema_decay
+    for (spec, base, final, warmup), peak in zip(cases, peaks, strict=True):
+        schedule = schedules.of_config(spec, peak, total, steps)
+        for step in np.linspace(warmup, total - 1, 20, dtype=int):
+            share = np.pi * (step - warmup) / (total - warmup)
+            expected = final + 0.5 * (base - final) * (1 + np.cos(share))
+            assert float(schedule(step)) == pytest.approx(expected, rel=1e-3)
+        if warmup:
+            assert float(schedule(warmup // 2)) == pytest.approx(base / 2, rel=1e-3)
+    assert config.task.warmup == 30 * 1250
+    assert steps(dict(optim.lr_delays)['/prototypes/']) == 1250
