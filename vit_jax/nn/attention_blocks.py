@@ -205,13 +205,12 @@ def _forward_kernel(
     options: Options,
 ) -> None:
     columns = out_ref.shape[-1]
-    visible = _visible(seen, out_ref, options)
-    masks = visible.masks(keys=1)
+    visible = _visible(seen, out_ref, options, keys=1)
     for i, head in enumerate(heads_of(columns, size)):
         q, k, v = (ref[:, head.columns()] for ref in refs)
         own = head.own()
         q = jnp.where(own, _present(q, queries), 0)
-        out = attended(q, k, v, head.size, visible, masks, _factors(kept_ref, i, options))
+        out = attended(q, k, v, head.size, visible.scores, _factors(kept_ref, i, options))
         write(out_ref, head, own, out)
 
 
@@ -232,8 +231,7 @@ def _backward_kernel(
 ) -> None:
     (grad_ref,), block = grad_refs, pl.program_id(2)
     columns = grad_ref.shape[-1]
-    visible = _visible(seen, grad_ref, options)
-    masks = visible.masks(keys=0)
+    visible = _visible(seen, grad_ref, options, keys=0)
 
     @pl.when(block == 0)
     def _():
@@ -245,7 +243,8 @@ def _backward_kernel(
         own, grad = head.own(), grad_ref[:, head.columns()]
         q, grad = (jnp.where(own, _present(x, queries), 0) for x in (q, grad))
         factors = _factors(kept_ref, i, options)
-        of_q, of_k, of_v = gradients(q, k, v, grad, head.size, visible, masks, factors)
+        through = (visible.scores, visible.gradients)
+        of_q, of_k, of_v = gradients(q, k, v, grad, head.size, *through, factors)
         write(of_queries, head, own, of_q)
         # Zero outside of the head's own columns, as q and grad are.
         key_sums[:, head.columns()] += of_k
@@ -257,8 +256,8 @@ def _backward_kernel(
         of_values[...] = value_sums[...].astype(of_values.dtype)
 
 
-def _visible(seen: Seen, block_ref: Any, options: Options) -> Visible:
-    return Visible(seen, options.causal, pl.program_id(2) * block_ref.shape[0])
+def _visible(seen: Seen, block_ref: Any, options: Options, keys: int) -> Visible:
+    return Visible(seen, options.causal, keys, pl.program_id(2) * block_ref.shape[0])
 
 
 def _present(x: Array, queries: int) -> Array:

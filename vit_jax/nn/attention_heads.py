@@ -7,7 +7,7 @@ set to zero: matrix units are that wide anyway, and nothing has to be moved to t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -92,45 +92,57 @@ def places(projected: tuple[Any, ...]) -> list[tuple[Any, int]]:
     return [(x, first) for x in projected for first in range(0, x.shape[-1], width)]
 
 
-class Visible(NamedTuple):
+class Visible:
     """Which keys the queries of a program may attend to.
 
-    Attributes:
+    Args:
       seen: masks of keys and segments.
       causal: whether only those up to their own position.
+      keys: axis of the keys in matrices of scores.
       first: position of the first query.
     """
 
-    seen: Seen
-    causal: bool
-    first: Any = 0
-
-    def masks(self, keys: int) -> list[Array]:
-        """The masks other than the causal one; `keys` is the axis of the keys."""
-
-        def along(axis: int, ref: Any) -> Array:
-            return ref[...] if axis == 1 else _column(ref[...])
-
-        mask, segments = self.seen
-        masks = [] if mask is None else [along(keys, mask) > 0]
+    def __init__(self, seen: Seen, causal: bool, keys: int, first: Any = 0):
+        mask, segments = seen
+        self._causal, self._keys, self._first = causal, keys, first
+        self._masks = [] if mask is None else [along(keys, mask[...]) > 0]
         if segments is not None:
-            masks.append(along(1 - keys, segments.query) == along(keys, segments.key))
-        return masks
+            query, key = along(1 - keys, segments.query[...]), along(keys, segments.key[...])
+            self._masks.append(query == key)
 
-    def where(self, masks: list[Array], x: Array, keys: int, other: float) -> Array:
-        """x where the query may attend to the key, else `other`; `keys` is the axis of the keys."""
-        for mask in masks:
+    def scores(self, x: Array) -> Array:
+        """Scores, with the lowest of all for keys that are hidden."""
+        return self._where(x, LOWEST)
+
+    def gradients(self, x: Array) -> Array:
+        """Gradients of the scores.
+
+        If all keys of a query are masked, weights are not zero, but no score has a gradient.
+        """
+        return self._where(x, 0.0) if self._masks else x
+
+    def _where(self, x: Array, other: float) -> Array:
+        for mask in self._masks:
             x = jnp.where(mask, x, other)
-        if self.causal:
-            place = [
-                jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (keys, 1 - keys)
-            ]
-            x = jnp.where(place[0] <= place[1] + self.first, x, other)
+        if self._causal:
+            key, query = (
+                jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+                for axis in (self._keys, 1 - self._keys)
+            )
+            x = jnp.where(key <= query + self._first, x, other)
         return x
 
 
+def along(axis: int, row: Array) -> Array:
+    """A row [1 M] along the lanes, axis 1, or along axis 0 as [M 1]."""
+    return row if axis else jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
+
+
+Scores = Callable[[Array], Array]
+
+
 def attended(
-    q: Array, k: Array, v: Array, size: int, visible: Visible, masks: list[Array], factors: Any
+    q: Array, k: Array, v: Array, size: int, scored: Scores, factors: Any = None
 ) -> Float[Array, 'N R']:
     """The result of a head, in float32.
 
@@ -138,12 +150,10 @@ def attended(
       q: queries, zero outside of the head's columns.
       k, v: keys and values.
       size: K, columns of the head.
-      visible: keys.
-      masks: of `visible`, with the keys in axis 1.
+      scored: masks scores [N M], or adds a bias.
       factors: of dropout, [N M]; None without.
     """
-    scores = dot(q, k, (1, 1)) * (1 / math.sqrt(size))
-    scores = visible.where(masks, scores, 1, LOWEST)
+    scores = scored(dot(q, k, (1, 1)) * (1 / math.sqrt(size)))
     exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
     total = exps.sum(axis=1, keepdims=True)
     if factors is not None:
@@ -157,9 +167,9 @@ def gradients(
     v: Array,
     grad: Array,
     size: int,
-    visible: Visible,
-    masks: list[Array],
-    factors: Any,
+    scored: Scores,
+    through: Scores,
+    factors: Any = None,
 ) -> tuple[Float[Array, 'N R'], Float[Array, 'M R'], Float[Array, 'M R']]:
     """Gradients of queries, keys and values of a head, in float32.
 
@@ -167,13 +177,13 @@ def gradients(
       q, grad: queries and the gradient of the result, zero outside of the head's columns.
       k, v: keys and values.
       size: K, columns of the head.
-      visible: keys.
-      masks: of `visible`, with the keys in axis 0.
+      scored: as for `attended`, of scores [M N].
+      through: the gradient of what `scored` gets, from that of what it returns.
       factors: of dropout, [N M]; None without.
     """
     scale = 1 / math.sqrt(size)
     # [keys queries], so that two of the last three products need no transposed matrix.
-    scores = visible.where(masks, dot(k, q, (1, 1)) * scale, 0, LOWEST)
+    scores = scored(dot(k, q, (1, 1)) * scale)
     exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
     weights = exps * (1 / exps.sum(axis=0, keepdims=True))
     of_weights = dot(v, grad, (1, 1))
@@ -182,11 +192,7 @@ def gradients(
         factors = factors.T
         left, of_weights = weights * factors, of_weights * factors
     mean = (weights * of_weights).sum(axis=0, keepdims=True)
-    of_scores = weights * (of_weights - mean) * scale
-    if masks:
-        # If all keys of a query are masked, weights are not zero, but no score has a gradient.
-        of_scores = visible.where(masks, of_scores, 0, 0.0)
-    of_scores = of_scores.astype(k.dtype)
+    of_scores = (through(weights * (of_weights - mean)) * scale).astype(k.dtype)
     of_values = dot(left.astype(v.dtype), grad, (1, 0))
     return dot(of_scores, k, (0, 0)), dot(of_scores, q, (1, 0)), of_values
 
@@ -210,11 +216,6 @@ def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> No
 def factors_of(kept: Array, rate: float) -> Float[Array, 'N M']:
     """Factors of dropout for the weights of a head."""
     return kept.astype(jnp.float32) * (1 / (1 - rate))
-
-
-def _column(row: Array) -> Array:
-    """Transpose [1 M] to [M 1]."""
-    return jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
 
 
 def dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:

@@ -191,13 +191,12 @@ def _forward_kernel(
     refs: Any, seen: Seen, kept_ref: Any, out_ref: Any, *, options: Options
 ) -> None:
     width = out_ref.shape[-1]
-    visible = Visible(seen, options.causal)
-    masks = visible.masks(keys=1)
+    visible = Visible(seen, options.causal, keys=1)
 
     def of_head(start: Any, head: Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in places(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
-        out = attended(jnp.where(own, q, 0), k, v, head.size, visible, masks, factors)
+        out = attended(jnp.where(own, q, 0), k, v, head.size, visible.scores, factors)
         write(out_ref, head, own, out, start)
 
     keys = refs[-1].shape[0]
@@ -209,15 +208,15 @@ def _backward_kernel(
     refs: Any, seen: Seen, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: Options
 ) -> None:
     width = grad_ref.shape[-1]
-    visible = Visible(seen, options.causal)
-    masks = visible.masks(keys=0)
+    visible = Visible(seen, options.causal, keys=0)
 
     def of_head(start: Any, head: Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in places(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
         q = jnp.where(own, q, 0)
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
-        found = gradients(q, k, v, grad, head.size, visible, masks, factors)
+        through = (visible.scores, visible.gradients)
+        found = gradients(q, k, v, grad, head.size, *through, factors)
         for (ref, first), gradient in zip(places(out_refs), found, strict=True):
             write(ref, head, own, gradient, first + start)
 

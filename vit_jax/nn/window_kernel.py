@@ -7,7 +7,6 @@ which are no neighbors in the map. The gradient of the bias is added up in VMEM 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,9 @@ from vit_jax.nn.attention_heads import (
     SCORES,
     SUBLANES,
     Head,
-    dot,
+    along,
+    attended,
+    gradients,
     group_width,
     heads_of,
     round_up,
@@ -174,13 +175,12 @@ def _forward_kernel(
     qkv: Any, bias: Any, regions: Any, _: Any, out: Any, *, options: Options
 ) -> None:
     def of_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+        def scored(scores: Array) -> Array:
+            return scores + bias[number] + apart
+
         q, k, v = _read(qkv, window, start, head)
         own = head.own()
-        scores = dot(jnp.where(own, q, 0), k, (1, 1)) * (1 / math.sqrt(head.size))
-        scores = scores + bias[number] + apart
-        exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-        total = exps.sum(axis=1, keepdims=True)
-        value = dot(exps.astype(v.dtype), v, (1, 0)) / total
+        value = attended(jnp.where(own, q, 0), k, v, head.size, scored)
         write(out.at[window], head, own, value, start)
 
     _for_each(options, out.shape[-1], regions, of_head)
@@ -196,21 +196,18 @@ def _backward_kernel(
         of_bias[...] = jnp.zeros_like(of_bias)
 
     def of_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+        def scored(scores: Array) -> Array:
+            return scores + bias[number] + apart
+
+        def through(of_scores: Array) -> Array:
+            of_bias[number] += of_scores
+            return of_scores
+
         q, k, v = _read(qkv, window, start, head)
-        own, scale = head.own(), 1 / math.sqrt(head.size)
+        own = head.own()
         q = jnp.where(own, q, 0)
         grad = jnp.where(own, grads[0][window, :, head.columns(start)], 0)
-        # [keys queries], as in `attention_heads.gradients`.
-        scores = dot(k, q, (1, 1)) * scale + bias[number] + apart
-        exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
-        weights = exps * (1 / exps.sum(axis=0, keepdims=True))
-        of_weights = dot(v, grad, (1, 1))
-        of_scores = weights * (of_weights - (weights * of_weights).sum(axis=0, keepdims=True))
-        of_bias[number] += of_scores
-        scaled = (of_scores * scale).astype(k.dtype)
-        of_values = dot(weights.astype(v.dtype), grad, (1, 0))
-        found = dot(scaled, k, (0, 0)), dot(scaled, q, (1, 0)), of_values
-        for i, gradient in enumerate(found):
+        for i, gradient in enumerate(gradients(q, k, v, grad, head.size, scored, through)):
             write(of_qkv.at[window], head, own, gradient, i * width + start)
 
     _for_each(options, width, regions, of_head)
@@ -225,8 +222,7 @@ def _for_each(options: Options, width: int, regions: Any, of_head: Any) -> None:
         apart: Any = 0.0
         if regions is not None:
             row = regions[window]
-            column = jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
-            apart = jnp.where(row == column, 0.0, APART)
+            apart = jnp.where(row == along(0, row), 0.0, APART)
         for start in range(0, width, group):
             for head in heads_of(group, size):
                 of_head(window, (start + head.first) // size, start, head, apart)
