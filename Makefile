@@ -122,6 +122,7 @@ gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the comman
 preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.md
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_recipes.py
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_slices.py
+	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_pixels.py
 
 test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md, as printed, through the compiler of TPUs
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m pytest tests/commands/test_preflight.py $(PYTEST_ARGS)

@@ -404,6 +404,7 @@ PRINTED = {line.partition(' ')[2]: '' for line in commands_in(TPU_PAGE) if 'pref
 @with_compiler
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # some compile a dozen steps, of a minute each on a quiet machine
 @pytest.mark.parametrize('line', PRINTED | ANSWERS)
 def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,9 @@ def test_a_run_that_works(tmp_path, capsys):
     assert 'image 8x8x1, label' in rows['data train']['note']
     assert '32 images a step' in rows['start']['note']
     assert 'killed, then from step ' in rows['resumption']['note']
+    pace = rows['step']['seconds'] * 20 / 3600
+    assert f'all 20 take {pace:.2g} hours' in rows['step']['note']
+    assert 0 < rows['step']['seconds'] < rows['resumption']['seconds']
     assert rows['evaluations']['note'] == 'one batch each: test'
     assert rows['saving']['seconds'] > 0
     assert not (tmp_path / 'runs').exists()

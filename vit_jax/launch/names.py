@@ -46,7 +46,7 @@ def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str
         if not (FOLDER.fullmatch(path) and bucket.fullmatch(source)):
             raise UserError(
                 f'launch {launcher}: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
-                'of a whole bucket; letters, digits, -, _ and . may stand in FOLDER'
+                'of a whole bucket, in lower case; letters, digits, -, _ and . may stand in FOLDER'
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -37,6 +38,8 @@ from vit_jax.trainer.dry_run import TOO_LARGE, Facts, Request
 from vit_jax.trainer.evaluate import data_keywords
 
 OK, FAILED, SKIPPED = 'ok', 'failed', 'not tried'
+STEPS = 2  # after the resumption; the first one is slower
+STEP_SEC = 'train/step_sec'
 RECORDS = 10  # random ones of a split, beside the first and the last
 SUFFIX = '.rehearsal'  # of the folder beside that of the run
 MINUTES = 30.0  # for the first checkpoint
@@ -259,28 +262,47 @@ class DryRun:
             yield Row('start', FAILED, seconds, late if code is None else self._reason())
             return
         yield Row('start', OK, seconds, f'{note} {self._described()}'.strip())
-        yield from self._resume(self._spent())
+        yield from self._resume()
 
-    def _resume(self, before: Mapping[str, float]) -> Iterator[Row]:
-        """Go on from the checkpoint; the rows of what both processes did."""
-        began, step = time.perf_counter(), step_folder.finished(self._checkpoints)[-1]
-        ended = self.facts is not None and step >= self.facts.total
-        if not ended:
-            self.request = self.request._replace(last=step + 1)
+    def _resume(self) -> Iterator[Row]:
+        """Go on from the checkpoint; the rows of what the last process did."""
+        began, since = time.perf_counter(), time.time()
+        step = step_folder.finished(self._checkpoints)[-1]
+        assert self.facts is not None
+        last = min(step + STEPS, self.facts.total)
+        if last == step:
+            yield Row('resumption', SKIPPED, 0.0, f'the run is over after step {step}')
+            since, taken = 0.0, step
+        else:
+            taken = last - step
+            self.request = self.request._replace(last=last)
             if (code := self._train()) != 0:
                 reason = self._reason() if code is not None else 'it did not end in time'
                 yield Row('resumption', FAILED, time.perf_counter() - began, reason)
                 return
-        now = self._spent()
-        spent = {part: now[part] - before.get(part, 0.0) for part in now}
-        done = f'killed, then from step {step} to {step + 1}' if not ended else 'the run is over'
-        note = f'{done}; restored in {spent[times.RESTORE]:.1f} s'
-        yield Row('resumption', OK, time.perf_counter() - began, note)
-        assert self.facts is not None
+            restored = f'restored in {self._spent(since)[times.RESTORE]:.1f} s'
+            note = f'killed, then from step {step} to {last}; {restored}'
+            yield Row('resumption', OK, time.perf_counter() - began, note)
+            yield self._pace()
+        # Both came after each step.
+        saving, evaluation = (
+            self._spent(since)[part] / taken for part in (times.SAVING, times.EVALUATION)
+        )
         size = f'{self.facts.state_bytes / 1e6:,.1f} MB a checkpoint'
-        yield Row('saving', OK, now[times.SAVING], size)
+        yield Row('saving', OK, saving, size)
         names = ', '.join(self.facts.evaluations)
-        yield Row('evaluations', OK, now[times.EVALUATION], f'one batch each: {names or "none"}')
+        yield Row('evaluations', OK, evaluation, f'one batch each: {names or "none"}')
+
+    def _pace(self) -> Row:
+        """The last step, and the hours of all at its pace."""
+        assert self.facts is not None
+        lines = run_folder.read_metrics(self._scratch)
+        logged = [line[STEP_SEC] for line in lines if STEP_SEC in line]
+        seconds, note = logged[-1], 'of the smallest batch'
+        if not self.request.small:
+            hours = seconds * self.facts.total / 3600
+            note = f'at this pace, all {self.facts.total:,} take {hours:.2g} hours on this machine'
+        return Row('step', OK, seconds, note)
 
     def _train(self) -> int | None:
         """Run the request in a process, which is killed once it has saved if it is not to end.
@@ -334,10 +356,11 @@ class DryRun:
             f'compiled in {self._spent()[times.COMPILE]:.1f} s; {facts.total:,} steps in all'
         )
 
-    def _spent(self) -> Mapping[str, float]:
-        """Seconds of each part of the run's time so far."""
+    def _spent(self, since: float = 0.0) -> Mapping[str, float]:
+        """Seconds of each part of the run's time, in processes that began at `since` or later."""
         account = times.read(self._scratch)
-        return dict.fromkeys(times.RECORDED, 0.0) | (account.seconds if account else {})
+        spans = [span for span in account.spans if span.began >= since] if account else []
+        return {name: math.fsum(s.parts.get(name, 0.0) for s in spans) for name in times.RECORDED}
 
     @property
     def _checkpoints(self) -> paths.Path:
