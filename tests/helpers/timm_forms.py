@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,34 @@ def images(side: int) -> np.ndarray:
 
 
 def golden() -> dict[str, dict[str, Any]]:
-    """By architecture: config.json, the shapes of the parameters and the logits."""
-    return {name: asked(name, arguments) for _, name, arguments in FORMS}
+    """By architecture: config.json, the shapes of the parameters, the logits, and the logits of
+    images of twice the side.
+    """
+    rows = {name: asked(name, arguments) for _, name, arguments in FORMS}
+    resized = {name: resized_logits(name, arguments) for _, name, arguments in FORMS}
+    return {name: row | {'resized': resized[name]} for name, row in rows.items()}
+
+
+def resized_logits(name: str, arguments: dict[str, Any]) -> list[float]:
+    """The logits of images of twice the side, for which timm interpolates positions."""
+    import timm
+
+    from vit_jax.interop import files
+
+    model, small = _made(name, arguments)
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    colors = {key: list(model.pretrained_cfg[key]) for key in ('mean', 'std')}
+    side = 2 * small.pop('img_size')
+    config = {
+        'architecture': name,
+        'num_classes': _CLASSES,
+        'model_args': small,
+        'pretrained_cfg': colors | {'num_classes': _CLASSES},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        files.write_safetensors(folder, parameters(shapes), config)
+        made = timm.create_model(f'local-dir:{folder}', pretrained=True, img_size=side)
+    return _logits(made.eval(), side)
 
 
 def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -153,3 +153,12 @@ def test_mistakes(change, words):
     good = {'old_grid': (3, 4), 'new_grid': (2, 2), 'method': 'bilinear', 'num_prefix': 0}
     with pytest.raises(UserError, match=words):
         resize.position_embedding(values(1, 12, 4), **{**good, **change})
+
+
+def test_biases_by_offset_are_those_of_timm():
+    """Near ones stay, and far ones move to the new border; the numbers are timm's."""
+    table = np.arange(25.0).reshape(5, 5, 1) ** 1.5
+    larger, smaller = (resize.grid(table, (n, n), 'geometric')[..., 0] for n in (9, 3))
+    row = [31.622774, 31.622776, 33.242805, 36.482872, 41.569218]
+    np.testing.assert_allclose(larger[4, :5], row, rtol=1e-5)
+    np.testing.assert_allclose(smaller[0], [14.696939, 18.520260, 22.627417], rtol=1e-6)

@@ -14,8 +14,8 @@ from vit_jax.ops import resize
 
 Grid = tuple[int, int]  # rows and columns of patches
 
-# transformers, which interpolates positions bicubically, interpolates biases linearly.
-_OF_BIASES = {'bicubic': 'linear'}
+# By the interpolation of positions: transformers' of biases, and timm's.
+_OF_BIASES = {'bicubic': 'linear', 'antialiased': 'geometric'}
 
 
 def positions(
@@ -59,7 +59,8 @@ def relative(params: Params, new_grid: Grid, method: str) -> Resized:
     Args:
       params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
       new_grid: rows and columns of the new grid.
-      method: of position embeddings, see `ops.resize.grid`; 'bicubic' ones go with linear biases.
+      method: of position embeddings, see `ops.resize.grid`; 'bicubic' ones go with linear biases,
+        'antialiased' ones with 'geometric' biases.
     """
     method = _OF_BIASES.get(method, method)
     sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1

@@ -64,6 +64,16 @@ def bilinear_half_pixel(
     return _resize(x, size, lambda old, new: _antialiased(old, new, _linear))
 
 
+def geometric(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
+    """Linear interpolation of values by offset: the old ones grow apart with the distance from 0.
+
+    Offsets are counted from the middle, and the steps between the old ones form a geometric series
+    that ends at the new border, so that near neighbors keep their values. timm resizes the biases
+    of relative positions of BEiT like this.
+    """
+    return _resize(x, size, _geometric)
+
+
 def pinv_patch_kernel(
     kernel: Float[Values, 'p q C D'], size: Size
 ) -> Float[np.ndarray, 'new_p new_q C D']:
@@ -90,7 +100,7 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
       x: the vectors of the old grid.
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
-        'antialiased' (`bicubic_antialiased`) or 'linear' (`linear_half_pixel`).
+        'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`) or 'geometric'.
 
     Raises:
       UserError: if there is no such method.
@@ -134,6 +144,7 @@ _METHODS = {
     'bicubic': bicubic_half_pixel,
     'antialiased': bicubic_antialiased,
     'linear': linear_half_pixel,
+    'geometric': geometric,
 }
 
 
@@ -156,6 +167,18 @@ def _align_corners(old: int, new: int) -> Float[np.ndarray, 'new old']:
 def _bilinear(old: int, new: int) -> Float[np.ndarray, 'new old']:
     at = np.clip(_centers(old, new), 0, old - 1)
     return _linear(np.abs(at[:, None] - np.arange(old)))
+
+
+@functools.cache
+def _geometric(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    half, low, high = old // 2, 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        beyond = (1 - ratio**half) / (1 - ratio) > new // 2
+        low, high = (low, ratio) if beyond else (ratio, high)
+    offsets = np.cumsum(ratio ** np.arange(half))
+    at = np.concatenate([-offsets[::-1], [0.0], offsets])
+    return np.stack([np.interp(np.arange(new) - new // 2, at, row) for row in np.eye(old)], axis=1)
 
 
 @functools.cache

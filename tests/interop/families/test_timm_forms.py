@@ -9,6 +9,7 @@ import pytest
 from helpers import timm_forms
 from helpers.transformers_vit import apply
 
+import vit_jax
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
@@ -60,6 +61,29 @@ def test_what_is_written(family, name, tmp_path):
         )
 
 
+# One of each way to place positions.
+_PLACED = (
+    *('vit_tiny_patch16_224', 'beit_base_patch16_224', 'flexivit_small'),
+    *('vit_small_patch14_reg4_dinov2', 'vit_base_patch16_radio_v3', 'vit_small_patch16_dinov3'),
+)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    'name',
+    [n if n in _PLACED else pytest.param(n, marks=pytest.mark.long) for n in GOLDEN],
+)
+def test_images_of_another_size(name, tmp_path):
+    """Positions and biases are interpolated as timm does."""
+    row = GOLDEN[name]
+    files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), row['config'])
+    size = 2 * row['config']['pretrained_cfg']['input_size'][1]
+    module, variables = vit_jax.load(tmp_path, image_size=size)
+    logits = apply(module, variables['params'], timm_forms.images(size))['logits'][0]
+    scale = np.abs(row['resized']).max()
+    np.testing.assert_allclose(logits, row['resized'], atol=1e-5 * scale, rtol=0)
+
+
 @pytest.mark.parametrize(
     ('name', 'method'),
     [
@@ -89,5 +113,7 @@ def test_the_stored_outputs_are_those_of_timm():
     pytest.importorskip('timm')
     assert set(GOLDEN) == {name for _, name, _ in timm_forms.FORMS}
     for name, row in timm_forms.golden().items():
-        np.testing.assert_allclose(row.pop('logits'), GOLDEN[name]['logits'], rtol=1e-4)
-        assert row == {key: value for key, value in GOLDEN[name].items() if key != 'logits'}
+        stored = dict(GOLDEN[name])
+        for key in ('logits', 'resized'):
+            np.testing.assert_allclose(row.pop(key), stored.pop(key), rtol=1e-4, atol=1e-6)
+        assert row == stored
