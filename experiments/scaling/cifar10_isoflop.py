@@ -11,7 +11,7 @@ each length (Hägele et al. 2024, arXiv:2405.18392): the last fifth of a run is 
 seeds at the smallest two budgets. `:cosine` trains each run by itself. `val` are 5,000 training
 images that no run is trained on. The rate falls as 1 / sqrt(width); it is not tuned. `:digits` is
 four sizes at three budgets of handwritten digits, in minutes. `:target` is four times the largest
-budget, for three sizes beside the optima that the laws predict there.
+budget, for five sizes beside the optima that the laws predict there.
 
 One of them alone, the smallest for as long as the smallest budget lasts, is
 

@@ -16,7 +16,8 @@ One of the 50 runs alone, the narrowest at its smallest rate, is
     python -m vit_jax train --config experiments/scaling/cifar10_rates.py --workdir runs/one
 
 Expected, as in the paper: the best rate falls with the width in the standard parametrization, and
-stays with muP.
+stays with muP. Measured: from 1e-3 at width 64 and 128 to 3e-4 at 256 and 512; 1e-3 to 3e-3 with
+muP at every width. docs/scaling.md has the table and the picture.
 """
 
 from ml_collections import ConfigDict
