@@ -1,8 +1,9 @@
-"""The table of families of docs/checkpoints.md names what the tests read and write."""
+"""The tables of docs/checkpoints.md name what the tests read and write, and count."""
 
 from pathlib import Path
 
-from helpers import checkpoint_table
+import pytest
+from helpers import checkpoint_table, transformers_totals
 
 DOCUMENT = Path(__file__).parents[2] / 'docs' / 'checkpoints.md'
 
@@ -13,3 +14,13 @@ def test_every_family_of_the_tests_is_in_the_table():
     for (base, family), names in checkpoint_table.rows().items():
         written = checkpoint_table.written(base, family)
         assert (base, family, ', '.join(names), written) in table
+
+
+def test_the_forms_of_transformers_that_are_counted():
+    pytest.importorskip('transformers')
+    forms = list(transformers_totals.forms())
+    assert f'| {len(forms)} | ' in DOCUMENT.read_text()
+    name, config, fields, tower = forms[0]
+    assert transformers_totals.outcome(name, config, fields, tower) == 'read'
+    other = transformers_totals.outcome(name, config, {**fields, 'hidden_act': 'relu'}, tower)
+    assert "hidden_act 'relu' is not supported" in other
