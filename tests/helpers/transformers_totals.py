@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from helpers import transformers_forms, transformers_swin
@@ -122,7 +123,7 @@ def outcome(name: str, config: str, fields: Fields, tower: str) -> str:
             return str(error).removeprefix(f'{folder}: ')
     shape = (*(imported.image_size or (64, 64)), imported.channels)
     batch = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    found = imported.model.apply(imported.variables, batch, train=False)
+    found = jax.jit(imported.model.apply)(imported.variables, batch)
     expected = theirs(getattr(made, f'{tower}_model') if tower else made, batch)
     ours, other = next(
         (np.asarray(found[ours]), np.asarray(expected[key]))
