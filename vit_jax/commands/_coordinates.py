@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, align, count
 from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
@@ -16,25 +16,32 @@ def coordinates(argv: Sequence[str]) -> int:
     parser = Parser('scaling coordinates', coordinates.__doc__)
     add = parser.add_argument
     add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
-    add('--steps', type=int, default=5, metavar='N', help='at a constant rate (default: 5)')
-    add('--seeds', type=int, default=1, metavar='N', help='to average over (default: 1)')
+    add(
+        '--steps',
+        type=count('--steps'),
+        default=5,
+        metavar='N',
+        help='at a constant rate (default: 5)',
+    )
+    add(
+        '--seeds',
+        type=count('--seeds'),
+        default=1,
+        metavar='N',
+        help='to average over (default: 1)',
+    )
     add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
     args, config = parse_config_args(parser, argv)
     multiples = _multiples(args.multiples)
-    for flag in ('steps', 'seeds'):
-        if getattr(args, flag) < 1:
-            raise UserError(f'--{flag} {getattr(args, flag)}: must be at least 1')
     if config is None:
         raise UserError('scaling coordinates needs --config FILE[:ARG]')
-    from vit_jax.runtime.console import Console, Progress
+    from vit_jax.runtime.console import progress
     from vit_jax.trainer import coordinates as lib
     from vit_jax.viz import coordinates as viz
 
     check_picture(args.output, '--output')
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task('trainings', total=2 * len(multiples) * args.seeds)
-        changes = lib.check(config, multiples, args.steps, args.seeds, lambda: bar.advance(task))
+    with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
+        changes = lib.check(config, multiples, args.steps, args.seeds, advance)
     print(f'RMS of the change of each layer by {args.steps} steps')
     print(align(_table(changes, multiples), left=2))
     print(save_figure(viz.draw(changes, args.steps), args.output, '--output'))

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Any
 
-from vit_jax.commands._parser import add_allow_flag
+from vit_jax.commands._parser import add_allow_flag, count
 from vit_jax.errors import UserError
 
 
@@ -22,7 +22,7 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     )
     parser.add_argument(
         '--average',
-        type=int,
+        type=count('--average'),
         default=1,
         metavar='N',
         help='the mean of so many kept checkpoints, the last of which is that of --step',
@@ -103,8 +103,6 @@ def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
         parser.error('give one of --workdir DIR and --checkpoint FILE')
     if args.checkpoint is not None and (args.step is not None or args.average != 1):
         parser.error('--step and --average are of a run: give them with --workdir')
-    if args.average < 1:
-        parser.error(f'--average {args.average}: must be at least 1')
 
 
 def image_size(args: argparse.Namespace) -> tuple[int, int] | None:

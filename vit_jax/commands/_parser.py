@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from vit_jax.errors import UserError, nearest, one_line
@@ -67,15 +67,22 @@ def module_name(text: str) -> str:
     return text
 
 
+def count(flag: str, other: str = '') -> Callable[[str], int]:
+    """The type of a flag that is a whole number from 1 on; `other` is what else may be written."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r'-?\d+', text):
+            raise UserError(f'{flag} {text!r}: write a whole number{other}')
+        if int(text) < 1:
+            raise UserError(f'{flag} {text}: must be at least 1')
+        return int(text)
+
+    return parse
+
+
 def batch_size(text: str) -> int | str:
     """A number of examples, or FIT; raises UserError for anything else."""
-    if text == FIT:
-        return text
-    if not re.fullmatch(r'-?\d+', text):
-        raise UserError(f'--batch-size {text!r}: write a number, or {FIT} for the largest')
-    if int(text) < 1:
-        raise UserError(f'--batch-size {text}: must be at least 1')
-    return int(text)
+    return text if text == FIT else count('--batch-size', f', or {FIT} for the largest')(text)
 
 
 def check_output(path: str | os.PathLike[str], flag: str) -> None:

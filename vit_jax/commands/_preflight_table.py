@@ -9,13 +9,6 @@ GIB = 2**30
 COSTLIEST = 12
 
 
-def status(text: str) -> Any:
-    """Shows a spinner with text while work is under way, if standard error is a terminal."""
-    from vit_jax.runtime.console import Console
-
-    return Console(stderr=True).status(text)
-
-
 def describe(report: Any) -> str:
     """The step, the shapes of its batch, and the topology, in a phrase."""
     shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
@@ -228,11 +221,7 @@ def _console() -> Any:
     return Console(soft_wrap=True)
 
 
-def _table(first: str, *headings: str) -> Any:
+def _table(*headings: str) -> Any:
     from vit_jax.runtime.console import Table
 
-    table = Table()
-    table.add_column(first, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify='right', no_wrap=True)
-    return table
+    return Table(*headings, left=1, no_wrap=True)

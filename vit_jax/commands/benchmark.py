@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.commands._parser import Parser, check_output, count, writing
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -20,29 +20,28 @@ def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked to."""
     parser = Parser('benchmark', __doc__)
     parser.add_argument('--forward-only', action='store_true', help='leave out the training step')
-    parser.add_argument('--steps', type=int, default=20, help='steps to time')
+    parser.add_argument('--steps', type=count('--steps'), default=20, help='steps to time')
     parser.add_argument('--json', metavar='PATH', help='write all numbers to a file')
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)
     if config is None:
         raise UserError('benchmark needs --config FILE[:ARG]')
-    if args.steps < 1:
-        raise UserError(f'--steps {args.steps}: must be at least 1')
     if args.json:
         check_output(args.json, '--json')
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark, timed
     from vit_jax.profiling.examples import batch_rows, row_of
+    from vit_jax.runtime import console
     from vit_jax.storage.paths import write_text_atomic
 
     config = fine_tune.filled(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
     ready = timed.of_config(config, rows := batch_rows(config))
-    with status('forward'):
+    with console.status('compiling the forward step, and timing it'):
         results = {'forward': ready.forward(spec, per_row, args.steps)}
     if not args.forward_only:
-        with status('train'):
+        with console.status('compiling the train step, and timing it'):
             results['train'] = ready.train(spec, per_row, args.steps)
     environment = benchmark.environment(ready.layout)
     print_title(config, rows, row.example, environment)
@@ -79,24 +78,14 @@ def print_title(
     print(title)
 
 
-def status(step: str) -> Any:
-    """Shows a spinner with the step while it is measured, if standard error is a terminal."""
-    from vit_jax.runtime.console import Console
-
-    return Console(stderr=True).status(f'compiling the {step} step, and timing it')
-
-
 def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
     """Print a line for each measurement."""
     from vit_jax.runtime.console import Console, Table
 
-    table = Table()
-    table.add_column('step')
     # No token of a measured batch is padding.
     unit, each = ('tokens/s', spec['target'].shape[0]) if 'target' in spec else ('images/s', 1)
     headings = ('compile s', 'step ms', 'p10-p90', unit, 'TFLOP/s', 'MFU', 'memory GiB')
-    for heading in headings:
-        table.add_column(heading, justify='right')
+    table = Table('step', *headings, left=1)
     for name, t in results.items():
         table.add_row(
             name,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.commands._parser import Parser, check_output, count, writing
 from vit_jax.errors import UserError
 
 PIXELS = 1024  # of an image
@@ -19,11 +19,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('colors', __doc__)
     parser.add_argument('source', help="'tfds:cifar10', 'folder:PATH', ...")
     parser.add_argument('--split', default='train', help="'train', 'train[:90%%]'")
-    parser.add_argument('--images', type=int, help='count in so many of them only')
+    parser.add_argument('--images', type=count('--images'), help='count in so many of them only')
     parser.add_argument('--out', required=True, metavar='FILE', help='for config.task.prior')
     args = parser.parse_args(argv)
-    if args.images is not None and args.images < 1:
-        raise UserError(f'--images {args.images}: must be at least 1')
     out = pathlib.Path(args.out).expanduser()
     check_output(out, '--out')
     from vit_jax.data import sources

@@ -92,10 +92,7 @@ def print_table(rows: Sequence[Row]) -> None:
     """Print a column for each run, as there are more numbers than runs."""
     from vit_jax.runtime.console import Console, Table
 
-    table = Table()
-    table.add_column('')
-    for one in rows:
-        table.add_column(one['run'], justify='right')
+    table = Table('', *(one['run'] for one in rows), left=1)
     for name in dict.fromkeys(key for one in rows for key in one if key != 'run'):
         table.add_row(name, *[shown(name, one.get(name)) for one in rows])
     Console(soft_wrap=True).print(table)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, align, count
 from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line
@@ -22,7 +21,9 @@ def main(argv: Sequence[str]) -> int:
     """Prints counts and rates, and writes a picture if asked to."""
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='a picture of the first batch of training')
-    parser.add_argument('--batches', type=int, default=50, metavar='N', help='to time: 50')
+    parser.add_argument(
+        '--batches', type=count('--batches'), default=50, metavar='N', help='to time: 50'
+    )
     parser.add_argument(
         '--read-all',
         action='store_true',
@@ -37,12 +38,10 @@ def main(argv: Sequence[str]) -> int:
     args, config = config_lib.parse_config_args(parser, argv)
     if config is None:
         raise UserError('data needs --config FILE[:ARG]')
-    if args.batches < 1:
-        raise UserError(f'--batches {args.batches}: must be at least 1')
     from vit_jax.data import census
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline
-    from vit_jax.runtime import sharding
+    from vit_jax.runtime import console, sharding
     from vit_jax.trainer.evaluate import open_data
 
     if args.out is not None:
@@ -52,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)
     if args.bench:
         return bench(data, layout, args)
-    with progress(args.batches, args.json) as seen:
-        pace = pipeline.measure(data, args.batches, seen)
+    with console.progress('batches', args.batches, quiet=args.json) as advance:
+        pace = pipeline.measure(data, args.batches, lambda _: advance())
     found = census.count(data, args.read_all)
     rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
     result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}
@@ -94,20 +93,6 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     if path is not None:
         print(path)
     return 0
-
-
-@contextlib.contextmanager
-def progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar of the batches, if there is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-    from vit_jax.runtime.console import Console, Progress
-
-    console = Console(stderr=True)
-    columns = (TextColumn('batches'), MofNCompleteColumn(), BarColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task('', total=total)
-        yield lambda number: bar.update(task, completed=number)
 
 
 def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:

@@ -108,9 +108,8 @@ def print_table(accounts: Mapping[str, Account]) -> None:
     from vit_jax.runtime.console import Console, Table
 
     head, *rows = table(accounts)
-    shown = Table()
-    for i, name in enumerate(head):
-        shown.add_column(name, justify='left' if i in (0, len(head) - 1) else 'right')
+    shown = Table(*head[:-1], left=1)
+    shown.add_column(head[-1])
     for cells in rows:
         shown.add_row(*cells)
     Console(soft_wrap=True).print(shown)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, align, count
 from vit_jax.config import catalogue
-from vit_jax.errors import UserError, modules
+from vit_jax.errors import modules
 
 if TYPE_CHECKING:
     from vit_jax.profiling.variants import Variant
@@ -43,12 +43,14 @@ def main(argv: Sequence[str]) -> int:
         help='of your own experiments, which are executed to see their arguments',
     )
     parser.add_argument(
-        '--image-size', type=int, default=224, metavar='PIXELS', help='of the variants: 224'
+        '--image-size',
+        type=count('--image-size'),
+        default=224,
+        metavar='PIXELS',
+        help='of the variants: 224',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    if args.image_size < 1:
-        raise UserError(f'--image-size {args.image_size}: must be at least 1')
     if args.kind is None:
         return print_kinds(args.json)
     if args.kind == VARIANTS:

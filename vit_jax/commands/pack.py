@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from vit_jax.commands._parser import Parser, writing
 from vit_jax.errors import UserError
@@ -40,18 +39,19 @@ def main(argv: Sequence[str]) -> int:
     if args.beam is not None and args.workers is not None:
         raise UserError('--workers applies without --beam: Beam has options of its own')
     from vit_jax.data import packing, packing_beam
-    from vit_jax.runtime import cores
+    from vit_jax.runtime import console, cores
 
     splits = dict(_split(text) for text in args.split or ['train'])
     out = os.path.expanduser(args.out)
     job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
     shards = job.shards()
     workers = cores.available() if args.workers is None else args.workers
-    with writing(out, 'OUT'), progress(len(shards), args.beam is not None) as seen:
+    bar = console.progress('shards', len(shards), quiet=args.beam is not None)
+    with writing(out, 'OUT'), bar as advance:
         if args.beam is not None:
             manifest = packing_beam.pack(job, shards, args.beam)
         else:
-            manifest = packing.pack(job, shards, min(workers, len(shards)), seen)
+            manifest = packing.pack(job, shards, min(workers, len(shards)), lambda _: advance())
     for split, files in manifest.splits.items():
         examples, size = (sum(f.examples for f in files), sum(f.size for f in files))
         print(f'{split}: {examples:,} examples in {len(files)} shards of {size / 1e6:,.1f} MB')
@@ -62,17 +62,3 @@ def main(argv: Sequence[str]) -> int:
 def _split(text: str) -> tuple[str, str]:
     name, _, expression = text.partition('=')
     return name, expression or name
-
-
-@contextlib.contextmanager
-def progress(shards: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar of the shards, with the rate of examples, if there is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    from vit_jax.runtime.console import Console, Progress
-
-    console = Console(stderr=True)
-    columns = (TextColumn('shards'), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task('', total=shards)
-        yield lambda examples: bar.advance(task)

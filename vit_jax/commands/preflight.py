@@ -16,6 +16,7 @@ from vit_jax.commands._parser import FIT, Parser, add_allow_flag, batch_size
 from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.runtime import console
 
 if TYPE_CHECKING:
     from vit_jax.profiling.topology import Topology
@@ -129,7 +130,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     per_core = _per_core(config) if args.data_rate else 0.0
     measured = None
     if args.batch_size == FIT:
-        with table.status('looking for the largest batch'):
+        with console.status('looking for the largest batch'):
             config, measured = preflight.largest_batch(config, slice_, **options)
     accumulated, advice = {}, ''
     if args.accum == FIT:
@@ -137,7 +138,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
         number, advice = accumulation.choose(accumulated)
         config, measured = accumulation.with_steps(config, number), accumulated[number]
     if measured is None or args.cycles:
-        with table.status(f'compiling for {slice_.name}'):
+        with console.status(f'compiling for {slice_.name}'):
             measured = preflight.preflight(config, slice_, cycles=args.cycles, **options)
     reports, run = measured
     fits = all(report.fits for report in reports)
@@ -179,7 +180,7 @@ def _per_core(config: ConfigDict) -> float:
     from vit_jax.trainer.evaluate import open_data
 
     layout = sharding.make_layout()
-    with table.status('timing the data pipeline'):
+    with console.status('timing the data pipeline'):
         data = open_data(config.data, config.batch_size, layout, seed=config.seed)
         return data_rate.per_core(data, layout.put_batch)
 
@@ -188,7 +189,7 @@ def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) 
     """The reports of the step by the number of its microbatches."""
     from vit_jax.profiling import accumulation
 
-    with table.status('compiling numbers of microbatches, a minute each'):
+    with console.status('compiling numbers of microbatches, a minute each'):
         return dict(accumulation.trials(config, slice_, **options))
 
 
@@ -198,7 +199,7 @@ def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> 
 
     found = {}
     for override in preflight.remedies(config, slice_):
-        with table.status(f'it does not fit: trying {override}'):
+        with console.status(f'it does not fit: trying {override}'):
             try:
                 changed = preflight.apply(config, override)
                 found[override] = preflight.preflight(changed, slice_, **options)[0][0]
@@ -242,7 +243,7 @@ def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
     for point in sweep.points:
         words = ', '.join(f'{k}={v}' for k, v in point.items())
         try:
-            with table.status(f'compiling {words}'):
+            with console.status(f'compiling {words}'):
                 config = price.config_of(sweep, point)
                 found = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
         except UserError as e:

@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.commands import sweep
 from vit_jax.commands._parser import Parser, add_allow_flag
-from vit_jax.commands._preflight_table import status
 from vit_jax.commands.train import run_folder_name
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.runtime.console import status
 
 
 def main(argv: Sequence[str]) -> int:

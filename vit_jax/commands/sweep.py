@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import extras
-from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
+from vit_jax.commands._parser import Parser, add_allow_flag, count, overview, writing
 from vit_jax.commands._pictures import check_picture
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
@@ -56,7 +56,9 @@ def action_parser(action: str) -> Parser:
     parser.add_argument('--storage', default='', metavar='URL', help='sqlite:///, journal: or SQL')
     parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
     if action == 'work':
-        parser.add_argument('--trials', type=int, metavar='N', help='end after so many')
+        parser.add_argument(
+            '--trials', type=count('--trials'), metavar='N', help='end after so many'
+        )
         add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':
@@ -90,8 +92,6 @@ def work(args: argparse.Namespace) -> int:
 
     With the flags of several processes, these are one worker that trains one trial at a time.
     """
-    if args.trials is not None and args.trials < 1:
-        raise UserError(f'--trials {args.trials}: must be at least 1')
     initialize(args)
     from vit_jax.runtime import output, processes
     from vit_jax.sweeps import study, worker

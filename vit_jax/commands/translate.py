@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.commands._parser import Parser, check_output, count, writing
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ def make_parser() -> Parser:
     parser.add_argument('--top-k', type=int, help='sample from the K most probable tokens')
     parser.add_argument('--top-p', type=float, help='sample from the nucleus of this probability')
     parser.add_argument('--seed', type=int, help='of sampling; 0 by default')
-    parser.add_argument('--n-best', type=int, metavar='N', help='N translations, with numbers')
+    add = parser.add_argument
+    add('--n-best', type=count('--n-best'), metavar='N', help='N translations, with numbers')
     parser.add_argument('--scores', action='store_true', help='print scores before the text')
     parser.add_argument('--json', action='store_true', help='print a JSON object a line')
-    parser.add_argument('--batch-size', type=int, default=32, help='sentences; 32 by default')
+    add('--batch-size', type=count('--batch-size'), default=32, help='sentences; 32 by default')
     return parser
 
 
@@ -91,9 +92,6 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
             if other != method and getattr(args, name) is not None:
                 flag = name.replace('_', '-')
                 parser.error(f'--{flag} is of {other}{"" if other == "sample" else " search"}')
-    for name in ('average', 'batch_size', 'n_best'):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise UserError(f'--{name.replace("_", "-")} {value}: must be at least 1')
     if args.output is not None:
         check_output(args.output, '--output')
 

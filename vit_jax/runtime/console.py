@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 import rich.console
@@ -11,6 +12,7 @@ import rich.progress
 import rich.table
 from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.file_proxy import FileProxy
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -60,14 +62,38 @@ class Progress(rich.progress.Progress):
                 setattr(sys, name, Escaped(stream))
 
 
+def status(text: str) -> Any:
+    """A spinner with text while work is under way, if standard error is a terminal."""
+    return Console(stderr=True).status(text)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, if that is a terminal; yields a function to advance it."""
+    console = Console(stderr=True)
+    words = TextColumn('{task.description}', markup=False)
+    columns = (words, MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count=1: bar.advance(task, count)
+
+
 class Table(rich.table.Table):
     """A table without rules; every row is one line, even if a name in it contains newlines.
 
     No cell is cut where a console wraps lines softly, however wide the row is.
+
+    Args:
+      headings: of the columns.
+      left: number of columns that are flush left, before others that are flush right; None for all.
+      options: of each column.
     """
 
-    def __init__(self, *headings: str, **options: Any):
-        super().__init__(*headings, box=None, pad_edge=False, **options)
+    def __init__(self, *headings: str, left: int | None = None, **options: Any):
+        super().__init__(box=None, pad_edge=False)
+        for i, heading in enumerate(headings):
+            is_left = left is None or i < left
+            self.add_column(heading, justify='left' if is_left else 'right', **options)
 
     def __rich_console__(
         self, console: rich.console.Console, options: ConsoleOptions

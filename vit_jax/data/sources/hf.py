@@ -24,7 +24,7 @@ from vit_jax.data import images
 from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
-from vit_jax.runtime.console import Console, Progress
+from vit_jax.runtime.console import progress
 from vit_jax.storage import cache
 
 SUFFIXES = ('.parquet', '.arrow')
@@ -191,18 +191,16 @@ def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
         except (pa.ArrowException, OSError, EOFError) as error:
             raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
 
-    console = Console(stderr=True)
     with (
         read(lambda: pq.ParquetFile(file)) as rows,
         target.open('wb') as opened,
         pa.ipc.new_stream(opened, rows.schema_arrow) as stream,
-        Progress(console=console, disable=not console.is_terminal) as bar,
+        progress(f'copying {file.name} to Arrow', rows.metadata.num_rows) as advance,
     ):
-        task = bar.add_task(f'copying {file.name} to Arrow', total=rows.metadata.num_rows)
         batches = rows.iter_batches(batch_size=BATCH)
         while (batch := read(lambda: next(batches, None))) is not None:
             stream.write(batch)
-            bar.advance(task, batch.num_rows)
+            advance(batch.num_rows)
 
 
 def open_arrow(file: pathlib.Path, title: str) -> list[Any]:
