@@ -319,7 +319,7 @@ def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, eva
     ('flags', 'message'),
     [
         (['--evaluator', 'kn'], "unknown evaluator name 'kn'; did you mean 'knn'"),
-        (['--evaluator', 'knn(3)'], 'a value without its key'),
+        (['--evaluator', 'knn(3)'], 'write a name, or a call'),
         (['--evaluator', 'knn(kk=3)'], "unknown key 'kk'; did you mean 'k'"),
         (['--evaluator', 'knn('], "--evaluator 'knn('"),
         (['--fit', 'train'], 'no --evaluator learns from it'),

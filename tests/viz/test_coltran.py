@@ -60,7 +60,7 @@ def test_upsampled_colors():
     rows = coltran_upsampler.Viz().rows(prediction, seen, CONTEXT)
     assert [row['image'] for row in rows] == ['coarse', 'upsampled']
     assert rows[1]['psnr'] > 100 > rows[0]['psnr']
-    titles = [title for title, _ in coltran_upsampler.panels(prediction, seen)]
+    titles = [title for title, _ in coltran_upsampler.Viz().panels(prediction, seen)]
     assert titles == ['gray', 'coarse', 'upsampled', 'original']
 
 

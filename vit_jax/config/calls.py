@@ -54,6 +54,23 @@ def parse_call(text: str, where: str) -> ast.expr:
         ) from error
 
 
+def parse_keywords(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """The name and the keywords of `a.name(x=1)`, or of a name alone.
+
+    Raises:
+      UserError: for any other text; begins with `where`.
+    """
+    try:
+        node = parse_call(text, where)
+        args, keywords = arguments(node)
+        function = node.func if isinstance(node, ast.Call) else node
+        if args or not isinstance(function, (ast.Name, ast.Attribute)):
+            raise ValueError(text)
+    except (UserError, ValueError) as error:
+        raise UserError(f"{where}: write a name, or a call as 'name(option=1)'") from error
+    return function_name(node), keywords
+
+
 def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a function, by position and by name.
 

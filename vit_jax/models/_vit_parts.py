@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array
 
+from vit_jax.config import calls
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import Parts
 from vit_jax.nn.mlps import MLPS
@@ -42,7 +42,7 @@ def chosen(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
     Raises:
       UserError: if there is no such choice or option, or an option has another type.
     """
-    name, options = _call(field, text)
+    name, options = calls.parse_keywords(text, f'{field}={text!r}')
     check_choice(field, name, choices)
     known = keyword_only(choices[name])
     for key, value in options.items():
@@ -52,21 +52,6 @@ def chosen(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
         if not _is_like(value, default):
             raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
     return functools.partial(choices[name], **options)
-
-
-def _call(field: str, text: str) -> tuple[str, dict[str, Any]]:
-    """The function and the options of a text such as 'swiglu(norm=True)'; nothing is executed."""
-    try:
-        node = ast.parse(text.strip(), mode='eval').body
-        if isinstance(node, ast.Name):
-            return node.id, {}
-        if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
-            raise ValueError(text)
-        return ast.unparse(node.func), {
-            str(k.arg): ast.literal_eval(k.value) for k in node.keywords
-        }
-    except (SyntaxError, TypeError, ValueError) as error:
-        raise UserError(f"{field}={text!r}: write a name, or a call as 'name(option=1)'") from error
 
 
 def _is_like(value: Any, default: Any) -> bool:

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vit_jax import step as step_lib
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.trainer import broken_records, evaluations
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.judge import Bests, is_best
 
 
 def due(step: int, every: int, total: int) -> bool:
     """The one predicate for log, evaluate and save: every so often, and at the end."""
     return step == total or (every > 0 and step % every == 0)
+
+
+def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpointer) -> bool:
+    """Whether the state after `step` is saved: by the timetable, to be kept, or after a lost save.
+
+    Args:
+      training: of the run.
+      step: the number of updates made.
+      bests: the best results up to `step`.
+      checkpointer: of the run.
+    """
+    timetable = training.timetable
+    kept = step in checkpointer.keep_steps or is_best(bests, step) or checkpointer.is_lost
+    return kept or due(step, timetable.checkpoint, timetable.total)
 
 
 def due_evals(training: Training, step: int) -> list[str]:

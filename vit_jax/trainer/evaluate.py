@@ -111,6 +111,15 @@ def open_data(
     )
 
 
+def entry_keywords(config: ConfigDict, section: ConfigDict, **changes: Any) -> dict[str, Any]:
+    """The keywords of `open_dataset` for an entry of `config.evals`; see `open_data`.
+
+    Text is read by the vocabulary of training unless the entry names another.
+    """
+    vocab = section.get('vocab', config.data.get('vocab'))
+    return data_keywords(section, config.batch_size, **changes, vocab=vocab)
+
+
 def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
     """The keywords of `open_dataset` in a section; see `open_data`."""
     known = {'batch_size', *keyword_only(Section)}

@@ -21,7 +21,7 @@ from vit_jax.trainer.evaluate import (
     EvalSteps,
     PyTree,
     Stopping,
-    data_keywords,
+    entry_keywords,
     evaluate,
     never,
     open_data,
@@ -146,11 +146,10 @@ def open_evals(
     opened: dict[str, Dataset] = {}
 
     def open_once(section: ConfigDict, **changes: Any) -> Dataset:
-        # Text is read by the vocabulary of training unless the entry names another.
-        changes['vocab'] = section.get('vocab', config.data.get('vocab'))
-        key = repr(sorted(data_keywords(section, config.batch_size, **changes).items()))
+        keywords = entry_keywords(config, section, **changes)
+        key = repr(sorted(keywords.items()))
         if key not in opened:
-            opened[key] = open_data(section, config.batch_size, layout, **changes)
+            opened[key] = open_data(section, config.batch_size, layout, **keywords)
         return opened[key]
 
     return {name: _open_eval(name, config, open_once, steps, trained) for name in config.evals}

@@ -18,9 +18,9 @@ from vit_jax.trainer import broken_records, evaluations, profile
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.describe import utilization
-from vit_jax.trainer.due import due, due_evals, due_examples, evaluate_due, signatures
+from vit_jax.trainer.due import due, due_evals, due_examples, due_save, evaluate_due, signatures
 from vit_jax.trainer.evaluate import Interrupted
-from vit_jax.trainer.judge import Bests, is_best
+from vit_jax.trainer.judge import Bests
 from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.profile import Profile
 from vit_jax.trainer.save import save
@@ -101,7 +101,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
       Pruned: if `report` ends it before its last step.
     """
     timetable, start, state = training.timetable, beginning.step, beginning.state
-    total, checkpointer, clock = timetable.total, hooks.checkpointer, hooks.clock
+    total, clock = timetable.total, hooks.clock
     max_skips = training.program.max_skips
     lr = jax.jit(timetable.lr)  # one program instead of one for each operation
     meter = Meter(start, lr, utilization(training), max_skips, clock.waited)
@@ -122,27 +122,15 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
         # Whoever ends a run by `report` may go on with it later.
         stopping = stopping or last.verdict in (Verdict.INTERRUPTED, Verdict.PRUNED)
         ending = last.verdict is Verdict.ENDED
-        if (
-            due(step, timetable.checkpoint, total)
-            or step in checkpointer.keep_steps
-            or stopping
-            or ending
-            or is_best(last.bests, step)
-            or checkpointer.is_lost
-        ):
+        if stopping or ending or due_save(training, step, last.bests, hooks.checkpointer):
             with meter.paused(), clock.during(times.SAVING):
                 meter.check_finite()
-                hooks.writer.flush()
-                hooks.require_own()
-                unevaluated = last.verdict is Verdict.INTERRUPTED
-                save(training, checkpointer, step, state, last.bests, unevaluated=unevaluated)
-                clock.mark()
-            hooks.watchdog.beat(f'the save of step {step}')
+                save_state(training, state, step, hooks, last)
         if ending:
             break
         require_going_on(last.verdict, step, total, stopping and step < total, hooks)
     clock.enter(times.SAVING)
-    checkpointer.wait()
+    hooks.checkpointer.wait()
     return last
 
 
@@ -240,6 +228,22 @@ def evaluate(
         if hooks.report(step, results) and not (early or over):
             verdict = Verdict.PRUNED
     return Evaluated(results, after, verdict, why)
+
+
+def save_state(
+    training: Training,
+    state: step_lib.TrainState,
+    step: int,
+    hooks: Hooks,
+    last: Evaluated,
+) -> None:
+    """Start to save the state after `step`, once all that was logged before is in the folder."""
+    hooks.writer.flush()
+    hooks.require_own()
+    unevaluated = last.verdict is Verdict.INTERRUPTED
+    save(training, hooks.checkpointer, step, state, last.bests, unevaluated=unevaluated)
+    hooks.clock.mark()
+    hooks.watchdog.beat(f'the save of step {step}')
 
 
 def show(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import schema
+from vit_jax.config import calls, schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source
@@ -128,23 +127,10 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
         raise UserError(f'--fit {fit!r}: no --evaluator learns from it')
     groups = {}
     for text in evaluators:
-        name, keywords = _parse_call(text)
+        name, keywords = calls.parse_keywords(text, f'--evaluator {text!r}')
         fitted = {'fit': fit or _FIT} if schema.evaluator_class(name).learns else {}
         groups[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return groups
-
-
-def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """`a.name(x=1)` -> ('a.name', {'x': 1}); nothing is executed."""
-    try:
-        node = ast.parse(text.strip(), mode='eval').body
-        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        if call.args or any(k.arg is None for k in call.keywords):
-            raise ValueError('a value without its key')
-        keywords = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    except (SyntaxError, ValueError) as e:
-        raise UserError(f"--evaluator {text!r}: {e}; write 'NAME' or 'NAME(KEY=VALUE)'") from e
-    return ast.unparse(call.func), keywords
 
 
 def _groups(

@@ -35,7 +35,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.storage import paths, run_folder, step_folder, times
 from vit_jax.trainer.dry_run import TOO_LARGE, Facts, Request
-from vit_jax.trainer.evaluate import data_keywords
+from vit_jax.trainer.evaluate import entry_keywords
 
 OK, FAILED, SKIPPED = 'ok', 'failed', 'not tried'
 STEPS = 2  # after the resumption; the first one is slower
@@ -186,9 +186,7 @@ def _sections(config: ConfigDict) -> Iterator[tuple[str, ConfigDict, str]]:
 
 def _check_data(config: ConfigDict, section: ConfigDict, split: str) -> str:
     """Read the first, the last and random examples of a split, through the transforms."""
-    vocab = section.get('vocab', config.data.get('vocab'))
-    keywords = data_keywords(section, config.batch_size, split=split, vocab=vocab)
-    data = open_dataset(**keywords, seed=config.seed)
+    data = open_dataset(**entry_keywords(config, section, split=split), seed=config.seed)
     examples, rng = data.plan.examples, np.random.default_rng(config.seed)
     chosen = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
     began = time.perf_counter()

@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 from vit_jax.errors import UserError
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.viz import attention_pictures, batch, figures
+from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -38,12 +39,14 @@ class Viz:
         a task that finds no objects.
       whole: whether the model sees whole files, squeezed to its size, instead of the crops of the
         run's transforms.
+      side: inches of each of the `panels`.
     """
 
     columns: tuple[str, ...] | None = None
     bar: str | None = None
     coco: tuple[str, ...] = ()
     whole: bool = False
+    side: float = batch.SIDE
 
     # The command `predict`.
 
@@ -78,12 +81,23 @@ class Viz:
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The picture that `--out FILE` writes; by default images with their rows as text."""
+        """The picture that `--out FILE` writes; by default images with their rows as text, or the
+        `panels` of each file in a row.
+        """
+        if type(self).panels is not Viz.panels:
+            pairs = zip(predictions, photos, strict=True)
+            shown = [self.panels(prediction, photo) for prediction, photo in pairs]
+            return batch.draw_rows(shown, [photo.path.name for photo in photos], self.side)
         captions = []
         for prediction, photo in zip(predictions, photos, strict=True):
             found = self.rows(prediction, photo, context)[:LINES]
             captions.append('\n'.join([photo.path.name, *map(self._line, found)]))
         return batch.draw_images([photo.image for photo in photos], captions)
+
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """Pictures of one file, with titles; by default none."""
+        del prediction, photo
+        return []
 
     def _line(self, row: Mapping[str, Any]) -> str:
         values = [row.get(name) for name in self.columns or row]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,11 @@ from jaxtyping import Array, Float, UInt8
 from PIL import Image
 
 from vit_jax.ops import colors
-from vit_jax.viz import base, batch, figures
+from vit_jax.viz import base, figures
+from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 TITLES = ('gray', 'colorized', 'original')
-SIDE = 3.0  # inches of an image
 PIXELS = 720  # of its longer side, in the picture
 CHUNK = 2**18  # pixels colored at once
 
@@ -29,7 +25,7 @@ Picture = UInt8[np.ndarray, 'Y X 3']
 class Viz(base.Viz):
     """Colored images beside the gray ones."""
 
-    whole = True
+    whole, side = True, 3.0
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """Colorfulness (Hasler and Suesstrunk, 2003) of the colored image.
@@ -52,15 +48,9 @@ class Viz(base.Viz):
         """The gray image that the model gets."""
         return gray(picture)
 
-    def draw(
-        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
-    ) -> Figure:
-        """Draw a row of two or three pictures for every image."""
-        rows = [
-            list(zip(TITLES, panels(prediction['ab'], photo), strict=False))
-            for prediction, photo in zip(predictions, photos, strict=True)
-        ]
-        return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """The gray and the colored image, and the original if it has colors."""
+        return list(zip(TITLES, panels(prediction['ab'], photo), strict=False))
 
 
 def _colorfulness(image: Picture) -> float:

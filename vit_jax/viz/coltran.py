@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +12,9 @@ from jaxtyping import Float, UInt8
 
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
-from vit_jax.viz import base, batch, colorize, figures
+from vit_jax.viz import base, colorize, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Viz(base.Viz):
@@ -46,13 +42,9 @@ class Viz(base.Viz):
         """The gray image that the model gets."""
         return seen(picture)
 
-    def draw(
-        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
-    ) -> Figure:
-        """Draw a row of pictures for every image."""
-        pairs = zip(photos, predictions, strict=True)
-        rows = [shown(photo, prediction['samples']) for photo, prediction in pairs]
-        return batch.draw_rows(rows, [photo.path.name for photo in photos])
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """See `shown`."""
+        return shown(photo, prediction['samples'])
 
 
 def table(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vit_jax.viz import base, batch, figures
+from vit_jax.viz import base, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.coltran import psnr, seen
 from vit_jax.viz.photo import Context, Fields, Photo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Viz(base.Viz):
@@ -26,17 +22,9 @@ class Viz(base.Viz):
             for name, key in (('coarse', 'coarse'), ('upsampled', 'image'))
         ]
 
-    def draw(
-        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
-    ) -> Figure:
-        """Draw a row of pictures for every image."""
-        rows = [panels(*pair) for pair in zip(predictions, photos, strict=True)]
-        return batch.draw_rows(rows, [photo.path.name for photo in photos])
-
-
-def panels(prediction: Fields, photo: Photo) -> Panels:
-    """The gray, the coarse and the upsampled image, and the original if it has colors."""
-    shown = [('gray', seen(photo.image)), ('coarse', prediction['coarse'])]
-    shown.append(('upsampled', prediction['image']))
-    original = [('original', photo.image)] if figures.has_colors(photo.image) else []
-    return shown + original
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """The gray, the coarse and the upsampled image, and the original if it has colors."""
+        shown = [('gray', seen(photo.image)), ('coarse', prediction['coarse'])]
+        shown.append(('upsampled', prediction['image']))
+        original = [('original', photo.image)] if figures.has_colors(photo.image) else []
+        return shown + original

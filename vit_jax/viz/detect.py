@@ -32,7 +32,7 @@ class Viz(base.Viz):
     threshold: float = THRESHOLD
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of an object that is shown."""
+        """Add the least score of an object or a segment that is shown."""
         parser.add_argument(
             '--threshold',
             type=read_threshold,

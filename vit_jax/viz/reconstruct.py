@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from vit_jax.errors import UserError
-from vit_jax.viz import base, batch
+from vit_jax.viz import base
+from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
 GRAY = 128  # drawn in place of hidden patches
-SIDE = 2.4  # inches of an image
 
 
 class Viz(base.Viz):
     """Masked images, and their reconstructions."""
+
+    side = 2.4
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the share of hidden patches."""
@@ -42,23 +40,12 @@ class Viz(base.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The number of hidden patches, and the PSNR in dB of their reconstruction."""
         hidden = prediction['mask'] > 0
-        return [
-            {
-                'patches': hidden.size,
-                'hidden': int(hidden.sum()),
-                'psnr': psnr(prediction, photo),
-            }
-        ]
+        count = int(hidden.sum())
+        return [{'patches': hidden.size, 'hidden': count, 'psnr': psnr(prediction, photo)}]
 
-    def draw(
-        self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
-    ) -> Figure:
-        """Draw a row of four pictures for every image."""
-        rows = [
-            list(zip(TITLES, panels(prediction, photo), strict=True))
-            for prediction, photo in zip(predictions, photos, strict=True)
-        ]
-        return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """Four pictures, see TITLES."""
+        return list(zip(TITLES, panels(prediction, photo), strict=True))
 
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:
