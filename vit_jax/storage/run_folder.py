@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,16 +116,22 @@ def _read_result(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
-    """The lines of the metrics; none if nothing was logged.
+    """The lines of the metrics, see `read_lines`."""
+    return read_lines(folder / METRICS, _metrics_line)
+
+
+def read_lines(
+    file: paths.Path, parse: Callable[[str], dict[str, Any] | None]
+) -> list[dict[str, Any]]:
+    """The lines of a growing file, none if there is no file; `parse` returns None for damage.
 
     Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
     """
-    text = paths.read_text(folder / METRICS, errors='replace') or ''
-    whole, _, rest = text.rpartition('\n')
-    lines = [_metrics_line(line) for line in whole.split('\n')] if whole else []
+    whole, _, rest = (paths.read_text(file, errors='replace') or '').rpartition('\n')
+    lines = [parse(line) for line in whole.split('\n')] if whole else []
     if damaged := lines.count(None):
-        _log.warning('%s: %d damaged lines are left out', folder / METRICS, damaged)
-    return [line for line in (*lines, _metrics_line(rest)) if line]
+        _log.warning('%s: %d damaged lines are left out', file, damaged)
+    return [line for line in (*lines, parse(rest)) if line]
 
 
 def _metrics_line(text: str) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,7 +34,6 @@ MEANING = {
 }
 
 _LATEST = 1e11  # Unix time; also keeps sums finite
-_log = logging.getLogger(__name__)
 
 Parts = dict[str, float]
 
@@ -119,16 +117,8 @@ class _Process:
 
 
 def read(folder: paths.Path) -> Account | None:
-    """The account of a run; None if it has no record, as runs of earlier versions.
-
-    Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
-    """
-    text = paths.read_text(folder / run_folder.TIMES, errors='replace') or ''
-    whole, _, rest = text.rpartition('\n')
-    lines = [_line(line) for line in whole.split('\n')] if whole else []
-    if damaged := lines.count(None):
-        _log.warning('%s: %d damaged lines are left out', folder / run_folder.TIMES, damaged)
-    processes = _processes([line for line in (*lines, _line(rest)) if line])
+    """The account of a run; None if it has no record, as runs of earlier versions."""
+    processes = _processes(run_folder.read_lines(folder / run_folder.TIMES, _line))
     return Account(len(processes), list(_spans(processes))) if processes else None
 
 

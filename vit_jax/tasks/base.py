@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from vit_jax.errors import UserError
 from vit_jax.ops.search import Search
 from vit_jax.ops.terms import Term
 
@@ -66,6 +67,11 @@ class Task(abc.ABC):
     couples_rows: ClassVar[bool] = False
     multiple_reason: ClassVar[str] = ''
     headline: ClassVar[tuple[str, ...]] = ()
+
+    def require(self, name: str, is_valid: bool, span: str) -> None:
+        """Raise UserError unless the value of a field is valid; `span` says which values are."""
+        if not is_valid:
+            raise UserError(f'config.task.{name}={getattr(self, name)}: must be {span}')
 
     @property
     def multiple(self) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import pixels, sequences
 from vit_jax.ops.sequences import Sequences
 from vit_jax.ops.terms import Term
@@ -40,15 +40,10 @@ class Task(base.Task):
     multiple_reason = 'mixup and cutmix mix pairs'
 
     def __post_init__(self) -> None:
-        if self.loss_name not in LOSSES:
-            raise UserError('config.task.loss_name: ' + nearest('loss', self.loss_name, LOSSES))
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(
-                f'config.task.label_smoothing={self.label_smoothing}: must be in [0, 1)'
-            )
-        for key in ('mixup', 'cutmix'):
-            if getattr(self, key) < 0:
-                raise UserError(f'config.task.{key}={getattr(self, key)}: must not be negative')
+        check_choice('config.task.loss_name', self.loss_name, LOSSES)
+        self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
+        self.require('mixup', self.mixup >= 0, 'at least 0')
+        self.require('cutmix', self.cutmix >= 0, 'at least 0')
 
     @property
     def multiple(self) -> int:

@@ -43,10 +43,8 @@ class Task(base.Task):
     rngs = ('dropout',)
 
     def __post_init__(self) -> None:
-        if not 0 < self.rebalance <= 1:
-            raise UserError(f'config.task.rebalance={self.rebalance}: must be in (0, 1]')
-        if self.temperature <= 0:
-            raise UserError(f'config.task.temperature={self.temperature}: must be positive')
+        self.require('rebalance', 0 < self.rebalance <= 1, 'in (0, 1]')
+        self.require('temperature', self.temperature > 0, 'positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W 1']]:
         """The gray images, rounded as in an eight-bit file."""

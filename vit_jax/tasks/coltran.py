@@ -44,10 +44,7 @@ class Task(base.Task):
     rngs = ('sample',)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.parallel_weight < 1:
-            raise UserError(
-                f'config.task.parallel_weight={self.parallel_weight}: must be in [0, 1)'
-            )
+        self.require('parallel_weight', 0 <= self.parallel_weight < 1, 'in [0, 1)')
         decoding.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
 
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:

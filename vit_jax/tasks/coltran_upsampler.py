@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt8
 
-from vit_jax.errors import UserError
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops import coarse_colors
 from vit_jax.ops.terms import Term
@@ -34,8 +33,7 @@ class Task(base.Task):
     factor: int = 1
 
     def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise UserError(f'config.task.factor={self.factor}: must be at least 1')
+        self.require('factor', self.factor >= 1, 'at least 1')
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
         """Add `channel` [B], the one to learn from, drawn independently for each example."""

@@ -63,11 +63,9 @@ class Task(base.Task):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith(('_cost', '_weight')) and value < 0:
-                raise UserError(f'config.task.{field.name}={value}: must not be negative')
-        if min(self.std) <= 0:
-            raise UserError(f'config.task.std={self.std}: must be positive')
+            if field.name.endswith(('_cost', '_weight')):
+                self.require(field.name, getattr(self, field.name) >= 0, 'at least 0')
+        self.require('std', min(self.std) > 0, 'positive')
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -64,20 +64,12 @@ class Task(base.Task):
 
     def __post_init__(self) -> None:
         for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):
-            if getattr(self, key) <= 0:
-                raise UserError(f'config.task.{key}={getattr(self, key)}: must be positive')
-        for key, least in (
-            ('warmup', 1),
-            ('sinkhorn', 1),
-            ('masked', 1),
-            ('ibot', 0),
-            ('koleo', 0),
-        ):
-            if getattr(self, key) < least:
-                raise UserError(f'config.task.{key}={getattr(self, key)}: must be at least {least}')
+            self.require(key, getattr(self, key) > 0, 'positive')
+        for least, keys in ((1, ('warmup', 'sinkhorn', 'masked')), (0, ('ibot', 'koleo'))):
+            for key in keys:
+                self.require(key, getattr(self, key) >= least, f'at least {least}')
         low, high = self.mask_ratios
-        if not 0 <= low <= high < 1:
-            raise UserError(f'config.task.mask_ratios={self.mask_ratios}: must rise within [0, 1)')
+        self.require('mask_ratios', 0 <= low <= high < 1, 'in order within [0, 1)')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
         """Whole images, or the first global crops."""

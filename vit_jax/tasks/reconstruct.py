@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import check_choice
 from vit_jax.nn.patches import patch_grid, patchify, unpatchify
 from vit_jax.ops import pixels
 from vit_jax.ops.terms import Term
@@ -44,10 +44,8 @@ class Task(base.Task):
     rngs = ('mask',)
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise UserError('config.task.target: ' + nearest('target', self.target, TARGETS))
-        if not self.std or min(self.std) <= 0:
-            raise UserError(f'config.task.std={self.std}: must be positive')
+        check_choice('config.task.target', self.target, TARGETS)
+        self.require('std', min(self.std, default=0) > 0, 'positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
         """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""

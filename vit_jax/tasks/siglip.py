@@ -51,8 +51,7 @@ class Task(base.Task):
     def __post_init__(self) -> None:
         check_choice('config.task.loss_name', self.loss_name, LOSSES)
         check_choice('config.task.repeats', self.repeats, ('negatives', 'matches'))
-        if self.chunk < 1:
-            raise UserError(f'config.task.chunk={self.chunk}: must be at least 1')
+        self.require('chunk', self.chunk >= 1, 'at least 1')
 
     def inputs(
         self, batch: Batch

@@ -39,14 +39,11 @@ class Task(base.Task):
     rngs = ('dropout',)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(
-                f'config.task.label_smoothing={self.label_smoothing}: must be in [0, 1)'
-            )
+        self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
         if self.search == 'sample':
             raise UserError("config.task.search: 'beam' or 'greedy'; `translate` can sample")
-        if self.beams < 1 or not self.alpha >= 0:
-            raise UserError('config.task: beams must be at least 1, alpha at least 0')
+        self.require('beams', self.beams >= 1, 'at least 1')
+        self.require('alpha', self.alpha >= 0, 'at least 0')
         self.decoding  # noqa: B018  checks the rest
 
     @property
