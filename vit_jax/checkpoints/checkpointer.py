@@ -250,12 +250,9 @@ class Checkpointer:
 
 
 def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-    """Restore one step of any run, as `Checkpointer.restore_latest`, without changing its files.
+    """Restore a kept step of any run's `checkpoints`, as `Checkpointer.restore_latest`.
 
-    Args:
-      directory: a run's `checkpoints` directory.
-      step: one that it kept.
-      target: see `Checkpointer.restore_latest`.
+    No file is changed.
 
     Raises:
       UserError: if there is no such step, it is damaged, or does not fit `target`.

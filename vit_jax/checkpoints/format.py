@@ -76,12 +76,8 @@ def shapes(state: PyTree) -> Items:
 def require_written(directory: Path, saved: Items) -> None:
     """Open every array that Orbax has written, in a step that may not be committed yet.
 
-    Args:
-      directory: of the step.
-      saved: from `shapes`.
-
     Raises:
-      UserError: if an array cannot be opened, or differs from the saved one in shape or dtype.
+      UserError: if an array cannot be opened, or differs from `shapes` of the saved state.
     """
     with _reader(directory) as reader:
         stored = _stored(reader, directory)

@@ -44,11 +44,7 @@ SHELLS = {'bash': BASH, 'zsh': ZSH}
 
 
 def script(shell: str, commands: Iterable[str]) -> str:
-    """The script with which a shell completes `python -m vit_jax ...`.
-
-    Args:
-      shell: one of `SHELLS`.
-      commands: all names.
+    """The script with which a shell of SHELLS completes `python -m vit_jax ...`.
 
     Raises:
       UserError: for another shell.

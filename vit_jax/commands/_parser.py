@@ -113,14 +113,7 @@ def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
 def overview(
     command: str, description: str | None, usage: str, parsers: Iterable[Parser]
 ) -> Parser:
-    """A parser whose `--help` shows the usage of a command with several actions.
-
-    Args:
-      command: its name.
-      description: of the command.
-      usage: the rest of the command line.
-      parsers: of its actions.
-    """
+    """A parser whose `--help` shows the usage of a command, and of its actions by their parsers."""
     shown = Parser(command, description)
     shown.usage = f'vit_jax {command} {usage}'
     shown.formatter_class = argparse.RawDescriptionHelpFormatter

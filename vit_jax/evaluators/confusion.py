@@ -47,12 +47,7 @@ class Evaluator(base.Evaluator):
 
 
 def rows(matrix: np.ndarray, names: tuple[str, ...]) -> list[dict[str, object]]:
-    """A row a class: its `class`, `examples`, `accuracy`, and `most_confused_with`.
-
-    Args:
-      matrix: see `Evaluator`.
-      names: of the classes.
-    """
+    """A row a class: its `class`, `examples`, `accuracy`, and `most_confused_with`."""
     table = []
     for label, name in enumerate(names):
         wrong = matrix[label].copy()

@@ -113,14 +113,7 @@ class Sample:
 
 
 def sample_of(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> Sample:
-    """The sample of an opened data set.
-
-    Args:
-      data: the data.
-      section: the config section of the data.
-      viz: that of the task.
-      model: its name.
-    """
+    """The sample of opened data, whose config is `section`, for a model of this name."""
     parser = argparse.ArgumentParser()
     viz.add_flags(parser)
     context = context_of(data, section, flags=parser.parse_args([]), model=model)

@@ -201,7 +201,7 @@ def _is_whole(local: str) -> bool:
 
 
 def _cached(place: Place, reason: str) -> str:
-    """What the cache has of a checkpoint."""
+    """A description of what is cached of a checkpoint."""
     from huggingface_hub import constants
 
     folder = pathlib.Path(constants.HF_HUB_CACHE, f'models--{place.repo.replace("/", "--")}')

@@ -97,7 +97,7 @@ def resized(text: str, size: Size) -> str:
 
 
 def recipe_of(text: str) -> Recipe | None:
-    """What transforms do to the geometry of an image; None if it is more than a recipe says."""
+    """The geometry of transforms as a recipe; None if they do more than one can say."""
     words = [calls.function_name(node) for node in calls.parse_transforms(text)]
     if [word for word in words if _moves(word)] not in (
         *(['resize'], ['resize', 'central_crop']),

@@ -31,7 +31,7 @@ LONG_SECONDS = 3600  # limit for a call that copies or installs
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """How a call ended.
+    """The end of a call.
 
     Attributes:
       code: exit code; 255 if a machine could not be reached.

@@ -134,7 +134,7 @@ def status(name: str, seen: int) -> str:
 
 
 def read_status(text: str) -> Status | None:
-    """What the script of `status` has printed; None if it is not whole."""
+    """The parsed output of the script of `status`; None if it is not whole."""
     log, _, last = text.rpartition(f'\n{STATE} ')
     words = last.split()
     return Status(words[0], log, int(words[1])) if len(words) == 2 else None

@@ -286,7 +286,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(heads)
 
     def _layout(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[int, ...]:
-        """How many of queries, keys and values each array of `_side_by_side` has."""
+        """The number of queries, keys and values in each array of `_side_by_side`."""
         if self.qk_norm is not None or rotary is not None:
             return (1, 1, 1)
         runs = (run for name in self.kernels for _, run in _runs(tuple(tokens[c] for c in name)))

@@ -87,7 +87,7 @@ def to_bytes(values: Float[Values, '*B']) -> UInt8[Array, '*B']:
 
 
 def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
-    """How colorful images are: about 0 (gray) to 110, on the scale of bytes.
+    """The colorfulness of images: about 0 (gray) to 110, on the scale of bytes.
 
     M3 of Hasler and Suesstrunk, "Measuring colorfulness in natural images", 2003, section 6.
     """

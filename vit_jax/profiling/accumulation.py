@@ -54,10 +54,7 @@ def trials(
 ) -> Iterator[tuple[int, tuple[list[Report], Run]]]:
     """Each number of microbatches with its result of `preflight`, until the bound stops falling.
 
-    Args:
-      config: of the step.
-      topology: to run on.
-      options: as of `preflight.preflight`.
+    The arguments are those of `preflight.preflight`.
     """
     before = None
     for number in numbers(config, topology):

@@ -300,10 +300,7 @@ def largest_batch(
 ) -> tuple[ConfigDict, tuple[list[Report], Run]]:
     """The config with the largest batch that fits, to an eighth, and its `preflight`.
 
-    Args:
-      config: left as it is.
-      topology: to run on.
-      options: as of `preflight`.
+    The arguments are those of `preflight`.
 
     Raises:
       UserError: if not even one example a chip and microbatch fits.

@@ -24,7 +24,7 @@ def _meminfo() -> Iterator[int]:
 
 
 def _limits() -> Iterator[int]:
-    """What the limits of this process's control groups, and of those above, leave to it."""
+    """Bytes left to this process by the limits of its control groups, and of those above."""
     for version, folder in control_groups('memory'):
         names = ('memory.max', 'memory.current')
         if version == 1:

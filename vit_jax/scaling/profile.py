@@ -36,7 +36,7 @@ class Points:
 
 
 def reach(form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray) -> np.ndarray:
-    """How far the log of the curve can move while the squared errors grow by no more than `rise`.
+    """The reach of the log of the curve while the squared errors grow by no more than `rise`.
 
     These are the ends of the profile-likelihood interval of the prediction (Pawitan 2001, section
     3.4; for Gaussian errors, `rise` is a squared quantile of Student's distribution times their

@@ -54,7 +54,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
 
 
 def _malformed(rows: Sequence[Row], header: Sequence[str]) -> str:
-    """What is wrong with a table; empty if nothing is."""
+    """The fault of a table; empty if there is none."""
     if len(header) == 1 and (other := re.search(r'[;\t]', header[0])):
         return f'has {other[0]!r} between its columns: separate them by commas'
     if twice := [name for name in header if name and header.count(name) > 1]:

@@ -78,7 +78,7 @@ class Folder:
         log.info('%s: %.0f%% is kept in %s', self.path, 100 * self._share, self._kept)
 
     def derived(self, name: str) -> bytes | None:
-        """What `keep_derived` has kept under this name."""
+        """The content that `keep_derived` has kept under this name."""
         return _checked(self._kept / name)
 
     def keep_derived(self, name: str, content: bytes) -> None:

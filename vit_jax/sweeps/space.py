@@ -50,7 +50,7 @@ Dimension = Choice | Range
 
 @runtime_checkable
 class Family(Protocol):
-    """What `get_sweep` may return instead of a sweep, as `vit_jax.sweeps.isoflop.Isoflop`."""
+    """A maker of a sweep, which `get_sweep` may return instead, as `sweeps.isoflop.Isoflop`."""
 
     def sweep(self) -> Sweep:
         """The sweep, whose points are computed."""

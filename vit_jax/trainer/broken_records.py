@@ -18,7 +18,7 @@ def share(data: Dataset) -> None:
 
 
 def counts(training: Training) -> dict[str, float]:
-    """How many records of the data could not be read, where there are any."""
+    """The numbers of broken records, for the data that have any."""
     opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
     counts = {name: len(data.source.broken) for name, data in opened.items()}
     return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}

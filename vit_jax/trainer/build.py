@@ -71,7 +71,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """When what is due, in steps.
+    """The steps between logs, evaluations and saves.
 
     Attributes:
       total: length of the run.
@@ -97,7 +97,7 @@ class Training:
       config: complete, as the run folder keeps it.
       data: to train on.
       program: what is computed.
-      timetable: when what is due.
+      timetable: of logs, evaluations and saves.
       evaluations: of the entries of `config.evals`.
       examples: that are shown with the first of them; None for none.
       retention: which checkpoints stay, keywords of `Checkpointer`.

@@ -57,7 +57,7 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
 
 
 def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
-    """How the images differ, and what to do about it; empty where one is not known."""
+    """The difference of two images, and what to do about it; empty where one is not known."""
     if given is None or known is None:
         return ''
     height, width, channels = known.shape[-3:]

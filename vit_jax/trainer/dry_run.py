@@ -43,12 +43,12 @@ class TooLarge(Exception):
 
 
 class Request(NamedTuple):
-    """What to run.
+    """The run that is asked for.
 
     Attributes:
       config: as a dict.
       folder: of the run.
-      facts: a local file for what the run is like here, see `Facts`.
+      facts: a local file for the `Facts` of the run.
       allowed: as for `train`.
       last: the step after which it ends; None to wait for being killed.
       small: with the smallest batches that the config allows.
@@ -135,7 +135,7 @@ def act(request: Request) -> None:
 
 
 def facts_of(training: Training) -> Facts:
-    """What the run is like on this machine."""
+    """The facts of a run on this machine."""
     program = training.program
     return Facts(
         program.hardware,

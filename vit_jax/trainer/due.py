@@ -1,4 +1,4 @@
-"""When to log, to evaluate and to save, and the evaluations that are due."""
+"""Predicates of what is due after a step, and the evaluations that are."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def due(step: int, every: int, total: int) -> bool:
 def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpointer) -> bool:
     """Whether the state after `step` is saved: by the timetable, to be kept, or after a lost save.
 
-    Args:
-      training: of the run.
-      step: the number of updates made.
-      bests: the best results up to `step`.
-      checkpointer: of the run.
+    `bests` are the results up to `step`.
     """
     timetable = training.timetable
     kept = step in checkpointer.keep_steps or is_best(bests, step) or checkpointer.is_lost
@@ -37,13 +33,9 @@ def due_evals(training: Training, step: int) -> list[str]:
 
 
 def due_examples(training: Training, step: int, names: Sequence[str], last: bool) -> bool:
-    """Whether examples are due with the results of evaluations.
+    """Whether examples are due with the results of these evaluations.
 
-    Args:
-      training: of the run.
-      step: the number of updates made.
-      names: of the evaluations.
-      last: whether these results end the run.
+    `last` says whether the results end the run.
     """
     timetable, examples = training.timetable, training.examples
     if examples is None or not timetable.examples or examples.entry not in names:
@@ -72,6 +64,6 @@ def evaluate_due(
 
 
 def signatures(training: Training, names: Sequence[str]) -> dict[str, str]:
-    """How the numbers of evaluations are made, of those that say so."""
+    """The protocols of evaluations, {'test/signature': ...}, where they name one."""
     every = {name: training.evaluations[name].signature for name in names}
     return {f'{name}/signature': signature for name, signature in every.items() if signature}

@@ -49,7 +49,7 @@ class Evaluation:
 
     @property
     def signature(self) -> str:
-        """How its numbers were made, where there is a standard for saying so."""
+        """The protocol of its numbers; empty where there is no standard for naming one."""
         return self.evaluator.signature if self.evaluator else ''
 
 

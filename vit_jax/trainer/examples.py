@@ -38,14 +38,7 @@ class Examples:
     sample: Sample
 
     def show(self, steps: EvalSteps, variables: PyTree, step: int, writer: Writer) -> None:
-        """Predict and draw; every process takes part in the former, process 0 draws.
-
-        Args:
-          steps: of the evaluations.
-          variables: of the model, after `step`.
-          step: the number of updates made.
-          writer: of the run.
-        """
+        """Predict after `step` updates, on every process, and draw, on process 0."""
         trouble = ''
         try:
             read = list(self.sample.examples.values())
@@ -99,12 +92,7 @@ class Examples:
 def of_run(
     config: ConfigDict, evaluations: Mapping[str, Evaluation], steps: EvalSteps
 ) -> Examples | None:
-    """The examples of the first evaluation of the model's own classes.
-
-    Args:
-      config: of the run.
-      evaluations: its own.
-      steps: of them.
+    """The examples of a run's first evaluation of the model's own classes.
 
     Returns:
       None without predictions, such an evaluation, or writers to show them to.

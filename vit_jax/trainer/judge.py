@@ -93,7 +93,7 @@ class Judge:
         return best is not None and best.since >= self.early_stop.patience
 
     def reason(self, bests: Bests) -> str:
-        """Why it ends, in words; empty if it does not."""
+        """The reason for an early end, in words; empty if there is none."""
         if not self.has_ended(bests):
             return ''
         best = bests[EARLY_STOP]

@@ -37,7 +37,7 @@ class Pruned(Exception):
 
 
 class Verdict(enum.Enum):
-    """How a run goes on after evaluations."""
+    """The course of a run after evaluations."""
 
     GO_ON = 'go on'
     INTERRUPTED = 'a stop was requested before they were finished'
@@ -52,7 +52,7 @@ class Evaluated:
     Attributes:
       results: {'test/accuracy': ...}.
       bests: the best results so far, these included.
-      verdict: how the run goes on.
+      verdict: the course of the run.
       why: the reason for an early end; empty without one.
     """
 
@@ -201,15 +201,8 @@ def evaluate(
 ) -> Evaluated:
     """Run the evaluations that are due after `step`, judge, write and report them.
 
-    Where the results end the run early, all other evaluations are due as well.
-
-    Args:
-      training: of the run.
-      state: after `step`.
-      step: the number of updates made.
-      hooks: of the loop.
-      bests: the best results before.
-      known: whether an earlier start has judged, written and reported them.
+    Where the results end the run early, all other evaluations are due as well. If they are `known`,
+    an earlier start has judged, written and reported them; `bests` are the best results before.
     """
     names, judge = due_evals(training, step), training.judge
     try:

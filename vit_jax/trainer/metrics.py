@@ -56,13 +56,8 @@ def check(
 def of_entry(results: Mapping[str, float], metric: str, where: str) -> float | None:
     """The metric of some evaluations; None if its own was not among them.
 
-    Args:
-      results: {'test/accuracy': ...}.
-      metric: one of these names.
-      where: it was named, for the message.
-
     Raises:
-      UserError: if its evaluation gives other numbers.
+      UserError: if its evaluation gives other numbers; names `where` the metric was named.
     """
     entry = metric.partition('/')[0]
     if not any(name.startswith(f'{entry}/') for name in results):

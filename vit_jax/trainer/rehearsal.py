@@ -47,7 +47,7 @@ PROBE = b'vit_jax' * 2**17
 
 
 class Row(NamedTuple):
-    """What was tried.
+    """The result of one trial.
 
     Attributes:
       name: of it.
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 class Failure(Exception):
-    """What was tried does not work; the message says why."""
+    """A trial that failed; the message says why."""
 
 
 def rehearse(
@@ -122,7 +122,7 @@ def _removed(scratch: paths.Path) -> Iterator[None]:
 def _without_steps(
     config: ConfigDict, folder: str, scratch: paths.Path, allowed: Sequence[str]
 ) -> Iterator[Row]:
-    """What is tried in this process, without devices."""
+    """The trials in this process, without devices."""
     yield _timed('extras', partial(_check_extras, config, folder))
     yield _timed('folder', partial(_check_folder, scratch))
     for name in config.get('writers', ()):

@@ -27,15 +27,9 @@ def save(
     *,
     unevaluated: bool = False,
 ) -> None:
-    """Starts an asynchronous save of everything that a resumed run needs.
+    """Start an asynchronous save of everything that a resumed run needs.
 
-    Args:
-      training: of the run.
-      checkpointer: of its folder.
-      step: of the state.
-      state: to be saved.
-      bests: the best results so far.
-      unevaluated: whether the resumed run has to begin with the evaluations of this step.
+    If the state is `unevaluated`, that run begins with the evaluations of this step.
 
     Raises:
       UserError: as `Checkpointer.save`.

@@ -64,7 +64,7 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
 
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
-    """How a run is made longer, if it is that what its config is changed for."""
+    """Advice on making a run longer, if its config is changed for that alone; else empty."""
     if 'total' not in changed or not {*changed} <= {'total', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)

@@ -122,13 +122,7 @@ def _lines(path: str) -> list[str]:
 
 
 def matrix(images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray) -> Figure:
-    """Images down the side, texts above, and their cosines in the cells, the best in bold.
-
-    Args:
-      images: [H W C] each.
-      texts: one for each column.
-      similarity: [images, texts].
-    """
+    """Images down the side, texts above, and their cosines [images, texts], the best in bold."""
     rows, columns = similarity.shape
     room = 0.045 * max(map(len, texts))  # inches, for the texts, which stand at 45 degrees
     size = (CELL * (columns + 1) + room + 0.4, CELL * rows + room + 0.2)

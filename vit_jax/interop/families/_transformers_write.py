@@ -124,7 +124,7 @@ def _arrays(flat: Flat, model: Fields, form: Form) -> Flat:
 
 
 def _scaled(flat: Flat, model: Fields, table: names.Table) -> Flat:
-    """With layer scale, of ones where there is none, if the table has it; else folded."""
+    """Add layer scale, of ones where there is none, if the table has it; else fold it."""
     scales = [f'encoder/block_{i}/layer_scale{j}' for i in range(model['depth']) for j in (1, 2)]
     if names.theirs(scales[0], table) is None:
         return _vit.unscaled(flat, 'the model', lambda name: name)
@@ -165,7 +165,7 @@ def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def with_rows(flat: Flat, at: int, count: int) -> Flat:
-    """With positions of zero for `count` tokens whose rows begin `at` this one."""
+    """Insert positions of zero for `count` tokens, whose rows begin `at` this one."""
     table = flat['pos_embed']
     zeros = np.zeros((1, count, table.shape[2]), np.float32)
     return flat | {'pos_embed': np.concatenate([table[:, :at], zeros, table[:, at:]], axis=1)}
@@ -178,7 +178,7 @@ def pooler(model: Fields) -> dict[str, Any]:
 
 
 def without_patch_bias(flat: Flat) -> Flat:
-    """With the biases of the patches as part of their positions."""
+    """Add the biases of the patches to their positions."""
     kept = dict(flat)
     bias, table = kept.pop('patch_embed/bias'), flat['pos_embed'].copy()
     table[:, int('cls_token' in flat) :] += bias

@@ -74,12 +74,12 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """With an array of no registers where there are none."""
+    """Add an array of no registers where there are none."""
     return {'register_tokens': np.zeros((1, 0, model['width']), np.float32)} | flat
 
 
 def _named(arrays: Flat) -> Flat:
-    """With the token of masked patches, which outputs do not depend on."""
+    """Add the token of masked patches, which outputs do not depend on."""
     token = arrays['embeddings.cls_token']
     return arrays | {'embeddings.mask_token': np.zeros_like(token)}
 

@@ -201,7 +201,7 @@ def _label(prefix: str, table: names.Table) -> Callable[[str], str]:
 
 
 def _with_spec(imported: TrainedModel) -> TrainedModel:
-    """With the arrays of an example, which has a text too."""
+    """Add the arrays of an example, which has a text too."""
     length, size = imported.model_config['length'], imported.image_size
     if size is None:
         raise UserError(f'{SOURCE}: the size of its images is unknown; config.json has it')

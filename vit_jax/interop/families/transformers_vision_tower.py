@@ -156,7 +156,7 @@ def _clip(flat: Flat, model: Fields) -> Flat:
 
 
 def _clip_classifier(flat: Flat, model: Fields) -> Flat:
-    """With a head that has biases, and a norm that it does not use."""
+    """Add a head that has biases, and a norm that it does not use."""
     ones, zeros = np.ones(model['width'], np.float32), np.zeros(model['width'], np.float32)
     norm = {'encoder/norm/scale': ones, 'encoder/norm/bias': zeros}
     head = {name: array for name, array in flat.items() if name.startswith('head/')}

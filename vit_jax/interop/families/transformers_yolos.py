@@ -66,7 +66,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """With positions of zero for the registers, which come last."""
+    """Add positions of zero for the registers, which come last."""
     return with_rows(flat, flat['pos_embed'].shape[1], model['registers'])
 
 
