@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
+from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice
 from vit_jax.nn.attention_choice import ATTENTIONS
@@ -64,7 +65,7 @@ class Model(nn.Module):
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, for those whose kind
         their shapes do not tell.
       pads_pixels: whether it pads images to whole patches, by its field `pad_value`.
-      translates: whether it generates sequences, by the methods listed in `vit_jax.ops.search`.
+      translates: whether it generates sequences, as `EncoderDecoder`.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
@@ -132,3 +133,26 @@ class Model(nn.Module):
           Keywords of that model with its `name`, and the names of its parameters in this one.
         """
         return None
+
+
+class EncoderDecoder(Model):
+    """Defaults of a model from sequences to sequences, with the methods of `vit_jax.ops.search`."""
+
+    translates = True
+
+    def __call__(
+        self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
+    ) -> dict[str, Float[Array, 'B *rest']]:
+        """Scores of every next token, given the true ones before it.
+
+        Args:
+          source: tokens, with eos at the end, then padding.
+          target_in: bos and the target without its last token.
+          train: whether dropout acts.
+
+        Returns:
+          logits: [B T V] in float32.
+          memory: [B S _], the outputs of the encoder.
+        """
+        memory = self.encode(source, train)
+        return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}

@@ -167,7 +167,7 @@ class Decoder(nn.Module):
         return self.drop(jnp.tanh(self.readout(found)), train)
 
 
-class Model(base.Model):
+class Model(base.EncoderDecoder):
     """Bidirectional LSTM encoder and LSTM decoder with attention.
 
     It has the methods of the Transformer, `vit_jax.models.seq2seq.Model`. When the collection
@@ -197,8 +197,6 @@ class Model(base.Model):
     tied: bool = False
     dtype: str = 'float32'
 
-    translates = True
-
     weightless = ('dropout', 'dtype')
 
     def __post_init__(self) -> None:
@@ -215,23 +213,6 @@ class Model(base.Model):
             self.attention, self.width, self.embed_dim, self.depth, self.dropout, dtype
         )
         self.drop = Dropout(self.dropout)
-
-    def __call__(
-        self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
-    ) -> dict[str, Float[Array, 'B *rest']]:
-        """Scores of every next token, given the true ones before it.
-
-        Args:
-          source: tokens, with eos at the end, then padding.
-          target_in: bos and the target without its last token.
-          train: whether dropout acts.
-
-        Returns:
-          logits: [B T V] in float32.
-          memory: [B S 2D], the annotations of the source.
-        """
-        memory = self.encode(source, train)
-        return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
 
     def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
         """Encode the source for the decoder."""

@@ -49,7 +49,7 @@ def variant(name: str) -> dict[str, int | float]:
     return dict(zip(fields, VARIANTS[name], strict=True))
 
 
-class Model(base.Model):
+class Model(base.EncoderDecoder):
     """Transformer from one sequence of tokens to another.
 
     Besides the call it has methods for decoding step by step, `encode`, `init_cache` and
@@ -90,8 +90,6 @@ class Model(base.Model):
     dtype: str = 'float32'
     attention: str = 'auto'
 
-    translates = True
-
     weightless = ('activation', 'dropout', 'attention_dropout', 'norm_eps', 'attention', 'dtype')
     binding = ('activation',)
     mup_kinds = (
@@ -126,23 +124,6 @@ class Model(base.Model):
         self.encoder = Stack(functools.partial(EncoderBlock, **fields), self.depth)
         self.decoder = Stack(functools.partial(DecoderBlock, **fields, causal=True), self.depth)
         self.drop = Dropout(self.dropout)
-
-    def __call__(
-        self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
-    ) -> dict[str, Float[Array, 'B *rest']]:
-        """Scores of every next token, given the true ones before it.
-
-        Args:
-          source: tokens, with eos at the end, then padding.
-          target_in: bos and the target without its last token.
-          train: whether dropout acts.
-
-        Returns:
-          logits: [B T V] in float32.
-          memory: [B S D], outputs of the encoder.
-        """
-        memory = self.encode(source, train)
-        return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters: embeddings, the encoder's blocks, the decoder's.

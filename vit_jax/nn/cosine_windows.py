@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.window_stages import INIT, Block, joined, reduction
 from vit_jax.nn.windows import WindowAttention, Windows, biases_of
@@ -99,21 +98,9 @@ class PostNormBlock(Block):
             y = nn.LayerNorm(self.norm_eps, self.dtype, scale_init=zeros, name=norm)(y)
             return x + DropPath()(y, drop_path, train)
 
-        attention = CosineWindowAttention(
-            self.num_heads,
-            self.window,
-            self.shifted,
-            self.attention_dropout,
-            dtype=self.dtype,
-            attention=self.attention_by,
-            pretrained=self.pretrained,
-            fixed=self.fixed,
-            name='attention',
-        )
-        x = add(attention(x, train), 'norm1')
-        hidden = int(self.mlp_ratio * x.shape[-1])
-        mlp = Mlp(hidden, self.dropout, self.gelu, self.dtype, INIT, name='mlp')
-        return add(mlp(x, train), 'norm2')
+        options = {'pretrained': self.pretrained, 'fixed': self.fixed}
+        x = add(self._attention(CosineWindowAttention, **options)(x, train), 'norm1')
+        return add(self._mlp(x.shape[-1])(x, train), 'norm2')
 
 
 class PostNormMerging(nn.Module):

@@ -78,7 +78,12 @@ class Block(nn.Module):
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
 
         norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
-        attention = WindowAttention(
+        x = add(self._attention(WindowAttention)(norm(x), train))
+        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        return add(self._mlp(x.shape[-1])(norm(x), train))
+
+    def _attention(self, kind: Callable[..., nn.Module], **options: Any) -> nn.Module:
+        return kind(
             self.num_heads,
             self.window,
             self.shifted,
@@ -86,12 +91,12 @@ class Block(nn.Module):
             dtype=self.dtype,
             attention=self.attention_by,
             name='attention',
+            **options,
         )
-        x = add(attention(norm(x), train))
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
-        hidden = int(self.mlp_ratio * x.shape[-1])
-        mlp = Mlp(hidden, self.dropout, self.gelu, self.dtype, INIT, name='mlp')
-        return add(mlp(norm(x), train))
+
+    def _mlp(self, width: int) -> Mlp:
+        hidden = int(self.mlp_ratio * width)
+        return Mlp(hidden, self.dropout, self.gelu, self.dtype, INIT, name='mlp')
 
 
 class PatchMerging(nn.Module):
