@@ -10,9 +10,10 @@ from ml_collections import ConfigDict
 from vit_jax.config import defaults, schema
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
+from vit_jax.tasks.base import Task
 
 
-def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
+def model_and_task(config: ConfigDict) -> tuple[Any, Task]:
     """The model and the task of a config.
 
     Raises:
@@ -26,7 +27,7 @@ def make_model(config: ConfigDict) -> Any:
     return _make(schema.model_class(config), config, 'model')
 
 
-def make_task(config: ConfigDict) -> Any:
+def make_task(config: ConfigDict) -> Task:
     """The task of `config.task`; raises UserError if it refuses its keywords."""
     return _make(schema.task_class(config), config, 'task')
 

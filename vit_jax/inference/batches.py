@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from vit_jax.ops.sequences import joined
+from vit_jax.tasks.base import Task
 
 Batch = dict[str, np.ndarray]
 
 
-def augmented(task: Any, batch: Batch) -> Batch:
+def augmented(task: Task, batch: Batch) -> Batch:
     """A training batch after the task's augmentation on the device, such as mixup."""
     return jax.device_get(jax.jit(task.augment)(jax.random.key(0), batch))
 
 
-def images(task: Any, batch: Batch) -> np.ndarray | None:
+def images(task: Task, batch: Batch) -> np.ndarray | None:
     """The images that the model gets from a batch, uint8 [B H W C]; None if it gets none.
 
     The task's normalization is inverted, as determined from black and white images. Images of

@@ -21,6 +21,7 @@ from vit_jax import step as step_lib
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import sharding, versions
+from vit_jax.tasks.base import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Timing:
 
 def time_forward(
     model: Any,
-    task: Any,
+    task: Task,
     layout: sharding.Layout,
     spec: Spec,
     *,
@@ -76,7 +77,7 @@ def time_forward(
 
 def time_train(
     model: Any,
-    task: Any,
+    task: Task,
     tx: Callable[[Any], optax.GradientTransformation],
     layout: sharding.Layout,
     spec: Spec,

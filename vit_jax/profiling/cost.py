@@ -25,6 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark, task_flops
 from vit_jax.profiling.examples import Spec, row_of
 from vit_jax.profiling.plan import PlannedRun
+from vit_jax.tasks.base import Task
 
 
 def price(
@@ -191,7 +192,7 @@ def _open_source(section: ConfigDict) -> Subset:
 
 @functools.cache
 def _measure(
-    model: Any, task: Any, spec: tuple[tuple[str, Any], ...]
+    model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
 ) -> tuple[int, task_flops.Training]:
     """The number of parameters of a model, and the FLOPs of its training on one example."""
     one = benchmark.blank_example(dict(spec))

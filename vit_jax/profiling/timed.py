@@ -14,6 +14,7 @@ from vit_jax.profiling import benchmark
 from vit_jax.profiling.benchmark import Timing
 from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import sharding
+from vit_jax.tasks.base import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Timed:
     config: ConfigDict
     rows: int
     model: Any
-    task: Any
+    task: Task
     layout: sharding.Layout
 
     def forward(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:

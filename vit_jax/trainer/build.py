@@ -27,6 +27,7 @@ from vit_jax.optim import make as optim
 from vit_jax.optim import mup
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
+from vit_jax.tasks.base import Task
 from vit_jax.trainer import evaluate, evaluations, examples, parametrization
 from vit_jax.trainer import judge as judge_lib
 from vit_jax.trainer.compatibility import abstract_variables
@@ -48,7 +49,7 @@ class Program:
     """
 
     model: Any
-    task: Any
+    task: Task
     layout: sharding.Layout
     init: Callable[..., step_lib.TrainState]
     abstract_state: step_lib.TrainState
@@ -250,7 +251,7 @@ def make_program(
 
 
 def _check_rows(
-    config: ConfigDict, task: Any, layout: sharding.Layout, rows: int, accum_steps: int
+    config: ConfigDict, task: Task, layout: sharding.Layout, rows: int, accum_steps: int
 ) -> None:
     """Check that a batch of so many rows suits the task and can be divided; else UserError."""
     if task.couples_rows and rows < 2:

@@ -14,6 +14,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.tasks.base import Task
 from vit_jax.tree_paths import param_paths
 
 PyTree = Any
@@ -127,7 +128,7 @@ def require_same_count(saved: int | None, data: Dataset) -> None:
         )
 
 
-def abstract_variables(run_once: Callable, task: Any, spec: Spec) -> dict[str, PyTree]:
+def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, PyTree]:
     """Shapes of the model's variables, where the task finds all that it reads.
 
     Args:

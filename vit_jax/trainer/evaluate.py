@@ -23,6 +23,7 @@ from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.runtime import sharding
 from vit_jax.signatures import keyword_only
+from vit_jax.tasks.base import Task
 
 PyTree = Any
 Stopping = Callable[[], bool]
@@ -57,7 +58,7 @@ class EvalSteps:
     look: Callable | None = None
 
 
-def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
+def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
     """The steps of evaluations, compiled at their first calls.
 
     Args:
@@ -77,7 +78,7 @@ def compile_steps(model: Any, task: Any, layout: sharding.Layout, seed: int = 0)
     )
 
 
-def _looker(model: Any, task: Any, layout: sharding.Layout, seed: int) -> Callable:
+def _looker(model: Any, task: Task, layout: sharding.Layout, seed: int) -> Callable:
     look_step = step_lib.make_look_step(model, task, seed=seed, axis_name=layout.axis_name)
     compiled = layout.compile_eval(look_step)
 
