@@ -14,8 +14,8 @@ from vit_jax import __main__ as cli
 from vit_jax.data import tokenizer_files
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
-from vit_jax.inference.captions import encoder
 from vit_jax.inference.load import open_model
+from vit_jax.inference.predict import text_encoder
 
 transformers = pytest.importorskip('transformers')
 tokenizers = pytest.importorskip('tokenizers')
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 def test_ids_are_those_of_siglip_s_tokenizer(folder):
     theirs = transformers.SiglipTokenizer(str(folder / 'spiece.model'))
     expected = theirs(TEXTS, padding='max_length', max_length=LENGTH, truncation=True)
-    encode = encoder(open_model(folder))
+    encode = text_encoder(open_model(folder))
     np.testing.assert_array_equal(
         [encode('caption', text) for text in TEXTS], expected['input_ids']
     )
@@ -79,7 +79,7 @@ def test_ids_are_those_of_siglip_s_tokenizer(folder):
 def test_ids_are_those_of_siglip_2_s_tokenizer(tmp_path):
     theirs = tokenizer_json(tmp_path)
     small().save_pretrained(tmp_path)
-    encode = encoder(open_model(tmp_path))
+    encode = text_encoder(open_model(tmp_path))
     for text in TEXTS:
         ids = theirs(text, truncation=True, max_length=LENGTH)['input_ids']
         found = encode('caption', text)
@@ -107,7 +107,7 @@ def test_transformers_encodes_by_what_is_written(kind, tmp_path):
         processor.tokenizer(TEXTS[0], **limits)['input_ids']
         == found(TEXTS[0], **limits)['input_ids']
     )
-    encode = encoder(open_model(out))
+    encode = text_encoder(open_model(out))
     for text in TEXTS:
         ids = theirs(text, **limits)['input_ids']
         assert encode('caption', text)[: len(ids)].tolist() == ids
@@ -181,7 +181,7 @@ def test_classes_of_a_folder_by_their_names(folder, tmp_path):
         folder, source=f'folder:{tmp_path}', split='test', evaluators=['zero_shot']
     )
     trained = open_model(folder)
-    encode = encoder(trained)
+    encode = text_encoder(trained)
     ids = np.stack([encode('caption', f'a photo of a {name}') for name in ('cat', 'dog')])
     source = open_source(f'folder:{tmp_path}', 'test')
     images = np.stack([source[i]['image'] for i in range(8)]) / np.float32(127.5) - 1

@@ -268,7 +268,7 @@ def test_evaluation_is_of_whole_images():
     [
         ({'teacher_temp': 0.0}, 'config.task.teacher_temp=0.0: must be positive'),
         ({'sinkhorn': 0}, 'config.task.sinkhorn=0: must be at least 1'),
-        ({'mask_ratios': (0.5, 0.1)}, r'config.task.mask_ratios=\(0.5, 0.1\): must be in order within'),
+        ({'mask_ratios': (0.5, 0.1)}, r'mask_ratios=\(0.5, 0.1\): must be in order within'),
         ({'masked': 3}, 'config.task.masked=3: there are 2 global crops'),
     ],
 )

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, add_allow_flag
+from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import load as config_lib
 from vit_jax.config import objects
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.tree_paths import path_name
+
+if TYPE_CHECKING:
+    from vit_jax.storage.paths import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
             '--verify DIR'
         )
     if args.verify is not None:
-        from vit_jax.commands._verify import verify
-
         return verify(args.verify, args.json)
     from vit_jax.inference import load
 
@@ -74,6 +75,44 @@ def main(argv: Sequence[str]) -> int:
     result = report(subject)
     print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
+
+
+def verify(workdir: str, as_json: bool) -> int:
+    """Compare every file of every kept step with its digest, and print a line a step.
+
+    Returns:
+      The exit code: 1 if a step is damaged, or has lost the marks of a finished one.
+
+    Raises:
+      UserError: if nothing was saved there.
+    """
+    from vit_jax.storage import paths, run_folder, step_folder
+
+    root = paths.path(workdir) / run_folder.CHECKPOINTS
+    faults = {step: fault(root / str(step)) for step in step_folder.numbered(root)}
+    if not faults:
+        raise UserError(f'{root} holds no saved step')
+    if as_json:
+        print(json.dumps({'steps': faults}))
+    else:
+        lines = [('step', 'state')]
+        lines += [(str(step), reason or 'intact') for step, reason in faults.items()]
+        print(align(lines, left=2))
+    return EXIT_FAILED if any(faults.values()) else 0
+
+
+def fault(directory: Path) -> str:
+    """The fault of a step, in one line; empty if it is intact."""
+    from vit_jax.checkpoints import manifest
+    from vit_jax.storage import step_folder
+
+    try:
+        manifest.verify(directory)
+    except step_folder.Damaged as error:
+        return f'damaged: {error}'
+    except step_folder.Unfinished as error:
+        return f'unfinished: {error}'
+    return ''
 
 
 def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:

@@ -7,6 +7,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align, count
@@ -14,6 +15,7 @@ from vit_jax.config import catalogue
 from vit_jax.errors import modules
 
 if TYPE_CHECKING:
+    from vit_jax.interop.released import Released
     from vit_jax.profiling.variants import Variant
 
 KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
@@ -123,7 +125,6 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
 
 def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
     """Print the released checkpoints whose names contain a word."""
-    from vit_jax.commands import _checkpoints
     from vit_jax.interop import released
 
     found = [one for one in released.table() if chosen(one.name, words)]
@@ -131,8 +132,25 @@ def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
         print(to_json(found))
         return 0
     require_some(found, CHECKPOINTS, words)
-    print('\n'.join(_checkpoints.lines(found)))
+    print('\n'.join(checkpoint_lines(found)))
     return 0
+
+
+def checkpoint_lines(found: Iterable[Released]) -> Iterator[str]:
+    """Two lines for each checkpoint, its name and its facts, below the page they are from."""
+    for source, members in groupby(found, lambda one: one.source):
+        yield source
+        for one in members:
+            yield f'  {one.name}'
+            yield f'    {_facts(one)}'.rstrip()
+
+
+def _facts(one: Released) -> str:
+    model = f'{one.model["name"]} {one.model["variant"]}' if one.model else ''
+    count = f'{one.parameters / 1e6:,.1f} M' if one.parameters else ''
+    size = f'{one.image_size} px' if one.image_size else ''
+    result = '' if one.accuracy is None else f'{one.accuracy} {one.metric}'
+    return f'{model:<19}{count:>9}{size:>8}  {one.trained_on:<32}{result}'
 
 
 def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:

@@ -47,15 +47,14 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv, args)
     check_out(args)
     numbers = image_ids(args, viz)
-    from vit_jax.inference.captions import encoder
-    from vit_jax.inference.predict import predict_photos, read_photos
+    from vit_jax.inference.predict import predict_photos, read_photos, text_encoder
     from vit_jax.runtime import compile_cache
     from vit_jax.viz.photo import Context
 
     run = open_model(parser, args)
     names = {'class_names': run.class_names, 'class_ids': run.class_ids}
     context = Context(
-        flags=args, vocab=run.vocab, model=run.config.model.name, encode=encoder(run), **names
+        flags=args, vocab=run.vocab, model=run.config.model.name, encode=text_encoder(run), **names
     )
     model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
     run = run.adapted(model=model, task=task)

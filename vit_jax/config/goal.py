@@ -1,4 +1,4 @@
-"""The goal of a run: a number of its evaluations, and whether higher or lower is better."""
+"""The goal of a run, a number of its evaluations, and the stop once that no longer improves."""
 
 from __future__ import annotations
 
@@ -52,3 +52,28 @@ def parse(text: str, where: str) -> Goal:
             'min:test/loss where lower is better'
         )
     return Goal(metric, direction == 'min')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyStop:
+    """`config.early_stop`: the run ends before its total if its evaluations no longer improve.
+
+    Attributes:
+      metric: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is better;
+        empty for no early stop.
+      patience: number of evaluations in a row that are no better than the best; the last of them
+        ends the run.
+      min_delta: least improvement that counts, in the units of the metric.
+    """
+
+    metric: str = ''
+    patience: int = 5
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.metric:
+            parse(self.metric, 'config.early_stop.metric')
+        if self.patience < 1:
+            raise UserError(f'config.early_stop.patience={self.patience}: must be at least 1')
+        if self.min_delta < 0:
+            raise UserError(f'config.early_stop.min_delta={self.min_delta}: must be 0 or more')

@@ -120,7 +120,7 @@ SECTIONS = {
     'parallel': 'vit_jax.runtime.sharding.make_layout',
     'init': 'vit_jax.config.origin.Init',
     'branch': 'vit_jax.config.origin.Branch',
-    'early_stop': 'vit_jax.config.early_stop.EarlyStop',
+    'early_stop': 'vit_jax.config.goal.EarlyStop',
 }
 
 

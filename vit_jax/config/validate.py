@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, durations, goal, objects, schema
 from vit_jax.config.durations import Every
-from vit_jax.config.early_stop import EarlyStop
+from vit_jax.config.goal import EarlyStop
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only

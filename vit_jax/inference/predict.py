@@ -10,6 +10,8 @@ import numpy as np
 
 from vit_jax import step as step_lib
 from vit_jax.data import batches
+from vit_jax.data.rng import example_rng
+from vit_jax.data.transforms import of_texts_alone, parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Path, open_model
@@ -95,3 +97,14 @@ def batch_of_one(
     for array, value in zip(batches.marks_of(batch), (index, 1), strict=True):
         array[0, 0] = value
     return batch
+
+
+def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | None:
+    """A function (field, text) -> ids, by the transforms of the model's evaluation.
+
+    It raises UserError for an empty text. None if the model has no vocabulary.
+    """
+    if trained.vocab is None:
+        return None
+    steps = parse_transforms(of_texts_alone(trained.transforms), trained.vocab)
+    return lambda field, text: steps({field: text}, example_rng(0, 0))[field]

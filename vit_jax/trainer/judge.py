@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints.best import KEPT, Best, of_meta
 from vit_jax.config import defaults
 from vit_jax.config import goal as goal_lib
-from vit_jax.config.early_stop import EarlyStop
+from vit_jax.config.goal import EarlyStop
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.runtime import processes
 from vit_jax.trainer import metrics
