@@ -76,7 +76,7 @@ def ours(*names: str) -> tuple[str, ...]:
 
 # Rooms, the lower ones first: a module imports from its own row or those above.
 ORDER = (
-    ('errors', 'extras', 'signatures', 'tree_paths'),
+    ('calls', 'errors', 'extras', 'signatures', 'tree_paths'),
     ('runtime', 'optim', 'nn', 'ops'),
     ('config', 'storage', 'models', 'tasks', 'apply', 'gradients', 'step', 'evaluators', 'writers'),
     ('data', 'checkpoints', 'viz'),

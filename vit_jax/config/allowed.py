@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.calls import function_name, parse_call, transform_names
+from vit_jax.calls import function_name, parse_call, transform_names
 from vit_jax.config.origin import split_family
 from vit_jax.errors import UserError
 

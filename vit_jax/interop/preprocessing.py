@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.data.transforms import parse
 from vit_jax.data.transforms.arguments import height_width

@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import Parts
 from vit_jax.nn.mlps import MLPS

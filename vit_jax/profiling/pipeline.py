@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.data import images
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import calls, schema
+from vit_jax import calls
+from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source

@@ -7,7 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import calls, defaults
+from vit_jax import calls
+from vit_jax.config import defaults
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop.trained import fields
 from vit_jax.optim import mup

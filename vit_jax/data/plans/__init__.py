@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans.base import Plan
 from vit_jax.errors import UserError, resolve

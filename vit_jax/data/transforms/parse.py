@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import frames, registry
 from vit_jax.data.transforms.movable import check_image_is_alone, image_size

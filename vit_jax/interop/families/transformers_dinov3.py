@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import calls
+from vit_jax import calls
 from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers
