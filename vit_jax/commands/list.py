@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align, count
 from vit_jax.config import catalogue
-from vit_jax.errors import modules
+from vit_jax.errors import UserError, modules
 
 if TYPE_CHECKING:
     from vit_jax.interop.released import Released

@@ -149,7 +149,7 @@ def open_evals(
         keywords = entry_keywords(config, section, **changes)
         key = repr(sorted(keywords.items()))
         if key not in opened:
-            opened[key] = open_data(section, config.batch_size, layout, **keywords)
+            opened[key] = open_data(section, layout=layout, **keywords)
         return opened[key]
 
     return {name: _open_eval(name, config, open_once, steps, trained) for name in config.evals}
