@@ -22,8 +22,7 @@ class Task(base.Task):
 
     Attributes:
       student_temp, teacher_temp: temperatures of the softmax.
-      first_temp: initial teacher temperature, which rises over `warmup` steps ("Implementation
-        details").
+      first_temp: of the teacher at first; rises over `warmup` steps ("Implementation details").
       sinkhorn: iterations that give prototypes equal shares (arXiv:2006.09882, section 3.1); with 0
         the mean of the teacher's logits is subtracted (equation 4, without its momentum).
     """
