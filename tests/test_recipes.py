@@ -109,6 +109,8 @@ def test_levels_of_augreg(spec, mixup, randaugment):
         'mae/imagenet.py:B/16',
         'mae/imagenet.py:B/16,finetune',
         'mae/imagenet.py:B/16,probe',
+        'swin/imagenet.py:T',
+        'swin/imagenet.py:B,22k,384',
     ],
 )
 def test_the_residual_stream_is_in_float32_unless_it_is_to_be_fast(spec):

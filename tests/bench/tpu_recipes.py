@@ -29,7 +29,9 @@ WMT14 = 'translate/wmt14.py'
 OWN_PAIRS = 'siglip/own.py'  # data of one's own, so that steps and hours are not known
 # `as` names a ViT that is put in the place of the recipe's.
 RECIPES = (
+    ('vit/imagenet2012.py', 'v5e:2x4'),
     ('vit/imagenet2012.py:fast', 'v5e:2x4'),
+    ('vit/imagenet2012.py:B/16,300ep', 'v5e:4x4'),
     ('vit/imagenet2012.py:B/16,300ep,fast', 'v5e:4x4'),
     ('vit/imagenet2012.py:naflex,B/16', 'v5e:4x4'),
     ('vit/imagenet2012_paper.py:fast', 'v4:2x2x2'),

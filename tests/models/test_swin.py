@@ -183,6 +183,21 @@ def test_stochastic_depth_rises_over_all_blocks():
     np.testing.assert_allclose(list(rates.values()), [0, 0.1, 0.2, 0.3, 0.4])
 
 
+@pytest.mark.parametrize(('residual', 'first'), [(None, 'bfloat16'), ('float32', 'float32')])
+def test_the_residual_stream_has_the_dtype_asked_for_up_to_the_first_merging(residual, first):
+    model = Model(**TINY, dtype='bfloat16', residual_dtype=residual)
+
+    def call(params):
+        is_block = lambda m, name: isinstance(m, window_stages.Block) and name == '__call__'  # noqa: E731
+        images = jnp.zeros((1, 12, 12, 3))
+        return model.apply({'params': params}, images, capture_intermediates=is_block)[1]
+
+    kept = jax.eval_shape(call, shapes(model, 12, 12)['params'])['intermediates']
+    sums = {path: x for path, x in param_paths(kept).items() if '__call__' in path}
+    dtypes = {path.split('/')[0]: x.dtype for path, x in sums.items()}
+    assert dtypes == {'stage_0': jnp.dtype(first), 'stage_1': jnp.dtype('bfloat16')}
+
+
 def test_bfloat16_keeps_parameters_and_logits_in_float32():
     model = Model(num_classes=3, dtype='bfloat16', **TINY)
     variables = shapes(model, 12, 12)

@@ -1,4 +1,4 @@
-"""The dtypes of published recipes of ViTs and MAE."""
+"""The dtypes of published recipes of ViTs, MAE and Swin."""
 
 from __future__ import annotations
 

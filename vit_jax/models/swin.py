@@ -81,6 +81,8 @@ class Model(base.Model):
       pad_value: of each channel of the images, beyond those that whole patches do not tile.
       remat: recomputation in the backward pass; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: of the first stage's residual stream; that of the computation if None. Merging
+        makes it that of the computation, as the authors' mixed precision does.
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no attention weights; or
         'auto', the kernel if the devices support it. See docs/tpu.md.
 
@@ -103,17 +105,18 @@ class Model(base.Model):
     pad_value: tuple[float, ...] = (0.0,)
     remat: bool | str = False
     dtype: str = 'float32'
+    residual_dtype: str | None = None
     attention: str = 'auto'
 
     pads_pixels = True
     merging: ClassVar[Callable[..., nn.Module]] = PatchMerging
     weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
-        *('remat', 'dtype', 'attention'),
+        *('remat', 'dtype', 'residual_dtype', 'attention'),
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'dtype', 'attention', 'remat')
+        check_fields(self, 'gelu', 'dtype', 'residual_dtype', 'attention', 'remat')
         check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
         check_counts(self, 'window')
         _check_stages(self.width, self.depths, self.num_heads)
@@ -217,7 +220,8 @@ class Model(base.Model):
             x = pad_to_multiple(images - beyond, patch) + beyond
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
-        x = nn.LayerNorm(self.norm_eps, dtype=dtype, name='embed_norm')(x)
+        residual = jnp.dtype(self.residual_dtype or dtype)
+        x = nn.LayerNorm(self.norm_eps, dtype=residual, name='embed_norm')(x)
         return Dropout(self.dropout)(x.reshape(batch, height // patch, width // patch, -1), train)
 
     def _windows(self, i: int, j: int, height: int, width: int) -> Windows:
