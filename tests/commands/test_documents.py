@@ -29,6 +29,7 @@ ELSEWHERE = ('train', 'launch', 'preflight')
 # What no smoke size stands for.
 NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
+    r'gs://BUCKET': 'a bucket',
     r'--coordinator': 'two hosts',
     r'benchmark\.vision\.csv': 'the published curves',
     r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
@@ -52,7 +53,7 @@ RUNS = {
     'detr/bccd.py:smoke': ('bccd_scenes',),
     'detr/scenes.py:smoke': ('scenes',),
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
-    'mae/cifar10.py:smoke': ('mae_cifar10',),
+    'mae/cifar10.py:smoke': ('mae_cifar10', 'mae_smoke', 'mae_half'),
     'dinov2/cifar10.py:smoke': ('dinov2_cifar10',),
     'siglip/scenes.py:smoke': ('siglip',),
     'swin/cifar10.py:smoke': ('gallery/swin',),
@@ -80,6 +81,7 @@ SIZES = {
     '--n-best 3': '--n-best 2',
     '--layer 2': '--layer 0',
     '384x512': '32x32',
+    '/scratch/': 'scratch/',
 }
 PHOTOS = (
     'a.png',

@@ -13,6 +13,8 @@ import vit_jax
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
+from vit_jax.interop.trained import fields
+from vit_jax.models import vit
 
 GOLDEN = json.loads(timm_forms.GOLDEN.read_text())
 
@@ -107,6 +109,27 @@ def test_numbers_that_timm_lacks_are_noted(tmp_path):
     notes = interop.write(interop.read(tmp_path), f'timm_vit:{tmp_path / "written"}')
     assert notes == ("timm's norms add 1e-06 to the variance, this model's 0.001",)
     assert interop.read(tmp_path / 'written').class_names == ('cat', 'dog', 'horse')
+
+
+@pytest.mark.parametrize('pool', ['cls', 'gap'])
+def test_fixed_positions_are_written_as_a_table(pool, tmp_path, images, perturbed):
+    module = vit.Model(
+        **{'num_classes': 3, 'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 16},
+        **{'num_heads': 2, 'pool': pool, 'fc_norm': False, 'posemb': 'sincos2d'},
+    )
+    batch = images(2, 12, 8, 3)
+    params = perturbed(module, batch)
+    config = {'name': 'vit', **fields(module)}
+    trained = interop.TrainedModel.of_file(params, config, (12, 8), 'a test')
+    interop.write(trained, f'timm_vit:{tmp_path / "written"}')
+    again = interop.read(tmp_path / 'written')
+    assert again.model_config['posemb'] == 'learn'
+    expected = apply(module, params, batch)['logits']
+    logits = apply(again.model, again.params, batch)['logits']
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    with contextlib.suppress(ImportError):
+        theirs = timm_forms.loaded_logits(tmp_path / 'written', np.asarray(batch))
+        np.testing.assert_allclose(theirs, expected[0], atol=1e-5)
 
 
 def test_the_stored_outputs_are_those_of_timm():

@@ -15,6 +15,7 @@ from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.families._transformers_write import (
     Fields,
+    fixed_positions,
     misfits,
     square,
     without_patch_bias,
@@ -24,7 +25,7 @@ from vit_jax.interop.trained import TrainedModel, Written, fields
 
 # The values, as patterns, that fields have to have.
 _FIELDS = {
-    **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn', 'positions': 'none'},
+    **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn|sincos2d', 'positions': 'none'},
     **{'norm_place': 'pre', 'head_norm': 'none', 'no_bias': '', 'mlp': 'mlp|swiglu'},
     'representation_size': 'None|0',
 }
@@ -55,7 +56,10 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     model = fields(trained.model) | {'name': trained.config.model.name}
     architecture = _architecture(model)
     flat = _vit.unscaled(names.flattened(trained.params), 'the model', lambda name: name)
-    size = trained.image_size or square(flat, trained.model.stride, trained.model.positioned_tokens)
+    stride, first = trained.model.stride, trained.model.positioned_tokens
+    size = trained.image_size or square(flat, stride, first)
+    if model['posemb'] == 'sincos2d':
+        flat['pos_embed'] = fixed_positions(size, stride, model['width'], first)
     channels = trained.channels
     pool, classes = _POOLS[model['pool']], model['num_classes'] or 0
     config = {

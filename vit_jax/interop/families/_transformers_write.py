@@ -95,7 +95,7 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
     first = trained.model.positioned_tokens
     size = trained.image_size or square(flat, model['patch_size'], first)
     if model['posemb'] == 'sincos2d':
-        flat['pos_embed'] = _fixed_positions(size, model, first)
+        flat['pos_embed'] = fixed_positions(size, model['patch_size'], model['width'], first)
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
         'model_type': form.model_type or form.kind.types[0],
@@ -144,10 +144,10 @@ def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
     return side * patch_size, side * patch_size
 
 
-def _fixed_positions(size: tuple[int, int], model: Fields, first: int) -> np.ndarray:
-    """The table that transformers keeps as a parameter, [1 F+N D]; zero for the first tokens."""
-    height, width = (side // model['patch_size'] for side in size)
-    return np.pad(sincos2d(height, width, model['width']), ((first, 0), (0, 0)))[None]
+def fixed_positions(size: tuple[int, int], stride: int, width: int, first: int) -> np.ndarray:
+    """The table of `sincos2d` positions as a parameter, [1 F+N D]; zero for the first tokens."""
+    rows, columns = (side // stride for side in size)
+    return np.pad(sincos2d(rows, columns, width), ((first, 0), (0, 0)))[None]
 
 
 def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
