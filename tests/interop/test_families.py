@@ -15,7 +15,7 @@ from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
 from vit_jax.interop.trained import fields
-from vit_jax.models import bit_resnet, hybrid, mae, siglip, siglip_naflex, swin, vit
+from vit_jax.models import bit_resnet, hybrid, mae, siglip, siglip_naflex, swin, swin_v2, vit
 from vit_jax.tree_paths import param_paths
 
 VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
@@ -30,6 +30,11 @@ MODELS = {
     'bit_resnet': bit_resnet.Model(num_classes=3, layers=(1, 1)),
     'swin': swin.Model(
         num_classes=3, patch_size=4, width=8, depths=(1, 1), num_heads=(1, 2), window=4
+    ),
+    'swin_v2': swin_v2.Model(
+        **{'num_classes': 3, 'patch_size': 4, 'width': 8, 'depths': (1, 1), 'num_heads': (1, 2)},
+        window=4,
+        image_size=32,
     ),
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
     'detr': detr.MODEL,

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import files
 
 pytest.importorskip('torch')
-pytest.importorskip('transformers')
+transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
 # The authors' names.
@@ -76,6 +76,33 @@ def test_a_model_without_a_head(tmp_path, images):
     imported = interop.read(tmp_path)
     found = apply(imported.model, imported.params, batch)['pre_logits']
     np.testing.assert_allclose(found, theirs(model, batch).pooler_output, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cls', ['Swinv2ForImageClassification', 'Swinv2Model'])
+def test_transformers_reads_what_is_written(cls, tmp_path, images):
+    model, batch = reference(cls, pretrained_window_sizes=[5, 2]), images(2, 24, 24, 3)
+    model.save_pretrained(tmp_path / 'theirs')
+    imported = interop.read(tmp_path / 'theirs')
+    assert interop.write(imported, tmp_path / 'ours') == ()
+    again, report = getattr(transformers, cls).from_pretrained(
+        tmp_path / 'ours', output_loading_info=True
+    )
+    assert not any(report.values())
+    assert again.config.architectures == [cls]
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(again.state_dict()[name], tensor, err_msg=name)
+    found, expected = theirs(again.eval(), batch), theirs(model, batch)
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+@pytest.mark.slow
+def test_windows_of_the_images_that_come_are_noted(tmp_path, images):
+    reference().save_pretrained(tmp_path / 'theirs')
+    imported = interop.read(tmp_path / 'theirs')
+    config = {**imported.model_config, 'image_size': None}
+    (note,) = interop.write(imported.with_groups(model=config), tmp_path / 'ours')
+    assert 'transformers limits windows by the maps of images of' in note
 
 
 def test_timm_has_the_same_model(tmp_path):

@@ -80,13 +80,14 @@ def assemble(
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
     """PyTorch's arrays with split projections, for our parameters that the table has."""
-    flat = names.flattened(params)
-    rows = {
-        name: array.reshape(-1, array.shape[-1])
-        for name, array in flat.items()
-        if name.endswith(BIAS)
-    }
-    return torch_layout.write(flat | rows, table)
+    flat: Flat = {}
+    for name, array in names.flattened(params).items():
+        if name.endswith(BIAS):
+            array = array.reshape(-1, array.shape[-1])
+        if name.endswith(SCALE):
+            array = array.reshape(-1, 1, 1)
+        flat[re.sub('/(query|value)_bias$', r'/\1/bias', name)] = array
+    return torch_layout.write(flat, table)
 
 
 def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:

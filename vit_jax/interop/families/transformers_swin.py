@@ -7,7 +7,7 @@ tile is padded with the mean of preprocessor_config.json, in transformers and he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a SwinForImageClassification, or without a head of a SwinModel.
+    """Files of a SwinForImageClassification or, for Swin v2, a Swinv2ForImageClassification;
+    without a head of a SwinModel or a Swinv2Model.
 
     Without a size of images, it is the one whose last map is one window.
 
@@ -117,13 +118,19 @@ def write(trained: TrainedModel) -> Written:
     model = trained.model_config
     if model['norm_eps'] != _swin.NORM_EPS:
         raise UserError(f'transformers has no Swin with norm_eps {model["norm_eps"]:g}')
+    is_v2 = model['name'] == 'swin_v2'
+    kind, prefix = ('Swinv2', _PREFIX_V2) if is_v2 else ('Swin', _PREFIX)
     arrays = _swin.written(trained.params, TABLE)
     channels = arrays['embeddings.patch_embeddings.projection.weight'].shape[1]
     side = model['patch_size'] * 2 ** (len(model['depths']) - 1) * model['window']
-    height, width = size = trained.image_size or (side, side)
+    size = trained.image_size or (side, side)
+    limiting = model.get('image_size') or size[0]  # the windows of a Swin v2
+    height, width = size if limiting == size[0] else (limiting, limiting)
     config = {
-        'model_type': 'swin',
-        'architectures': ['SwinForImageClassification' if model['num_classes'] else 'SwinModel'],
+        'model_type': kind.lower(),
+        'architectures': [
+            f'{kind}ForImageClassification' if model['num_classes'] else f'{kind}Model'
+        ],
         'image_size': height if height == width else [height, width],
         'patch_size': model['patch_size'],
         'num_channels': channels,
@@ -136,17 +143,28 @@ def write(trained: TrainedModel) -> Written:
         'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
         'layer_norm_eps': _swin.NORM_EPS,
     }
+    if is_v2:
+        pretrained = model['pretrained_windows'] or (0,) * len(model['depths'])
+        config['pretrained_window_sizes'] = list(pretrained)
     if model['num_classes']:
-        arrays = {n if n.startswith('classifier') else _PREFIX + n: a for n, a in arrays.items()}
+        arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
         config |= labels.write(trained.class_names, model['num_classes'])
-    notes = []
+    preprocessor = normalization.preprocessor(channels, size)
+    return Written(arrays, config, tuple(_notes(model, size, is_v2)), preprocessor)
+
+
+def _notes(model: Mapping[str, Any], size: tuple[int, int], is_v2: bool) -> Iterator[str]:
+    """Differences to transformers that no field of its config removes."""
     if any(model.get('pad_value', ())):
-        notes.append(
+        yield (
             'transformers pads an image that whole patches do not tile with gray, this model with '
             f'pad_value {model["pad_value"]}'
         )
-    preprocessor = normalization.preprocessor(channels, size)
-    return Written(arrays, config, tuple(notes), preprocessor)
+    if is_v2 and model['image_size'] is None:
+        yield (
+            f'transformers limits windows by the maps of images of {size[0]} pixels, this model by '
+            'those of the images that come'
+        )
 
 
 def _windows_v2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,4 +198,4 @@ def _require_ours(config: Mapping[str, Any], kind: str) -> None:
             )
 
 
-WRITERS = {('swin', 'transformers'): write}
+WRITERS = {('swin', 'transformers'): write, ('swin_v2', 'transformers'): write}
