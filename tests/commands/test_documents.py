@@ -30,6 +30,9 @@ ELSEWHERE = ('train', 'launch', 'preflight')
 NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
     r'gs://BUCKET': 'a bucket',
+    r'hf://google/siglip': 'the files of SigLIP',
+    r'data/bccd': 'the photographs of blood cells',
+    r'pack .*--split': 'a folder of two splits',
     r'--coordinator': 'two hosts',
     r'benchmark\.vision\.csv': 'the published curves',
     r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
@@ -82,6 +85,7 @@ SIZES = {
     '--layer 2': '--layer 0',
     '384x512': '32x32',
     '/scratch/': 'scratch/',
+    '/data/': 'data/',
 }
 PHOTOS = (
     'a.png',

@@ -2,7 +2,7 @@
 
 A decoder has to read all that precedes a window, but it transforms only the blocks in it, and ends
 below it. Conda, Homebrew and some distributions have version 3 of the library (`libturbojpeg`); no
-wheel has it.
+wheel has a release of it.
 """
 
 from __future__ import annotations
