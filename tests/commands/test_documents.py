@@ -33,6 +33,7 @@ NOT_HERE = {
     r'hf://google/siglip': 'the files of SigLIP',
     r'data/bccd': 'the photographs of blood cells',
     r'pack .*--split': 'a folder of two splits',
+    r'my_lab': "a package of one's own",
     r'--coordinator': 'two hosts',
     r'benchmark\.vision\.csv': 'the published curves',
     r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
