@@ -449,10 +449,9 @@ def test_a_machine_without_gcloud_and_a_folder_without_the_repository(
 
 
 def test_a_call_that_hangs_is_ended_with_its_children():
-    started, nap = time.monotonic(), f'60.{os.getpid()}'
+    nap = f'86400.{os.getpid()}'  # a day, so that a test which waits for its end does not pass
     answer = queued.call(['bash', '-c', f'sleep {nap} & wait'], limit=0.5)
     assert answer.code == 255 and 'no answer within' in answer.reason
-    assert time.monotonic() - started < 30
     assert nap not in subprocess.run(['ps', '-eo', 'args'], capture_output=True, text=True).stdout
 
 
