@@ -41,18 +41,18 @@ def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     )
 
 
-def count(text: str) -> int:
-    """A whole number; raises ArgumentTypeError for any other text."""
-    if not text.isdecimal():
+def count(text: str, least: int = 0) -> int:
+    """The type of a flag that takes a whole number; raises ArgumentTypeError for any other text."""
+    if not re.fullmatch(r'-?\d+', text):
         raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
-    return int(text)
+    if (number := int(text)) < least:
+        raise argparse.ArgumentTypeError(f'must be at least {least}, not {number}')
+    return number
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on; raises ArgumentTypeError for any other text."""
-    if not (number := count(text)):
-        raise argparse.ArgumentTypeError('must be at least 1')
-    return number
+    """As `count`, from 1 on."""
+    return count(text, 1)
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:

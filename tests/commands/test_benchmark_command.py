@@ -85,7 +85,7 @@ def test_mistakes_are_one_line(digits, capsys, tmp_path):
         ([], 'benchmark needs --config'),
         (['--config', text, '--config.batch_size=100'], '8 rows of 13 are 104'),
         (['--config', text, '--config.data.source=text:/no'], 'cannot read /no: No such file'),
-        (['--config', digits, '--steps', '0'], '--steps 0'),
+        (['--config', digits, '--steps', '0'], '--steps: must be at least 1, not 0'),
         (['--config', digits, '--config.batch_size=12'], 'multiple of 8'),
         (['--config', digits, '--config.data.source=folder:/nowhere'], 'or give --image-size'),
         (['--config', digits, '--image-size', '7'], 'patch_size'),

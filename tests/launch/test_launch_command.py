@@ -11,7 +11,7 @@ import yaml
 from vit_jax import __main__ as cli
 from vit_jax.commands import rehearse
 from vit_jax.errors import UserError
-from vit_jax.trainer import rehearsal
+from vit_jax.trainer import kill_and_resume, trials
 
 GS = '--workdir=gs://a'
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize('dry', [[], ['--dry-run']])
 def test_a_rehearsal_comes_before_a_job(dry, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rehearsal.DryRun, 'rows', lambda self: iter(()))
+    monkeypatch.setattr(kill_and_resume.DryRun, 'rows', lambda self: iter(()))
     monkeypatch.setenv('PATH', program(tmp_path, 'sbatch', f'touch {tmp_path}/submitted; echo 41'))
     words = ['launch', 'slurm', '--rehearse', *dry, '--', *TRAIN, '--workdir', f'{tmp_path}/run']
     assert cli.main([*words, '--config.data.split', 'trian']) == 1
@@ -96,22 +96,22 @@ def test_a_rehearsal_comes_before_a_job(dry, tmp_path, monkeypatch, capsys):
         (['gke', '--tpu', 'v6e-16', '--image', 'image', '--preflight'], 'v6e-16'),
     ],
 )
-@pytest.mark.parametrize('result', [rehearsal.OK, rehearsal.FAILED])
+@pytest.mark.parametrize('result', [trials.OK, trials.FAILED])
 def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypatch, capsys):
     asked = []
 
     def rehearsed(config, args):
         asked.append((config.seed, args.workdir))
-        return [rehearsal.Row('data', rehearsal.OK, 0.0, 'read')]
+        return [trials.Row('data', trials.OK, 0.0, 'read')]
 
     def compiled(argv, args):
         asked.append((args.config, args.topology))
-        return rehearsal.Row('preflight', result, 0.0, 'said the compiler')
+        return trials.Row('preflight', result, 0.0, 'said the compiler')
 
     monkeypatch.setattr(rehearse, 'tried', rehearsed)
     monkeypatch.setattr(rehearse, 'preflight', compiled)
     words = [*TRAIN[:3], '--config.seed=5', '--stop-at', '9', GS]
-    failed = result == rehearsal.FAILED
+    failed = result == trials.FAILED
     assert cli.main(['launch', *launcher, '--rehearse', '--dry-run', '--', *words]) == failed
     assert asked == [(5, 'gs://a'), (TRAIN[2], slices)]
     shown = capsys.readouterr()
@@ -147,7 +147,7 @@ def test_what_rehearses_a_command():
         (['slurm', '--node', '2', '--', *TRAIN], "did you mean '--nodes'"),
         (['slurm', '--nodes', '2', '--', 'benchmark'], 'benchmark runs in one process'),
         (['slurm', '--array', '2', '--', *TRAIN], '--array starts the same command 2 times'),
-        (['slurm', '--nodes', '-1', '--', *TRAIN], "--nodes: '-1' is not a whole number"),
+        (['slurm', '--nodes', '-1', '--', *TRAIN], '--nodes: must be at least 1, not -1'),
         (['slurm', '--gpus', 'x', '--', *TRAIN], "--gpus: 'x' is not a whole number"),
         (
             ['slurm', '--time', '1:00', '--', *TRAIN],

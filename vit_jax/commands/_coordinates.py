@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_jax.commands._parser import Parser, align, count
+from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import check_picture, save_figure
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, positive
 
 
 def coordinates(argv: Sequence[str]) -> int:
@@ -18,14 +18,14 @@ def coordinates(argv: Sequence[str]) -> int:
     add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
     add(
         '--steps',
-        type=count('--steps'),
+        type=positive,
         default=5,
         metavar='N',
         help='at a constant rate (default: 5)',
     )
     add(
         '--seeds',
-        type=count('--seeds'),
+        type=positive,
         default=1,
         metavar='N',
         help='to average over (default: 1)',

@@ -6,8 +6,8 @@ import argparse
 import re
 from typing import Any
 
-from vit_jax.commands._parser import add_allow_flag, count
-from vit_jax.errors import UserError
+from vit_jax.commands._parser import add_allow_flag
+from vit_jax.errors import UserError, positive
 
 
 def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
@@ -22,7 +22,7 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     )
     parser.add_argument(
         '--average',
-        type=count('--average'),
+        type=positive,
         default=1,
         metavar='N',
         help='the mean of so many kept checkpoints, the last of which is that of --step',

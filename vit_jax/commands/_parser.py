@@ -8,10 +8,10 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from vit_jax.errors import UserError, nearest, one_line
+from vit_jax.errors import UserError, nearest, one_line, positive
 
 FIT = 'fit'
 
@@ -67,22 +67,14 @@ def module_name(text: str) -> str:
     return text
 
 
-def count(flag: str, other: str = '') -> Callable[[str], int]:
-    """The type of a flag that is a whole number from 1 on; `other` is what else may be written."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r'-?\d+', text):
-            raise UserError(f'{flag} {text!r}: write a whole number{other}')
-        if int(text) < 1:
-            raise UserError(f'{flag} {text}: must be at least 1')
-        return int(text)
-
-    return parse
-
-
 def batch_size(text: str) -> int | str:
-    """A number of examples, or FIT; raises UserError for anything else."""
-    return text if text == FIT else count('--batch-size', f', or {FIT} for the largest')(text)
+    """A number of examples, or FIT; raises ArgumentTypeError for anything else."""
+    if text == FIT:
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}; {FIT} is the largest that fits') from None
 
 
 def check_output(path: str | os.PathLike[str], flag: str) -> None:

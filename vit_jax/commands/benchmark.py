@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, check_output, count, writing
+from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, positive
 
 if TYPE_CHECKING:
     from vit_jax.profiling.benchmark import Timing
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked to."""
     parser = Parser('benchmark', __doc__)
     parser.add_argument('--forward-only', action='store_true', help='leave out the training step')
-    parser.add_argument('--steps', type=count('--steps'), default=20, help='steps to time')
+    parser.add_argument('--steps', type=positive, default=20, help='steps to time')
     parser.add_argument('--json', metavar='PATH', help='write all numbers to a file')
     add_size_flags(parser)
     args, config = config_lib.parse_config_args(parser, argv)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._parser import Parser, check_output, count, writing
-from vit_jax.errors import UserError
+from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.errors import UserError, positive
 
 PIXELS = 1024  # of an image
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('colors', __doc__)
     parser.add_argument('source', help="'tfds:cifar10', 'folder:PATH', ...")
     parser.add_argument('--split', default='train', help="'train', 'train[:90%%]'")
-    parser.add_argument('--images', type=count('--images'), help='count in so many of them only')
+    parser.add_argument('--images', type=positive, help='count in so many of them only')
     parser.add_argument('--out', required=True, metavar='FILE', help='for config.task.prior')
     args = parser.parse_args(argv)
     out = pathlib.Path(args.out).expanduser()

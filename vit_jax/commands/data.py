@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._parser import Parser, align, count
+from vit_jax.commands._parser import Parser, align
 from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError, one_line, positive
 
 SHOWN = 32  # examples of the picture
 LISTED = 20  # classes and broken files in the text
@@ -21,9 +21,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints counts and rates, and writes a picture if asked to."""
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='a picture of the first batch of training')
-    parser.add_argument(
-        '--batches', type=count('--batches'), default=50, metavar='N', help='to time: 50'
-    )
+    parser.add_argument('--batches', type=positive, default=50, metavar='N', help='to time: 50')
     parser.add_argument(
         '--read-all',
         action='store_true',

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align, count
+from vit_jax.commands._parser import Parser, align
 from vit_jax.config import catalogue
-from vit_jax.errors import UserError, modules
+from vit_jax.errors import UserError, modules, positive
 
 if TYPE_CHECKING:
     from vit_jax.interop.released import Released
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         '--image-size',
-        type=count('--image-size'),
+        type=positive,
         default=224,
         metavar='PIXELS',
         help='of the variants: 224',

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import extras
-from vit_jax.commands._parser import Parser, add_allow_flag, count, overview, writing
+from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
 from vit_jax.commands._pictures import check_picture
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
-from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest
+from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive
 
 PACKAGES = ('optuna', 'sqlalchemy')
 
@@ -56,9 +56,7 @@ def action_parser(action: str) -> Parser:
     parser.add_argument('--storage', default='', metavar='URL', help='sqlite:///, journal: or SQL')
     parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
     if action == 'work':
-        parser.add_argument(
-            '--trials', type=count('--trials'), metavar='N', help='end after so many'
-        )
+        parser.add_argument('--trials', type=positive, metavar='N', help='end after so many')
         add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':

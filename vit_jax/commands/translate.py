@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser, check_output, count, writing
-from vit_jax.errors import UserError
+from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.errors import UserError, positive
 
 if TYPE_CHECKING:
     from vit_jax.inference.text import Sentence, SentenceReader, Translation
@@ -73,10 +73,10 @@ def make_parser() -> Parser:
     parser.add_argument('--top-p', type=float, help='sample from the nucleus of this probability')
     parser.add_argument('--seed', type=int, help='of sampling; 0 by default')
     add = parser.add_argument
-    add('--n-best', type=count('--n-best'), metavar='N', help='N translations, with numbers')
+    add('--n-best', type=positive, metavar='N', help='N translations, with numbers')
     parser.add_argument('--scores', action='store_true', help='print scores before the text')
     parser.add_argument('--json', action='store_true', help='print a JSON object a line')
-    add('--batch-size', type=count('--batch-size'), default=32, help='sentences; 32 by default')
+    add('--batch-size', type=positive, default=32, help='sentences; 32 by default')
     return parser
 
 
