@@ -23,6 +23,7 @@ from vit_jax.scaling import (
     settings,
     table,
 )
+from vit_jax.scaling.summary import summarize
 from vit_jax.scaling.variants import OBJECTIVES
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -59,10 +60,10 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     assert curve.y == pytest.approx(np.exp([np.mean(values) for values in logs]))
     assert tuple(curve.seeds.counts) == COUNTS
     assert curve.seeds.deviations[:4] == pytest.approx([np.std(v, ddof=1) for v in logs[:4]])
-    shown = table.summary([curve], ask())['curves'][0]['seeds']
+    shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
-    said = page.markdown(report.blocks(table.summary([curve], ask()), []))
+    said = page.markdown(report.blocks(summarize([curve], ask()), []))
     assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
 
 

@@ -8,6 +8,7 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import choice, forms, holdout, plots, table
 from vit_jax.scaling import rows as rows_lib
 from vit_jax.scaling.fit import Fit
+from vit_jax.scaling.summary import summarize
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -34,7 +35,7 @@ def ask(**options):
 def test_one_curve_a_group():
     options = ask(against=('m2',))
     curves = table.fit_curves(rows(), options)
-    result = table.summary(curves, options)
+    result = summarize(curves, options)
     assert [c['by'] for c in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
     floors = [c['params']['c'] for c in result['curves']]
     assert floors == pytest.approx([0.3, 0.2], rel=0.01)
@@ -73,7 +74,7 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
     made = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
     made.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})
     options = ask()
-    last = table.summary(table.fit_curves(made, options), options)['curves'][-1]
+    last = summarize(table.fit_curves(made, options), options)['curves'][-1]
     assert last['params'] is None
     assert last['warnings'][0].startswith('0 points cannot determine')
     assert last['warnings'][0].endswith('(1 held out)')
@@ -83,7 +84,7 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
 def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
     made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(points)]
     options = table.FitOptions(x=('x',), y='loss', holdout=0.0, form='shifted', bootstrap=0)
-    (curve,) = table.summary(table.fit_curves(made, options), options)['curves']
+    (curve,) = summarize(table.fit_curves(made, options), options)['curves']
     assert curve['form'] == form
     said = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
     assert (said in curve['warnings']) == (form != 'shifted')
@@ -253,7 +254,7 @@ def test_the_default_weights_forms_by_an_inner_holdout():
         assert part.inner_rmse == choice.hold_out_upper(part.fit.form.name, *kept)[0]
     logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
     assert curve.fit.predict(X) == pytest.approx(np.exp(np.sum(logs, axis=0)))
-    shown = table.summary([curve], ask())['curves'][0]
+    shown = summarize([curve], ask())['curves'][0]
     assert list(shown['forms']) == [part.fit.form.name for part in curve.fit.parts]
 
 
@@ -275,7 +276,7 @@ def test_against_all_varies_form_objective_and_starts():
 
 def test_two_four_and_eight_times_stand_side_by_side():
     options = ask(form='power', beside=(0.5, 0.75, 0.875))
-    result = table.summary(table.fit_curves(rows(), options), options)
+    result = summarize(table.fit_curves(rows(), options), options)
     for curve in result['curves']:
         assert list(curve['beside']) == ['2x', '4x', '8x']
         assert curve['beside']['2x'] == curve['holdout_rmse']
@@ -315,7 +316,7 @@ PUBLISHED = {
 @pytest.mark.slow
 def test_extrapolates_the_published_image_curves(published):
     options = ask(**PUBLISHED, form='shifted', against=('m2',))
-    result = table.summary(table.fit_curves(published, options), options)
+    result = summarize(table.fit_curves(published, options), options)
     assert len(result['curves']) == result['against']['m2']['of'] == 72
     assert result['median_holdout_rmse'] <= 0.035
     assert result['against']['m2']['better_on'] >= 0.75 * 72
@@ -328,7 +329,7 @@ def test_extrapolates_the_published_image_curves(published):
 @pytest.mark.slow
 def test_the_default_extrapolates_them_better_than_any_form(published):
     options = ask(**PUBLISHED)
-    result = table.summary(table.fit_curves(published, options), options)
+    result = summarize(table.fit_curves(published, options), options)
     assert result['median_holdout_rmse'] <= 0.0255
 
 
@@ -336,7 +337,7 @@ def test_the_default_extrapolates_them_better_than_any_form(published):
 def test_m4_extrapolates_the_imagenet_curves(published):
     chosen = [row for row in published if row['Task'] == 'inet_10']
     options = ask(**PUBLISHED, form='m4')
-    result = table.summary(table.fit_curves(chosen, options), options)
+    result = summarize(table.fit_curves(chosen, options), options)
     assert result['median_holdout_rmse'] <= 0.035
 
 

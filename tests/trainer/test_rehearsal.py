@@ -15,7 +15,7 @@ from vit_jax import __main__ as cli
 from vit_jax import extras
 from vit_jax.commands.rehearse import configs, preflight_words
 from vit_jax.config import load as config_lib
-from vit_jax.trainer import dry_run, rehearsal
+from vit_jax.trainer import dry_run, kill_and_resume, rehearsal, trials
 from vit_jax.trainer.build import build
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -29,7 +29,7 @@ def rehearse(config, folder, *words):
 
 @pytest.fixture
 def no_steps(monkeypatch):
-    monkeypatch.setattr(rehearsal.DryRun, 'rows', lambda self: iter(()))
+    monkeypatch.setattr(kill_and_resume.DryRun, 'rows', lambda self: iter(()))
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_an_extra_that_is_missing(tmp_path, monkeypatch):
     found = rehearse('experiments/detr/scenes.py:smoke', tmp_path / 'run')
     assert found['extras'].result == 'failed'
     assert found['extras'].note == "pip install 'vit_jax[detection]'"
-    assert found['start'] == rehearsal.Row('start', 'not tried', 0.0, 'needs: extras')
+    assert found['start'] == trials.Row('start', 'not tried', 0.0, 'needs: extras')
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, no_steps):

@@ -104,12 +104,12 @@ def tried(config: ConfigDict, args: Any) -> Iterator[Any]:
 
 def preflight(argv: Sequence[str], args: Any) -> Any:
     """The row of compiling for a slice; what `preflight` prints is printed."""
-    from vit_jax.trainer import rehearsal
+    from vit_jax.trainer import trials
 
     words = list(preflight_words(argv))
     command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
     with status(f'compiling for {args.topology}'):
-        row, output = rehearsal.of_command('preflight', command)
+        row, output = trials.of_command('preflight', command)
     if not args.json:
         print(output, end='')
     return row

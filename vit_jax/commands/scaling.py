@@ -77,13 +77,14 @@ def fit(argv: Sequence[str]) -> int:
     _results.add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.scaling import rows, table
+    from vit_jax.scaling.summary import summarize
 
     options = read_options(args)
     points = rows.read_csv(args.csv)
     table.require_growth(points, options)
     curves = table.fit_curves(points, options)
     table.require_fit(curves)
-    summary = table.summary(curves, options)
+    summary = summarize(curves, options)
     _results.show(summary, args.json, lambda: print_table(curves, options))
     return 0
 
@@ -121,6 +122,7 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.scaling import manifest, plots, runs, table
     from vit_jax.scaling import report as report_lib
     from vit_jax.scaling.rows import read_csv, unfinished
+    from vit_jax.scaling.summary import summarize
 
     options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
@@ -137,7 +139,7 @@ def report(argv: Sequence[str]) -> int:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
     table.require_growth(fitted, options)
     curves = table.fit_curves(fitted, options)
-    summary = table.summary(curves, options)
+    summary = summarize(curves, options)
     used = {row['run'] for row in fitted}
     entries = manifest.entries([row for row in rows if row['run'] in used])
     going_on = [str(row['run']) for row in rows if row['run'] not in {row['run'] for row in taken}]
@@ -261,11 +263,12 @@ def read_options(args: argparse.Namespace) -> FitOptions:
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print a line for each curve with its warnings below, and the medians."""
-    from vit_jax.scaling import choice, table
+    from vit_jax.scaling import choice
+    from vit_jax.scaling.summary import summarize
 
     found = [curve.fit for curve in curves if curve.fit]
     columns = list(dict.fromkeys(name for one in found for name in one.params))
-    summary = table.summary(curves, options)
+    summary = summarize(curves, options)
     lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
     for curve in curves:
         params = curve.fit.params if curve.fit else {}

@@ -18,7 +18,7 @@ def blocks(
     skipped: Sequence[str] = (),
     unfinished: Sequence[str] = (),
 ) -> list[page.Block]:
-    """The page about the fits of `table.summary`.
+    """The page about the fits of `summary.summarize`.
 
     Args:
       summary: of the curves.

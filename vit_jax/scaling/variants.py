@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.scaling import choice, forms
 from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling.fit import Objective
+from vit_jax.scaling.descent import LOG_HUBER, Objective
 from vit_jax.scaling.seeds import Seeds
 
 ALL = 'all'
@@ -35,7 +35,7 @@ class Variant:
 
     name: str
     form: str
-    objective: Objective = fit_lib.LOG_HUBER
+    objective: Objective = LOG_HUBER
     starts: int = 0
 
     def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> fit_lib.Fit:
