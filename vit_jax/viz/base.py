@@ -84,9 +84,8 @@ class Viz:
         """The picture that `--out FILE` writes; by default images with their rows as text, or the
         `panels` of each file in a row.
         """
-        if type(self).panels is not Viz.panels:
-            pairs = zip(predictions, photos, strict=True)
-            shown = [self.panels(prediction, photo) for prediction, photo in pairs]
+        shown = [self.panels(*pair) for pair in zip(predictions, photos, strict=True)]
+        if any(shown):
             return batch.draw_rows(shown, [photo.path.name for photo in photos], self.side)
         captions = []
         for prediction, photo in zip(predictions, photos, strict=True):

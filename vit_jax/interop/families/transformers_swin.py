@@ -118,22 +118,31 @@ def write(trained: TrainedModel) -> Written:
     model = trained.model_config
     if model['norm_eps'] != _swin.NORM_EPS:
         raise UserError(f'transformers has no Swin with norm_eps {model["norm_eps"]:g}')
-    is_v2 = model['name'] == 'swin_v2'
-    kind, prefix = ('Swinv2', _PREFIX_V2) if is_v2 else ('Swin', _PREFIX)
     arrays = _swin.written(trained.params, TABLE)
     channels = arrays['embeddings.patch_embeddings.projection.weight'].shape[1]
-    side = model['patch_size'] * 2 ** (len(model['depths']) - 1) * model['window']
+    side = trained.model.stride * model['window']
     size = trained.image_size or (side, side)
+    config = {**_config(model, size), 'num_channels': channels}
+    if model['num_classes']:
+        prefix = _PREFIX_V2 if model['name'] == 'swin_v2' else _PREFIX
+        arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
+        config |= labels.write(trained.class_names, model['num_classes'])
+    preprocessor = normalization.preprocessor(channels, size)
+    return Written(arrays, config, tuple(_notes(model, size)), preprocessor)
+
+
+def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    """The fields of config.json for the architecture."""
+    is_v2 = model['name'] == 'swin_v2'
+    kind, task = 'Swinv2' if is_v2 else 'Swin', 'ForImageClassification'
     limiting = model.get('image_size') or size[0]  # the windows of a Swin v2
     height, width = size if limiting == size[0] else (limiting, limiting)
-    config = {
+    pretrained = model.get('pretrained_windows') or (0,) * len(model['depths'])
+    return {
         'model_type': kind.lower(),
-        'architectures': [
-            f'{kind}ForImageClassification' if model['num_classes'] else f'{kind}Model'
-        ],
+        'architectures': [f'{kind}{task if model["num_classes"] else "Model"}'],
         'image_size': height if height == width else [height, width],
         'patch_size': model['patch_size'],
-        'num_channels': channels,
         'embed_dim': model['width'],
         'depths': list(model['depths']),
         'num_heads': list(model['num_heads']),
@@ -142,25 +151,18 @@ def write(trained: TrainedModel) -> Written:
         'qkv_bias': True,
         'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
         'layer_norm_eps': _swin.NORM_EPS,
+        **({'pretrained_window_sizes': list(pretrained)} if is_v2 else {}),
     }
-    if is_v2:
-        pretrained = model['pretrained_windows'] or (0,) * len(model['depths'])
-        config['pretrained_window_sizes'] = list(pretrained)
-    if model['num_classes']:
-        arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
-        config |= labels.write(trained.class_names, model['num_classes'])
-    preprocessor = normalization.preprocessor(channels, size)
-    return Written(arrays, config, tuple(_notes(model, size, is_v2)), preprocessor)
 
 
-def _notes(model: Mapping[str, Any], size: tuple[int, int], is_v2: bool) -> Iterator[str]:
+def _notes(model: Mapping[str, Any], size: tuple[int, int]) -> Iterator[str]:
     """Differences to transformers that no field of its config removes."""
     if any(model.get('pad_value', ())):
         yield (
             'transformers pads an image that whole patches do not tile with gray, this model with '
             f'pad_value {model["pad_value"]}'
         )
-    if is_v2 and model['image_size'] is None:
+    if model.get('image_size', size) is None:
         yield (
             f'transformers limits windows by the maps of images of {size[0]} pixels, this model by '
             'those of the images that come'
