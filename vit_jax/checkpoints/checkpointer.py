@@ -22,7 +22,7 @@ from vit_jax.checkpoints import best, manifest, staging, troubles
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.errors import UserError
-from vit_jax.runtime.processes import on_process_0
+from vit_jax.runtime.processes import lost_another, on_process_0
 from vit_jax.signatures import Steps
 from vit_jax.storage import paths, step_folder
 
@@ -87,8 +87,10 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # A save waits for all processes, and one that is lost does not come.
+        if not (isinstance(error, Exception) and lost_another(error)):
+            self.close()
 
     def steps(self) -> list[int]:
         """The finished steps in ascending order; their files are not verified."""
