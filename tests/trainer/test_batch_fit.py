@@ -35,9 +35,12 @@ def test_results_are_those_of_any_batch_size(smoke_run, capsys):
         found.append(json.loads(shown.out))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert 'batches of ' in shown.err
-    for wrong in ('0', 'many'):
+    for wrong, said in (
+        ('0', 'must be at least 1, not 0'),
+        ('many', "'many' is not a whole number"),
+    ):
         assert main(['evaluate', '--workdir', str(smoke_run), '--batch-size', wrong]) == 2
-        assert f'--batch-size {wrong}' in capsys.readouterr().err.replace("'", '')
+        assert f'--batch-size: {said}' in capsys.readouterr().err
 
 
 class Device:
