@@ -8,7 +8,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-from helpers import second_start
+from helpers import broken_evaluation, second_start
+from helpers.mounts import small_disk
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -61,6 +62,25 @@ def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
     assert found['resumption'].result == 'failed'
     assert found['resumption'].note == second_start.REASON
     assert os.listdir(tmp_path) == ['started']
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_broken(tmp_path):
+    found = rehearse(DIGITS, tmp_path / 'run', f'task.name={broken_evaluation.__name__}')
+    assert (found['start'].result, found['start'].note) == ('failed', broken_evaluation.REASON)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_too_small_for_a_checkpoint(tmp_path):
+    """The megabyte that is written first fits, a state of several does not."""
+    with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:
+        (disk / 'ballast').write_bytes(bytes(2**20 * 17 // 10))
+        found = rehearse(DIGITS, disk / 'run', 'model.mlp_dim=8192')
+        assert found['folder'].result == 'ok'
+        assert found['start'].result == 'failed'
+        assert 'No space left on device' in found['start'].note
+        assert os.listdir(disk) == ['ballast']
 
 
 def test_an_extra_that_is_missing(tmp_path, monkeypatch):
