@@ -21,16 +21,26 @@ def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
     return main(['train', '--config', config, '--workdir', str(folder), *flags])
 
 
+def on_disk(folder: pathlib.Path) -> int:
+    """Bytes that the files of a folder take, in whole blocks."""
+    return sum(512 * path.stat().st_blocks for path in folder.rglob('*'))
+
+
+def leave_room(disk: pathlib.Path, size: int, ballast: pathlib.Path) -> None:
+    """Fill a disk but for `size` bytes."""
+    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - size))
+
+
 @pytest.mark.slow
 @pytest.mark.fault(18)
 def test_a_full_disk_is_told_at_once_and_the_same_command_goes_on(
     repo, smoke_run, tmp_path, capsys
 ):
-    """Two checkpoints of half a megabyte fit, but no third."""
+    """Two checkpoints fit, but no third."""
     with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:
         folder, ballast = disk / 'run', disk / 'ballast'
         flags = ['--config.every.checkpoint=5', '--config.every.eval=20']
-        ballast.write_bytes(bytes(2**20 * 17 // 10))
+        leave_room(disk, 5 * on_disk(smoke_run / 'checkpoints' / '20') // 2, ballast)
         assert train(repo, folder, *flags) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert 'the checkpoint of step 15' in line
@@ -40,6 +50,20 @@ def test_a_full_disk_is_told_at_once_and_the_same_command_goes_on(
         assert train(repo, folder, *flags) == 0
         assert 'resumes after step 10' in capsys.readouterr().out
         assert digest(folder, 20) == digest(smoke_run, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.fault(18)
+def test_a_full_disk_takes_one_line(repo, smoke_run, run_cli, tmp_path):
+    """Writes that fail after the first one in other threads say nothing."""
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:
+        leave_room(disk, on_disk(smoke_run / 'checkpoints' / '20') // 2, disk / 'ballast')
+        full = run_cli('train', '--config', config, '--workdir', disk / 'run')
+    assert full.returncode == 2
+    (line,) = full.stderr.splitlines()
+    assert 'No space left on device. Finished steps: none;' in line
 
 
 @pytest.mark.fault(19)

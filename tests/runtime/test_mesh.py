@@ -46,6 +46,8 @@ def test_devices_of_one_slice_are_divided_in_their_order():
 class Device:
     id: int
     process_index: int
+    platform: str = 'cpu'
+    device_kind: str = 'cpu'
 
 
 @pytest.mark.parametrize(

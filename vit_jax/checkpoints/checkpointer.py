@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +61,7 @@ class Checkpointer:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
         logging.getLogger('absl').addFilter(troubles.not_a_traceback_of_orbax)
+        troubles.hide_late_writes()
         self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)
         self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
@@ -212,13 +211,11 @@ class Checkpointer:
         """Leave it to the next save if this one was deleted while it was written; else fail."""
         if jax.process_count() > 1 or not (self._place and self._place.is_gone()):
             self._fail(error)
-        sys.unraisablehook = partial(troubles.not_of_late_writes, sys.unraisablehook)
         _log.warning('%s/%d was deleted while it was written', self.directory, self._saving)
         self._saving, self.is_lost = None, True
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
-        sys.unraisablehook = partial(troubles.not_of_late_writes, sys.unraisablehook)
         reason = str(error) if isinstance(error, UserError) else troubles.of_the_disk(error)
         if self._place and self._place.is_gone():
             reason = 'it was deleted while it was written'

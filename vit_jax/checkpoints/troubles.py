@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,13 +39,28 @@ def of_the_disk(error: BaseException | None) -> str | None:
     return None
 
 
-def not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
-    """Pass on to the hook `before` all errors but those of writes after a failed one.
+def hide_late_writes() -> None:
+    """Keep quiet about writes that end after another of the same save has failed.
 
-    Nobody waits for these any more, and each would print a traceback.
+    Nobody waits for these any more, and each would print a traceback, most of them before the
+    failure is known here.
     """
+    before = sys.unraisablehook
+    if getattr(before, 'func', None) is not _not_of_late_writes:
+        sys.unraisablehook = functools.partial(_not_of_late_writes, before)
+    logging.getLogger('asyncio').addFilter(_not_unheard)
+
+
+def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
+    """Pass on to the hook `before` what is about anything else."""
     if 'Event loop is closed' not in str(unraisable.exc_value):
         before(unraisable)
+
+
+def _not_unheard(record: logging.LogRecord) -> bool:
+    """Logging filter that drops what asyncio says of such a write when it is collected."""
+    said = record.getMessage()
+    return 'was never retrieved' not in said or 'orbax' not in said
 
 
 def not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
