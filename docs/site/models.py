@@ -43,6 +43,12 @@ class Checked:
 
 CHECKED = {
     'bit_resnet': Checked("transformers' BiT", 'tests/models/test_bit_resnet.py', '5e-5', ('bit',)),
+    'clip': Checked(
+        "transformers' CLIP",
+        f'{TESTS}/test_transformers_clip.py',
+        '1e-5',
+        ('transformers_clip',),
+    ),
     'colorizer': Checked('counts by hand', 'tests/models/test_colorizer.py', ''),
     'coltran': Checked('sampling against teacher forcing', 'tests/models/test_coltran.py', '1e-5'),
     'coltran_upsampler': Checked(
@@ -83,6 +89,12 @@ CHECKED = {
         f'{TESTS}/test_swin_v2.py',
         '1e-5',
         ('timm_swin', 'transformers_swin'),
+    ),
+    'text_encoder': Checked(
+        "transformers' CLIP and SigLIP",
+        f'{TESTS}/test_transformers_text_tower.py',
+        '1e-5',
+        ('transformers_text_tower',),
     ),
     'vit': Checked(
         'the code of each [family](checkpoints.md#read)',

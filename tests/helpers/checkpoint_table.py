@@ -12,10 +12,17 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from helpers import timm_forms, transformers_forms, transformers_naflex
+from helpers import (
+    timm_forms,
+    transformers_clip,
+    transformers_forms,
+    transformers_naflex,
+    transformers_texts,
+)
 from helpers.transformers_vit import apply
 from vit_jax import interop
 from vit_jax.interop import files
@@ -25,8 +32,11 @@ from vit_jax.models.vit import Model
 RESIZED = {
     **{'DINOv3': 'as it is', 'BEiT': 'biases', 'Data2Vec': 'positions, biases'},
     'SigLIP 2 NaFlex': 'in the model',
+    **dict.fromkeys((family for family, *_ in transformers_texts.FORMS), 'no images'),
 }
 _NAFLEX = ('transformers', 'SigLIP 2 NaFlex')
+# Of both towers, by the beginning of the class's name.
+_WHOLE = {'CLIP': 'CLIP, both towers', 'MetaClip2': 'MetaCLIP 2, both towers'}
 _BEGIN, _END = '<!-- families -->', '<!-- end of families -->'
 
 
@@ -39,6 +49,10 @@ def rows() -> dict[tuple[str, str], list[str]]:
         label = form.model + (f' (`:{form.tower}`)' if form.tower else '')
         names = found.setdefault(('transformers', form.family), [])
         names += [] if label in names else [label]
+    for family, name, _ in transformers_texts.FORMS:
+        names = found.setdefault(('transformers', family), [])
+        names += [] if name in names else [name]
+    found |= {('transformers', family): [f'{name}Model'] for name, family in _WHOLE.items()}
     return found | {_NAFLEX: ['Siglip2Model']}
 
 
@@ -61,7 +75,9 @@ def written(base: str, family: str) -> str:
     """Whether the tests write the family for its code base, and if not as itself, as which one."""
     if base == 'timm':
         return 'yes' if family in timm_forms.WRITTEN else 'no'
-    if (base, family) == _NAFLEX:
+    if family == 'SigLIP 2, texts':
+        return 'as SigLIP, texts'
+    if family not in {form.family for form in transformers_forms.FORMS}:
         return 'yes'
     families = {form.model: form.family for form in transformers_forms.FORMS}
     forms = [form for form in transformers_forms.FORMS if form.family == family]
@@ -88,17 +104,42 @@ def errors() -> Iterator[tuple[tuple[str, str], float]]:
             expected = transformers_forms.outputs(form, made, batch)
             place = f'{folder}:{form.tower}' if form.tower else folder
             yield ('transformers', form.family), _error(place, batch, form.ours, expected)
+    yield from _with_texts()
     made = transformers_naflex.reference()
     with tempfile.TemporaryDirectory() as folder:
         made.save_pretrained(folder)
         expected, found = transformers_naflex.both_logits(made, folder)
-    yield _NAFLEX, float(np.abs(found - expected).max() / np.abs(expected).max())
+    yield _NAFLEX, _largest(found, expected)
+
+
+def _with_texts() -> Iterator[tuple[tuple[str, str], float]]:
+    """The same of towers for texts, alone or beside one for images."""
+    for family, name, fields in transformers_texts.FORMS:
+        model = transformers_texts.reference(name, fields)
+        texts = transformers_texts.ids(model)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            found = transformers_texts.ours(interop.read(folder), texts)[0]
+        yield ('transformers', family), _largest(found, transformers_texts.theirs(model, texts)[0])
+    for name, family in _WHOLE.items():
+        model, data = transformers_clip.reference(name), transformers_clip.batch()
+        with tempfile.TemporaryDirectory() as folder:
+            found = transformers_clip.ours(
+                interop.read(transformers_clip.save(model, folder)), data
+            )[0]
+        expected = transformers_clip.theirs(model, data).logits_per_image.numpy()
+        yield ('transformers', family), _largest(found, expected)
 
 
 def _error(place: str, batch: np.ndarray, output: str, expected: np.ndarray) -> float:
     imported = interop.read(place)
     assert isinstance(imported.model, Model)
     found = apply(imported.model, imported.params, batch)[output]
+    return _largest(found, expected)
+
+
+def _largest(found: Any, expected: np.ndarray) -> float:
+    """The largest difference by the largest output."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from helpers import transformers_forms, transformers_swin
+from helpers import transformers_forms, transformers_swin, transformers_texts
 from helpers.transformers_models import perturbed, theirs
 from vit_jax import interop
 from vit_jax.errors import UserError
@@ -27,6 +27,7 @@ Fields = dict[str, Any]
 _IMAGE = 'ForImageClassification'
 _VIT = transformers_forms.SHAPE
 _TWO = transformers_forms.two_towers()
+_WORDS = {**transformers_texts.SHAPE, 'projection_dim': 5}
 _SWIN = {key: value for key, value in transformers_swin.SHAPE.items() if key != 'num_labels'}
 _BIT = {'embedding_size': 64, 'hidden_sizes': [256, 512, 1024, 2048], 'depths': [1, 1, 1, 1]}
 # Each of these is one form of the first class.
@@ -76,13 +77,22 @@ _CASES: tuple[tuple[str, tuple[str, ...], Fields, tuple[Fields, ...]], ...] = (
     ),
     ('CLIPVision', ('Model', 'ModelWithProjection'), _VIT, _COMMON),
     ('CLIP', (_IMAGE, 'Model:vision', 'Model:text'), _TWO, ()),
+    (
+        'CLIPText',
+        ('Model', 'ModelWithProjection'),
+        _WORDS,
+        (*_ACTIVATIONS, {'layer_norm_eps': 1e-3}),
+    ),
     ('MetaClip2Vision', ('Model', 'ModelWithProjection'), _VIT, ()),
-    ('MetaClip2', (_IMAGE, 'Model:vision'), _TWO, ()),
+    ('MetaClip2', (_IMAGE, 'Model:vision', 'Model:text'), _TWO, ()),
+    ('MetaClip2Text', ('Model', 'ModelWithProjection'), _WORDS, ()),
     ('AltCLIPVision', ('Model',), _VIT, ()),
     ('ChineseCLIPVision', ('Model',), _VIT, ()),
     ('CLIPSegVision', ('Model',), _VIT, ()),
     ('SiglipVision', ('Model',), _VIT, _COMMON),
     ('Siglip', (_IMAGE, 'Model:vision', 'Model:text'), _TWO, ()),
+    ('SiglipText', ('Model',), _WORDS, _ACTIVATIONS),
+    ('Siglip2Text', ('Model',), _WORDS, ()),
     ('Swin', (_IMAGE, 'Model', 'ForMaskedImageModeling'), _SWIN, _ACTIVATIONS),
     ('Swinv2', (_IMAGE, 'Model', 'ForMaskedImageModeling'), _SWIN, _ACTIVATIONS),
     ('Bit', (_IMAGE, 'Model'), _BIT, ({'layer_type': 'bottleneck'},)),
@@ -121,16 +131,32 @@ def outcome(name: str, config: str, fields: Fields, tower: str) -> str:
             imported = interop.read(f'{folder}:{tower}' if tower else folder)
         except UserError as error:
             return str(error).removeprefix(f'{folder}: ')
+    made = getattr(made, f'{tower}_model') if tower else made
+    if not imported.takes_images:
+        texts = _texts(imported.model.vocab_size, imported.model.length)
+        both = transformers_texts.ours(imported, texts), transformers_texts.theirs(made, texts)
+        # What follows a tower in a model of both, its projection, is no part of it there.
+        return _verdict(*(np.asarray(outputs[bool(tower)]) for outputs in both))
     shape = (*(imported.image_size or (64, 64)), imported.channels)
     batch = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
     found = jax.jit(imported.model.apply)(imported.variables, batch)
-    expected = theirs(getattr(made, f'{tower}_model') if tower else made, batch)
+    expected = theirs(made, batch)
     ours, other = next(
         (np.asarray(found[ours]), np.asarray(expected[key]))
         for key, ours in _OUTPUTS
         if expected.get(key) is not None and ours in found
     )
-    other = other.reshape(ours.shape)
+    return _verdict(ours, other.reshape(ours.shape))
+
+
+def _texts(vocab_size: int, length: int) -> np.ndarray:
+    """Texts that have an end, whichever it is."""
+    ids = np.random.default_rng(0).integers(3, vocab_size, (3, length), dtype=np.int32)
+    ids[:, 3], ids[:, 4:6] = transformers_texts.OLD_END, (vocab_size - 1, transformers_texts.END)
+    return ids
+
+
+def _verdict(ours: np.ndarray, other: np.ndarray) -> str:
     worst = np.abs(ours - other).max() / np.abs(other).max()
     return 'read' if worst <= LIMIT else f'wrong by {worst:.0e}'
 
@@ -141,7 +167,7 @@ if __name__ == '__main__':
         if sys.argv[1:] and not name.startswith(tuple(sys.argv[1:])):
             continue
         said = outcome(name, config, fields, tower)
-        small = {**_VIT, **_TWO, **_SWIN, **_BIT}
+        small = {**_VIT, **_TWO, **_WORDS, **_SWIN, **_BIT}
         special = [f'{key}={value}' for key, value in fields.items() if small.get(key) != value]
         print(f'{":".join(filter(None, (name, tower)))} {" ".join(special)}: {said}', flush=True)
         counts[said.split()[0] if said.split()[0] in ('read', 'wrong') else 'refused'] += 1

@@ -15,7 +15,18 @@ from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
 from vit_jax.interop.trained import fields
-from vit_jax.models import bit_resnet, hybrid, mae, siglip, siglip_naflex, swin, swin_v2, vit
+from vit_jax.models import (
+    bit_resnet,
+    clip,
+    hybrid,
+    mae,
+    siglip,
+    siglip_naflex,
+    swin,
+    swin_v2,
+    text_encoder,
+    vit,
+)
 from vit_jax.tree_paths import param_paths
 
 VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
@@ -24,6 +35,7 @@ TOWERS = {
     **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
     **{'text_num_heads': 4, 'embed_dim': 32},
 }
+WORDS = {'vocab_size': 9, 'length': 4, 'width': 16, 'depth': 2, 'mlp_dim': 8, 'num_heads': 4}
 MODELS = {
     'vit': vit.Model(**VIT),
     'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=()),
@@ -41,12 +53,21 @@ MODELS = {
     'detr_panoptic': detr.PANOPTIC,
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
+    'clip': clip.Model(**TOWERS, eos=3),
+    'text_encoder': text_encoder.Model(num_classes=3, **WORDS),
 }
-# Of models that take more than images.
+# Of models that take more than images, or none.
+IMAGES = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
 TEXTS = jax.ShapeDtypeStruct((1, 4), np.int32)
-INPUTS = {'siglip': (TEXTS,), 'siglip_naflex': (TEXTS,)}
+INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), (IMAGES, TEXTS))
+INPUTS['text_encoder'] = (TEXTS,)
 # Of models whose files do not tell the size of images, what they are read for.
-SIZES = {'bit_resnet': None, 'detr': (800, 1333), 'detr_panoptic': (800, 1333)}
+SIZES = {
+    'bit_resnet': None,
+    'text_encoder': None,
+    'detr': (800, 1333),
+    'detr_panoptic': (800, 1333),
+}
 # The parameters by which timm's names are told.
 TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
 
@@ -93,11 +114,12 @@ def own(tmp_path, monkeypatch):
 def imported(name):
     """A random model, as if it had been read."""
     model = MODELS[name]
-    images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
-    inputs = images, *INPUTS.get(name, ())
+    inputs = INPUTS.get(name, (IMAGES,))
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    if name == 'clip':  # whose positions have these there
+        params['image']['patch_embed']['bias'] *= 0
     size = SIZES.get(name, (32, 32))
     return interop.TrainedModel.of_file(params, {'name': name, **fields(model)}, size, 'a test')
 

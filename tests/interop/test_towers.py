@@ -46,27 +46,25 @@ def test_the_arrays_and_the_config_of_a_tower():
     flat, extra = towers.take(TWO, config, 'vision')
     assert sorted(flat) == sorted(TWO)[2:]
     assert extra == {'model_type': 'clip_vision_model', 'hidden_size': 8}
-    only = {name: array for name, array in TWO.items() if name not in flat}
+    flat, extra = towers.take(TWO, config, 'text')
+    assert list(flat) == ['text_model.final_layer_norm.weight']
+    assert extra == {'model_type': 'clip_text_model'}
+    only = {name: array for name, array in TWO.items() if not name.startswith(('vision', 'visual'))}
     with pytest.raises(UserError, match=r"no tower 'vision' in the file \(it holds: logit_scale"):
         towers.take(only, config, 'vision')
 
 
-def test_a_tower_for_texts_is_no_model_of_its_own(tmp_path):
-    files.write_safetensors(tmp_path / 'clip.safetensors', TWO)
-    with pytest.raises(UserError, match='no model here is a tower for texts'):
-        interop.read(f'{tmp_path}/clip.safetensors:text')
-
-
 @pytest.mark.slow
 def test_a_run_takes_the_tower_for_texts_of_a_siglip(tmp_path):
-    """By selecting it, as the message of `FILE:text` says."""
+    """Named behind the file, or selected."""
     pytest.importorskip('transformers')
     reference().save_pretrained(tmp_path)
-    theirs = interop.read(tmp_path)
+    theirs, alone = interop.read(tmp_path), interop.read(f'{tmp_path}:text')
     target = jax.tree.map(np.zeros_like, theirs.params)
-    found, _ = adapt(theirs.params, target, theirs.model, select='text')
-    assert found.keys() == {'text'}
-    jax.tree.map(np.testing.assert_array_equal, found['text'], theirs.params['text'])
+    for params, select in ((theirs.params, 'text'), (alone.params, '->text')):
+        found, _ = adapt(params, target, theirs.model, select=select)
+        assert found.keys() == {'text'}
+        jax.tree.map(np.testing.assert_array_equal, found['text'], theirs.params['text'])
 
 
 def test_two_towers_are_not_read_as_one(tmp_path):

@@ -72,7 +72,9 @@ def read(
 
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the transforms of its files, unless its family has its own."""
-    text = imported.transforms or preprocessing.transforms(extra, imported.image_size)
+    text = imported.transforms
+    if not text and imported.takes_images:
+        text = preprocessing.transforms(extra, imported.image_size)
     read = imported.with_groups(data={**imported.config.data, 'transforms': text})
     return texts.with_tokenizer(read, extra)
 

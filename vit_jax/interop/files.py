@@ -32,6 +32,7 @@ _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
 # Limits of the unpacked size and of a JSON file: larger ones could be made to fill the memory.
 _MOST_BYTES, _MOST_TIMES = 64 * 2**20, 20
 _MOST_JSON = 16 * 2**20
+_LONGEST_NAME = 200  # characters
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
 
 
@@ -113,7 +114,7 @@ def write_safetensors(
     if file.suffix != '.safetensors':
         file = file / WEIGHTS
     # The format stores raw memory, so a transposed view would come back untransposed.
-    arrays = {name: np.ascontiguousarray(array) for name, array in flat.items()}
+    arrays = {name: np.asarray(array, order='C') for name, array in flat.items()}
     for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
         if content is not None:
             with _replacing(file.with_name(name)) as temporary:
@@ -179,11 +180,16 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     flat: Flat = {}
     for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
         if not paths.stays_inside(shard) or '://' in shard:
-            raise UserError(f'{_join(folder, INDEX)}: {shard!r} is outside of its folder')
+            raise UserError(f'{_join(folder, INDEX)}: {brief(shard)!r} is outside of its folder')
         flat |= _read_safetensors(_join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
-        raise UserError(f'{folder}: {lost[0]} is listed in {INDEX} but in none of the files')
+        raise UserError(f'{folder}: {brief(lost[0])} is listed in {INDEX} but in none of the files')
     return flat, config
+
+
+def brief(name: str) -> str:
+    """A name for a message; of a long one, which damaged files have, the beginning."""
+    return name if len(name) <= _LONGEST_NAME else f'{name[:_LONGEST_NAME]}...'
 
 
 def _read_configs(folder: str) -> dict[str, Any]:

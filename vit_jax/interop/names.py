@@ -15,7 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import Flat
+from vit_jax.interop.files import Flat, brief
 from vit_jax.tree_paths import unroll
 
 # Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' are the same index on both sides,
@@ -26,7 +26,7 @@ Table = tuple[tuple[str, str], ...]
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
 _WEIGHTS: Mapping[str, tuple[str, ...]] = {'qk': ('query', 'key')}
-_LISTED, _LONGEST = 3, 200  # names, characters
+_LISTED = 3  # names
 
 
 def ours(name: str, table: Table) -> str | None:
@@ -57,7 +57,8 @@ def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> 
         if target is None:
             unknown.append(name)
         elif target in found:
-            raise UserError(f'{source}: {found[target]} and {name} mean the same parameter')
+            both = f'{brief(found[target])} and {brief(name)}'
+            raise UserError(f'{source}: {both} mean the same parameter')
         else:
             found[target] = name
     if unknown:
@@ -140,8 +141,7 @@ def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def listed(names: list[str]) -> str:
     """The first few names, as text; of long ones, which damaged files have, the beginning."""
     more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-    short = (n if len(n) <= _LONGEST else f'{n[:_LONGEST]}...' for n in names[:_LISTED])
-    return ', '.join(short) + more
+    return ', '.join(map(brief, names[:_LISTED])) + more
 
 
 def _translations(name: str, table: Table) -> Iterator[str]:

@@ -13,23 +13,26 @@ from vit_jax.interop.trained import TrainedModel
 
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad=1)"
+_SIGLIP2 = "lower('{field}')|tokenize('{field}', {length})"
+_CLIP = "tokenize('{field}', {length})"
 # The classes of transformers that read the files.
 _CLASSES = dict(
     zip(TOKENIZERS, ('SiglipTokenizer', 'GemmaTokenizer', 'Siglip2Tokenizer'), strict=True)
 )
-_SIGLIP2 = "lower('{field}')|tokenize('{field}', {length})"
 
 
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the vocabulary beside its weights, and the transforms of its texts.
 
     A model that takes no texts stays as it is. SigLIP repeats its end up to the length of texts;
-    SigLIP 2 pads with zeros, and was trained on lower case.
+    SigLIP 2 pads with zeros, and was trained on lower case. CLIP's tokenizer itself writes in lower
+    case, and its padding has no effect.
     """
     if FIELD not in imported.spec or TOKENIZER not in extra:
         return imported
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
+    steps = _CLIP if _ends(imported) else steps
     data = imported.config.data
     text = '|'.join(filter(None, (data.transforms, steps.format(field=FIELD, length=length))))
     return imported.with_groups(data={**data, 'transforms': text, 'vocab': file})
@@ -44,5 +47,11 @@ def files(imported: TrainedModel) -> dict[str, bytes]:
     if file.name not in _CLASSES:
         return {}
     (length,) = imported.spec[FIELD].shape
-    config = {'tokenizer_class': _CLASSES[file.name], 'model_max_length': length}
+    kind = 'CLIPTokenizer' if _ends(imported) else _CLASSES[file.name]
+    config = {'tokenizer_class': kind, 'model_max_length': length}
     return {file.name: file.read_bytes(), TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
+
+
+def _ends(imported: TrainedModel) -> bool:
+    """Whether the end of a text is its embedding, as in CLIP."""
+    return imported.model_config.get('eos') is not None

@@ -123,6 +123,11 @@ class TrainedModel:
         """From an image to the model's input, as in `data_config`."""
         return self.data_config.get('transforms', '')
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether its examples have images, as far as it is known."""
+        return not self.spec or 'image' in self.spec
+
     @functools.cached_property
     def vocab(self) -> vocabulary.Tokenizer | None:
         """The vocabulary that makes ids of text; None where there is none.
@@ -172,7 +177,7 @@ class TrainedModel:
         In between, byte b of a channel becomes low + (high - low) * b / 255. None if the input is
         not the image itself, but tokens or the gray image of a colorizer.
         """
-        if self.spec and 'image' not in self.spec:
+        if not self.takes_images:
             return None
         size = (*(self.image_size or (32, 32)), self.channels)
         images = jnp.stack([jnp.full(size, byte, jnp.uint8) for byte in (0, 255)])

@@ -6,7 +6,6 @@ arXiv:2106.04560. Towers of CLIP (arXiv:2103.00020) and LiT (arXiv:2111.07991) h
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,12 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import base, vit
+from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.blocks import Block, Encoder
 from vit_jax.nn.parameter_pictures import ParameterPictures
-from vit_jax.nn.positions import learned
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
@@ -37,63 +34,6 @@ def variant(name: str) -> dict[str, int]:
     image = vit.variant(name)
     text = {f'text_{key}': value for key, value in image.items() if key != 'patch_size'}
     return image | text | {'embed_dim': image['width']}
-
-
-class TextTower(nn.Module):
-    """A Transformer encoder over the ids of a text; the last one's token becomes the embedding.
-
-    Every id takes part, those of the padding too, as in the authors' code. So texts are padded to
-    the same length wherever they are compared.
-    """
-
-    vocab_size: int
-    length: int
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    embed_dim: int
-    dropout: float = 0.0
-    gelu: str = 'tanh'
-    norm_eps: float = 1e-6
-    scan: bool = False
-    remat: bool | str = False
-    attention: str = 'auto'
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, ids: Int[Array, 'B N'], train: bool = False) -> Float[Array, 'B E']:
-        """The embeddings, not yet of length 1."""
-        std = self.width**-0.5
-        embed = nn.Embed(
-            self.vocab_size,
-            self.width,
-            dtype=self.dtype,
-            embedding_init=nn.initializers.normal(std),
-            name='token_embed',
-        )
-        positions = learned(self, self.length, self.width, std)
-        x = embed(ids) + positions.astype(self.dtype)
-        block = functools.partial(
-            Block,
-            num_heads=self.num_heads,
-            mlp_dim=self.mlp_dim,
-            dropout=self.dropout,
-            gelu=self.gelu,
-            norm_eps=self.norm_eps,
-            dtype=self.dtype,
-            attention_by=self.attention,
-        )
-        encoder = Encoder(
-            block,
-            self.depth,
-            scan=self.scan,
-            remat=self.remat,
-            norm_eps=self.norm_eps,
-            dtype=self.dtype,
-            name='encoder',
-        )
-        return nn.Dense(self.embed_dim, dtype=self.dtype, name='head')(encoder(x, train)[:, -1])
 
 
 class Model(base.Model):
@@ -151,6 +91,8 @@ class Model(base.Model):
     dtype: str = 'float32'
 
     tower: ClassVar[type[Any]] = vit.Model
+    # Of the heads of both towers, and of the logits.
+    biases: ClassVar[bool] = True
 
     weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'init_scale', 'init_bias', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
@@ -173,22 +115,12 @@ class Model(base.Model):
 
     def setup(self) -> None:
         self.image = self.tower(**self._image_fields)
-        self.text = TextTower(
-            vocab_size=self.vocab_size or 0,
-            length=self.length,
-            width=self.text_width,
-            depth=self.text_depth,
-            mlp_dim=self.text_mlp_dim,
-            num_heads=self.text_num_heads,
-            embed_dim=self.embed_dim,
-            dtype=jnp.dtype(self.dtype),
-            **self._options,
-        )
+        self.text = text_encoder.Model(**self._text_fields)
         if self.project:
-            self.image_head = nn.Dense(self.embed_dim, dtype=jnp.dtype(self.dtype))
-        constant = nn.initializers.constant
-        self.log_scale = self.param('log_scale', constant(math.log(self.init_scale)), ())
-        self.bias = self.param('bias', constant(self.init_bias), ())
+            self.image_head = nn.Dense(self.embed_dim, self.biases, jnp.dtype(self.dtype))
+        start = nn.initializers.constant(math.log(self.init_scale))
+        self.log_scale = self.param('log_scale', start, ())
+        self.bias = self._bias()
 
     def __call__(
         self,
@@ -217,12 +149,7 @@ class Model(base.Model):
 
     def embed_texts(self, ids: Int[Array, 'T N'], train: bool = False) -> Float[Array, 'T E']:
         """The embeddings of texts of `length` ids, of length 1, float32."""
-        if ids.shape[1] != self.length:
-            raise UserError(
-                f'texts have {ids.shape[1]} ids, the model was made for {self.length}: set the '
-                "length of the transform tokenize('caption', LENGTH) and config.model.length alike"
-            )
-        return unit(self.text(ids, train))
+        return unit(self.text(ids, train)['logits'])
 
     def attention_maps(
         self,
@@ -233,14 +160,14 @@ class Model(base.Model):
         """Attention maps of the image tower, from the `intermediates` of a call."""
         del texts
         maps: list[AttentionMap]
-        maps = self._image_tower().attention_maps(intermediates['image'], images)
+        maps = self.image_tower().attention_maps(intermediates['image'], images)
         return maps
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Those of the image tower, see the model `vit`."""
-        return self._image_tower().parameter_pictures(params['image'], image_size)
+        return self.image_tower().parameter_pictures(params['image'], image_size)
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
@@ -248,25 +175,42 @@ class Model(base.Model):
         """The parameters for images, and patches, of another size; see `base.Model`."""
         if 'image' not in params:
             return params, []
-        resize = self._image_tower().resize_params
+        resize = self.image_tower().resize_params
         image, notes = resize(params['image'], old_size, new_size, method)
         return params | {'image': image}, notes
+
+    def image_tower(self) -> Any:
+        """The tower for images by itself, without parameters."""
+        return self.tower(**self._image_fields, parent=None)
+
+    def text_tower(self) -> text_encoder.Model:
+        """The tower for texts by itself, without parameters."""
+        return text_encoder.Model(**self._text_fields, parent=None)
+
+    def _bias(self) -> Float[Array, '']:
+        if not self.biases:
+            return jnp.zeros(())
+        return self.param('bias', nn.initializers.constant(self.init_bias), ())
 
     @property
     def _options(self) -> dict[str, Any]:
         """The fields that both towers have."""
-        names = ('dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention')
+        names = ('dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
         return {name: getattr(self, name) for name in names}
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        names = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'pool', 'dtype')
+        names = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'pool')
         own = {name: getattr(self, name) for name in names}
         return own | self._options | {'posemb_std': self.width**-0.5}
 
-    def _image_tower(self) -> Any:
-        """The image tower by itself, for its methods that need no parameters."""
-        return self.tower(**self._image_fields, parent=None)
+    @property
+    def _text_fields(self) -> dict[str, Any]:
+        names = ('width', 'depth', 'mlp_dim', 'num_heads')
+        own = {name: getattr(self, f'text_{name}') for name in names}
+        sizes = {'vocab_size': self.vocab_size, 'length': self.length}
+        heads = {'num_classes': self.embed_dim, 'head_bias': self.biases}
+        return own | sizes | self._options | heads
 
 
 def unit(x: Float[Array, '*B E']) -> Float[Array, '*B E']:

@@ -28,7 +28,7 @@ class Model(siglip.Model):
     @property
     def own_size(self) -> Size | None:
         """That of the image tower."""
-        return self._image_tower().own_size
+        return self.image_tower().own_size
 
     @property
     def _image_fields(self) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class Parts:
       no_bias, qk_norm, relative: see `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
         x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
+      causal: whether tokens attend to no later ones.
     """
 
     norm: Callable[..., nn.Module] = nn.LayerNorm
@@ -84,6 +85,7 @@ class Parts:
     qk_norm: Callable[..., nn.Module] | None = None
     relative: Callable[[], nn.Module] | None = None
     norm_place: str = 'pre'
+    causal: bool = False
 
 
 class Block(nn.Module):
@@ -143,6 +145,7 @@ class Block(nn.Module):
         together = None if segments is None else Segments(segments, segments)
         kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
         options: dict[str, Any] = {kind: positions, 'segments': together, 'train': train}
+        options['causal'] = self.parts.causal
         x = add(x, lambda y: attention(y, **options), 1)
         mlp = self.parts.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)

@@ -152,6 +152,12 @@ def fixed_positions(size: tuple[int, int], stride: int, width: int, first: int) 
 
 def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
     """The fields of config.json for the blocks and the images' height and width."""
+    image_size = size[0] if size[0] == size[1] else list(size)
+    return block_config(model) | {'image_size': image_size, 'patch_size': model['patch_size']}
+
+
+def block_config(model: Fields) -> dict[str, Any]:
+    """The fields of config.json for the blocks."""
     return {
         'hidden_size': model['width'],
         'num_hidden_layers': model['depth'],
@@ -159,8 +165,6 @@ def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
         'intermediate_size': model['mlp_dim'],
         'hidden_act': _GELUS[model['gelu']],
         'layer_norm_eps': model['norm_eps'],
-        'image_size': size[0] if size[0] == size[1] else list(size),
-        'patch_size': model['patch_size'],
     }
 
 

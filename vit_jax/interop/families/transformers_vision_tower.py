@@ -81,10 +81,12 @@ _SIGLIP = _transformers.Kind(
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a tower, alone or beside one of CLIP's for text."""
+    """Whether these are the names of such a tower, alone or beside one for texts that is no CLIP's
+    or SigLIP's.
+    """
     known = {name.removeprefix(_PREFIX) for name in flat}
     is_tower = 'encoder.layers.0.layer_norm1.weight' in known
-    both = any(name.startswith('text_model.') for name in flat) and 'logit_bias' in flat
+    both = 'text_model.embeddings.token_embedding.weight' in flat
     return is_tower and 'embeddings.patch_embedding.weight' in known and not both
 
 

@@ -1,0 +1,99 @@
+"""Texts of CLIP checkpoints become the ids that transformers makes of them."""
+
+import json
+import string
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.transformers_models import perturbed
+from PIL import Image
+
+from vit_jax import __main__ as cli
+from vit_jax import interop
+from vit_jax.inference.load import open_model
+from vit_jax.inference.predict import text_encoder
+
+transformers = pytest.importorskip('transformers')
+pytest.importorskip('tokenizers')
+torch = pytest.importorskip('torch')
+
+TEXTS = ['A photo of  a cat!', 'two small Dogs', 'dog', 'a b a b a b a b a b']
+LENGTH, SIZE = 7, 8
+
+
+def tokenizer():
+    """A small one: single letters, two merges, and the marks of both ends."""
+    letters = [*string.ascii_lowercase, '!']
+    pieces = [*letters, *(f'{c}</w>' for c in letters), 'do', 'dog</w>']
+    pieces += ['<|startoftext|>', '<|endoftext|>']
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    return transformers.CLIPTokenizer(vocab=vocab, merges=[('d', 'o'), ('do', 'g</w>')])
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A CLIP whose config.json says 2 for the end, as the released ones do."""
+    folder, words = tmp_path_factory.mktemp('clip'), tokenizer()
+    shape = {'hidden_size': 16, 'intermediate_size': 24, 'num_hidden_layers': 1}
+    shape |= {'num_attention_heads': 2}
+    text = {'vocab_size': len(words), 'max_position_embeddings': LENGTH, 'eos_token_id': 2}
+    config = transformers.CLIPConfig(
+        text_config=shape | text | {'bos_token_id': len(words) - 2},
+        vision_config=shape | {'image_size': SIZE, 'patch_size': 4},
+        projection_dim=5,
+    )
+    perturbed(transformers.CLIPModel(config)).save_pretrained(folder)
+    words.save_pretrained(folder)
+    transformers.CLIPImageProcessorPil(
+        size={'shortest_edge': SIZE}, crop_size={'height': SIZE, 'width': SIZE}
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize('place', ['', ':text'])
+def test_ids_are_those_of_clip_s_tokenizer(folder, place):
+    trained = interop.read(f'{folder}{place}')
+    found = text_encoder(trained)
+    for text in TEXTS:
+        ids = tokenizer()(text, truncation=True, max_length=LENGTH)['input_ids']
+        assert found('caption', text)[: len(ids)].tolist() == ids
+
+
+def test_transformers_encodes_by_what_is_written(folder, tmp_path):
+    for place, out in ((f'{folder}:text', 'text'), (str(folder), 'whole')):
+        assert cli.main(['convert', place, str(tmp_path / out)]) == 0
+        found = transformers.AutoTokenizer.from_pretrained(tmp_path / out)
+        limits = {'max_length': LENGTH, 'truncation': True}
+        assert found(TEXTS, **limits)['input_ids'] == tokenizer()(TEXTS, **limits)['input_ids']
+    assert transformers.AutoProcessor.from_pretrained(tmp_path / 'whole').tokenizer is not None
+
+
+@pytest.mark.parity
+def test_predict_gives_the_probabilities_of_transformers(folder, tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    words = ['--checkpoint', str(folder), str(tmp_path / 'a.png'), '--json']
+    assert cli.main(['predict', *words, '--texts', ';'.join(TEXTS)]) == 0
+    rows = json.loads(capsys.readouterr().out)['images'][0]['predictions']
+    found = {row['text']: row['probability'] for row in rows}
+
+    model = transformers.CLIPModel.from_pretrained(folder).eval()
+    processor = transformers.CLIPImageProcessorPil.from_pretrained(folder)
+    image = processor(Image.fromarray(pixels), return_tensors='pt')['pixel_values']
+    ids = tokenizer()(TEXTS, padding='max_length', max_length=LENGTH, truncation=True)
+    with torch.no_grad():
+        made = model(input_ids=torch.tensor(ids['input_ids']), pixel_values=image)
+    expected = torch.softmax(made.logits_per_image[0], 0).tolist()
+    assert found == pytest.approx(dict(zip(TEXTS, expected, strict=True)), abs=1e-5)
+
+
+def test_the_tower_for_texts_embeds_what_the_whole_model_does(folder):
+    whole, tower = open_model(folder), interop.read(f'{folder}:text')
+    encode = text_encoder(whole)
+    ids = jnp.stack([encode('caption', text) for text in TEXTS])
+    embed = jax.jit(lambda v: whole.model.apply(v, ids, method='embed_texts'))
+    found = jax.jit(tower.model.apply)(tower.variables, ids)['logits']
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    np.testing.assert_allclose(found / lengths, embed(whole.variables), atol=1e-6)

@@ -1,0 +1,190 @@
+"""Towers for texts of CLIP and SigLIP in transformers: what reads them, alone or beside images."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.interop import names, shapes, torch_layout
+from vit_jax.interop.families import _transformers, _transformers_write, _vit
+from vit_jax.interop.families import transformers_vision_tower as vision
+from vit_jax.interop.files import Flat
+from vit_jax.models import text_encoder
+from vit_jax.tree_paths import require_fit
+
+_OLD_EOS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of tower.
+
+    Attributes:
+      head: name of its head, which a CLIP may lack.
+      model: fields of the model `text_encoder` that all of the kind have.
+      others: patterns of the values of fields that they may have.
+      defaults: of its configuration in transformers, which files may leave out.
+    """
+
+    head: str
+    model: Mapping[str, Any]
+    others: Mapping[str, str]
+    defaults: Mapping[str, Any]
+
+    def misfits(self, model: Mapping[str, Any]) -> list[str]:
+        """The fields of a `text_encoder`, with their values, that the kind does not have."""
+        own = {key: str(value) for key, value in self.model.items()}
+        return _transformers_write.misfits(model, {**own, **self.others})
+
+    @property
+    def table(self) -> names.Table:
+        """Names, without a prefix."""
+        return (
+            ('embeddings.token_embedding.weight', 'token_embed/embedding'),
+            ('embeddings.position_embedding.weight', 'pos_embed'),
+            *vision.BLOCKS,
+            ('final_layer_norm', 'encoder/norm'),
+            (self.head, 'head'),
+        )
+
+
+SIGLIP = Kind(
+    'head',
+    {'causal': False, 'head_bias': True, 'eos': None},
+    _transformers_write.HEAD,
+    {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6, 'num_attention_heads': 12},
+)
+CLIP = Kind(
+    'text_projection',
+    {'causal': True, 'head_bias': False},
+    {'eos': r'\d+'},
+    {
+        **{'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5, 'num_attention_heads': 8},
+        'eos_token_id': 49407,
+    },
+)
+
+
+def read(
+    kind: Kind, flat: Flat, config: Mapping[str, Any] | None, source: str, prefix: str = ''
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tower.
+
+    Args:
+      kind: see `Kind`.
+      flat: its arrays, by names without a prefix.
+      config: its part of config.json; None if there is none.
+      source: the name of the file for messages.
+      prefix: of its names in the file, for messages.
+
+    Returns:
+      The parameters, and all keywords of the model `text_encoder` but its `dtype` and how it is
+      computed.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    ours = arrays(flat, kind.table, config, kind.defaults['num_attention_heads'], source)
+    label = labeled(prefix, kind.table)
+    model = {**_sizes(ours, source, label), **kind.model, **activation(kind, config, source)}
+    if kind.model['causal']:
+        model['eos'] = _end({**kind.defaults, **(config or {})}, model['vocab_size'])
+    require_fit(
+        ours, _expected(model), f'{source}: not a whole model (shapes in our layout)', label=label
+    )
+    return names.nested(ours), model
+
+
+def arrays(
+    flat: Flat, table: names.Table, config: Mapping[str, Any] | None, heads: int, source: str
+) -> Flat:
+    """The arrays of a tower by our names; without a config with the heads of a published ViT."""
+    if config is None:
+        found = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
+        heads = _vit.published_heads({n: flat[theirs].shape for n, theirs in found.items()}, source)
+    else:
+        heads = int(config.get('num_attention_heads', heads))
+    read = torch_layout.read(flat, table, heads, source)
+    if 'pos_embed' in read:
+        read['pos_embed'] = read['pos_embed'][None]
+    return read
+
+
+def activation(kind: Kind, config: Mapping[str, Any] | None, source: str) -> dict[str, Any]:
+    """Fields of a tower that shapes do not determine."""
+    known = {**kind.defaults, **(config or {})}
+    gelu = _transformers.gelu(known, source)
+    return {'gelu': gelu, 'norm_eps': float(known['layer_norm_eps'])}
+
+
+def labeled(prefix: str, table: names.Table) -> Callable[[str], str]:
+    """From our names of parameters to those in the file."""
+    return lambda name: full(prefix, torch_layout.theirs(name, table))
+
+
+def full(prefix: str, name: str) -> str:
+    """The name in the file of a part of the tower; CLIP's projection is none."""
+    return name if name.startswith(CLIP.head) else prefix + name
+
+
+def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, Any]:
+    shape = functools.partial(shapes.shape_of, ours, source, label)
+    vocab_size, width = shape('token_embed/embedding', 2)
+    blocks = {name.split('/')[1] for name in ours if name.startswith('encoder/block_')}
+    return {
+        'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in ours else None,
+        'vocab_size': vocab_size,
+        'length': shape('pos_embed', 3)[1],
+        'width': width,
+        'depth': len(blocks),
+        'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
+        'num_heads': shape('encoder/block_0/attention/query/kernel', 3)[1],
+    }
+
+
+def _end(config: Mapping[str, Any], vocab_size: int) -> int:
+    """The id of the end of a text.
+
+    Files of CLIP from before 2023 say 2, which is not that of their tokenizer; transformers takes
+    the largest id of a text then, which is its end. MetaCLIP 2 means what it says.
+    """
+    end = config['eos_token_id']
+    is_clip = not str(config.get('model_type', '')).startswith('metaclip_2')
+    return vocab_size - 1 if is_clip and end == _OLD_EOS else int(end)
+
+
+def clip_names(eos: int | None) -> tuple[str, str]:
+    """The start of a class's name, and of `model_type`, for a CLIP whose texts have this end.
+
+    Only MetaCLIP 2 may have the id that old files of CLIP mean otherwise.
+    """
+    return ('MetaClip2', 'metaclip_2') if eos == _OLD_EOS else ('CLIP', 'clip')
+
+
+def _expected(model: Mapping[str, Any]) -> Flat:
+    """The shapes of the parameters."""
+    module = text_encoder.Model(**model)
+    ids = jax.ShapeDtypeStruct((1, model['length']), np.int32)
+    return names.blank(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
+
+
+def written(flat: Flat, table: names.Table) -> Flat:
+    """The arrays of a tower, of texts or images, by their names and in their layouts."""
+    return torch_layout.write(flat | {'pos_embed': flat['pos_embed'][0]}, table)
+
+
+def config(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of config.json for a `text_encoder`."""
+    made = _transformers_write.block_config(model) | {
+        'vocab_size': model['vocab_size'],
+        'max_position_embeddings': model['length'],
+    }
+    if model['eos'] is not None:
+        made['eos_token_id'] = model['eos']
+    key = 'projection_dim' if model['causal'] else 'projection_size'
+    return made | ({key: model['num_classes']} if model['num_classes'] else {})

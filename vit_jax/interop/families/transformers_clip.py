@@ -1,0 +1,109 @@
+"""CLIP of transformers, and MetaCLIP 2: safetensors, and config.json.
+
+The mean and deviation of its images become part of the weights of the tower for images.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, towers
+from vit_jax.interop.families import (
+    _text,
+    _transformers_write,
+    _two_towers,
+    transformers_text_tower,
+    transformers_vision_tower,
+)
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel, Written, fields
+
+SOURCE = 'transformers CLIP'
+POSITIONS = transformers_vision_tower.POSITIONS
+_TYPES = ('clip', 'metaclip_2')
+_SCALE = 'logit_scale'
+_PARTS = ('visual_projection.weight', 'text_projection.weight', _SCALE)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether the file has both towers with their projections, and no bias of logits."""
+    tokens = 'text_model.embeddings.token_embedding.weight'
+    return {*_PARTS, tokens} <= flat.keys() and 'logit_bias' not in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A CLIPModel or MetaClip2Model.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    if (kind := extra.get('model_type', _TYPES[0])) not in _TYPES:
+        raise UserError(f'{SOURCE}: config.json is of a {kind!r}, not of a clip')
+    known = ('vision_model.', 'text_model.', *_PARTS)
+    if unknown := [name for name in flat if not name.startswith(known)]:
+        raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
+    image = transformers_vision_tower.read(*towers.take(flat, extra, 'vision'))
+    text = transformers_text_tower.read(*towers.take(flat, extra, 'text'))
+    head = image.params['head']['kernel']
+    shared = _two_towers.keywords(image.model_config, text.model_config, head.shape[1], SOURCE)
+    params = {
+        'image': {name: tree for name, tree in image.params.items() if name != 'head'},
+        'image_head': {'kernel': head},
+        'text': text.params,
+        'log_scale': flat[_SCALE].reshape(()),
+    }
+    imported = TrainedModel.of_file(
+        params,
+        {'name': 'clip', **shared, 'eos': text.model_config['eos']},
+        image.image_size,
+        SOURCE,
+        task={'name': 'siglip', 'loss_name': 'softmax'},
+        notes=image.notes,
+    )
+    return _two_towers.with_spec(imported)
+
+
+def write(trained: TrainedModel) -> Written:
+    """Files of a CLIPModel, or of a MetaClip2Model if the texts' end is that of its tokenizer.
+
+    Raises:
+      UserError: if transformers has no such model, or the size of the images is unknown.
+    """
+    model = fields(trained.model)
+    if not model['project']:
+        raise UserError("transformers' CLIP has a projection of images: project=False has none")
+    image = _transformers_write.write(_image_tower(trained), transformers_vision_tower.FORMS)
+    text = transformers_text_tower.write(_text_tower(trained))
+    scale = np.asarray(trained.params['log_scale'], np.float32).reshape(())
+    name, kind = _text.clip_names(model['eos'])
+    config: dict[str, Any] = {'model_type': kind, 'architectures': [f'{name}Model']}
+    config |= {'vision_config': image.config, 'text_config': text.config}
+    return Written(
+        image.arrays | text.arrays | {_SCALE: scale},
+        config | {'projection_dim': model['embed_dim']},
+        preprocessor=image.preprocessor,
+    )
+
+
+def _image_tower(trained: TrainedModel) -> TrainedModel:
+    """The tower for images with the projection as its head."""
+    kernel = trained.params['image_head']['kernel']
+    bias = np.zeros(kernel.shape[1], np.float32)
+    params = {**trained.params['image'], 'head': {'kernel': kernel, 'bias': bias}}
+    tower = trained.model.image_tower().clone(num_classes=kernel.shape[1])
+    made = trained.with_groups(model={'name': 'vit', **fields(tower)})
+    return dataclasses.replace(made, params=params)
+
+
+def _text_tower(trained: TrainedModel) -> TrainedModel:
+    tower = fields(trained.model.text_tower())
+    made = trained.with_groups(model={'name': 'text_encoder', **tower})
+    return dataclasses.replace(made, params=trained.params['text'])
+
+
+WRITERS = {('clip', 'transformers'): write}

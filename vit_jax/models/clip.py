@@ -1,0 +1,72 @@
+"""CLIP: the model `siglip` with its predecessor's towers, of which that of texts is causal.
+
+Radford et al., 2021, arXiv:2103.00020, section 2.4 and table 20.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.models import siglip, vit
+from vit_jax.models.text_encoder import check_eos
+
+# Width of the embeddings, then width, depth and heads of the towers for texts.
+_TEXTS = {'B': (512, 512, 12, 8), 'L': (768, 768, 12, 12)}
+
+
+def variant(name: str) -> dict[str, int]:
+    """Keywords of `Model` for a name such as 'B/16'; of ViTs that the authors did not train, both
+    towers have the shape.
+
+    Raises:
+      UserError: as `vit.variant`.
+    """
+    image = vit.variant(name)
+    shape = (image['width'], image['width'], image['depth'], image['num_heads'])
+    embed_dim, width, depth, heads = _TEXTS.get(name.partition('/')[0], shape)
+    text = {'text_width': width, 'text_depth': depth, 'text_num_heads': heads}
+    return {**image, **text, 'text_mlp_dim': 4 * width, 'embed_dim': embed_dim}
+
+
+class Model(siglip.Model):
+    """The model `siglip` with a class token, norms before the first block and after the last, and
+    projections without biases to the embeddings. Logits have no bias either.
+
+    Attributes:
+      eos: id of the end of a text, whose token becomes the embedding. Texts are causal, so that
+        what follows the end has no effect.
+      init_scale: 1 / 0.07 at the start, section 2.5.
+
+    Raises:
+      UserError: as `siglip`, or if the end is no id of the vocabulary.
+    """
+
+    length: int = 77
+    patch_size: int = 32
+    pool: str = 'cls'
+    text_width: int = 512
+    text_mlp_dim: int = 2048
+    text_num_heads: int = 8
+    embed_dim: int = 512
+    project: bool = True
+    eos: int = 49407
+    init_scale: float = 1 / 0.07
+    init_bias: float = 0.0
+    gelu: str = 'quick'
+    norm_eps: float = 1e-5
+
+    biases = False
+    weightless = (*siglip.Model.weightless, 'eos')
+    binding = (*siglip.Model.binding, 'eos')
+
+    def __post_init__(self) -> None:
+        check_eos(self.eos, self.vocab_size)
+        super().__post_init__()
+
+    @property
+    def _image_fields(self) -> dict[str, Any]:
+        return super()._image_fields | {'norm_pre': True}
+
+    @property
+    def _text_fields(self) -> dict[str, Any]:
+        return super()._text_fields | {'causal': True, 'eos': self.eos}

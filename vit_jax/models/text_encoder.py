@@ -1,0 +1,145 @@
+"""The towers for texts of CLIP and SigLIP: a Transformer encoder whose head makes one embedding.
+
+Radford et al., 2021, arXiv:2103.00020, section 2.4; Zhai et al., 2023, arXiv:2303.15343.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from vit_jax.errors import UserError, check_multiple
+from vit_jax.models import base
+from vit_jax.models.base import check_counts, check_fields
+from vit_jax.nn.blocks import Block, Encoder, Parts
+from vit_jax.nn.positions import learned
+from vit_jax.ops.decoding import EOS
+
+
+class Model(base.Model):
+    """An encoder of the ids of texts, all of one length.
+
+    Every id takes part, those of the padding too, as in the authors' code. So texts are padded to
+    the same length wherever they are compared, unless `causal` hides what follows the end.
+
+    Attributes:
+      num_classes: E, outputs of the head, which are the embedding; None or 0 leaves the head out.
+      vocab_size: ids of texts are in 0..vocab_size-1.
+      length: N, number of ids of a text, the padding included.
+      width, depth, mlp_dim, num_heads: see the model `vit`.
+      causal: whether tokens attend to no later ones (CLIP).
+      eos: the id whose first token is the head's input (CLIP), or the first token of all if there
+        is none; None for the last token (SigLIP).
+      head_bias: whether the head has biases (SigLIP).
+      dropout: dropout rate after each dense layer of a block.
+      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (CLIP's).
+      norm_eps: added to the variance in layer norms.
+      scan, remat, attention, dtype: see the model `vit`.
+
+    Raises:
+      UserError: if a field has no such value, or a text has another length.
+    """
+
+    num_classes: int | None = None
+    vocab_size: int | None = None
+    length: int = 64
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    causal: bool = False
+    eos: int | None = None
+    head_bias: bool = True
+    dropout: float = 0.0
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    scan: bool = False
+    remat: bool | str = False
+    attention: str = 'auto'
+    dtype: str = 'float32'
+
+    weightless: ClassVar[tuple[str, ...]] = (
+        *('causal', 'eos', 'dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype'),
+    )
+    binding: ClassVar[tuple[str, ...]] = ('causal', 'eos', 'gelu')
+
+    def __post_init__(self) -> None:
+        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
+        check_counts(self, 'vocab_size', 'length')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
+        check_eos(self.eos, self.vocab_size)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, ids: Int[Array, 'B N'], train: bool = False) -> dict[str, Array]:
+        """Embed texts.
+
+        Returns:
+          tokens: [B N D] after the final norm.
+          pre_logits: [B D], the token of the head.
+          logits: [B E], the embeddings, not of length 1; absent without a head.
+        """
+        if ids.shape[1] != self.length:
+            raise UserError(
+                f'texts have {ids.shape[1]} ids, the model was made for {self.length}: set the '
+                "length of the transform tokenize('caption', LENGTH) and config.model.length alike"
+            )
+        tokens = self._encoder()(self._embedded(ids), train)
+        x = self._pooled(tokens, ids)
+        outputs = {'tokens': tokens, 'pre_logits': x}
+        if self.num_classes:
+            outputs['logits'] = nn.Dense(
+                self.num_classes, self.head_bias, jnp.dtype(self.dtype), name='head'
+            )(x)
+        return outputs
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the text on: the embeddings, then each block."""
+        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
+        return '^(token_embed|pos_embed)(/|$)', *blocks
+
+    def _embedded(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:
+        """Ids and their positions as tokens."""
+        std, dtype = self.width**-0.5, jnp.dtype(self.dtype)
+        embed = nn.Embed(
+            self.vocab_size or 0,
+            self.width,
+            dtype=dtype,
+            embedding_init=nn.initializers.normal(std),
+            name='token_embed',
+        )
+        return embed(ids) + learned(self, self.length, self.width, std).astype(dtype)
+
+    def _encoder(self) -> Encoder:
+        common: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
+        block = functools.partial(
+            Block,
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            dropout=self.dropout,
+            gelu=self.gelu,
+            attention_by=self.attention,
+            parts=Parts(causal=self.causal),
+            **common,
+        )
+        common |= {'scan': self.scan, 'remat': self.remat}
+        return Encoder(block, self.depth, name='encoder', **common)
+
+    def _pooled(self, tokens: Float[Array, 'B N D'], ids: Int[Array, 'B N']) -> Array:
+        if self.eos is None:
+            return tokens[:, -1]
+        end = jnp.argmax(ids == self.eos, axis=1)
+        return jnp.take_along_axis(tokens, end[:, None, None], axis=1)[:, 0]
+
+
+def check_eos(eos: int | None, vocab_size: int | None) -> None:
+    """Raise UserError if the end of a text is no id of a vocabulary, as far as that is known."""
+    if eos is not None and vocab_size and not 0 <= eos < vocab_size:
+        raise UserError(
+            f'eos={eos}: the vocabulary has {vocab_size} ids; the end of a text is {EOS} in those '
+            "that `vit_jax vocab` makes, and in 'bytes'"
+        )
