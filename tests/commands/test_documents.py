@@ -31,6 +31,7 @@ NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
     r'gs://BUCKET': 'a bucket',
     r'hf://google/siglip': 'the files of SigLIP',
+    r'hf://openai/clip': 'the files of CLIP',
     r'data/bccd': 'the photographs of blood cells',
     r'pack .*--split': 'a folder of two splits',
     r'my_lab': "a package of one's own",

@@ -26,7 +26,7 @@ def test_names_are_unique_and_numbers_have_a_source():
         assert bool(one.metric) == (one.accuracy is not None)
         assert one.name.startswith(('hf://', 'gs://')) or one.name.split('/')[0] in released.BUCKETS
         if one.name.startswith('hf://'):
-            assert hub.matches(one.name.removesuffix(':vision'))
+            assert hub.matches(one.name)
 
 
 @pytest.mark.parametrize('name', [B16, 'hf://google/vit-base-patch16-224', 'distill/R50x1_160'])
@@ -88,7 +88,7 @@ def test_a_short_name_is_read_from_its_bucket(tmp_path, monkeypatch):
         ('vit-base-patch16-224', 'hf://google/vit-base-patch16-224'),
         ('google/vit-base-patch16-224', 'hf://google/vit-base-patch16-224'),
         ('siglip2_b16_224', 'siglip2/siglip2_b16_224:img'),
-        ('openai/clip-vit-base-patch32', 'hf://openai/clip-vit-base-patch32:vision'),
+        ('openai/clip-vit-base-patch32', 'hf://openai/clip-vit-base-patch32'),
         (B16.replace('medium1', 'medium'), B16),
         (f'gs://vit_models/{B16.replace("medium1", "medium")}.npz', B16),
         ('runs/a', ''),

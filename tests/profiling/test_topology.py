@@ -51,7 +51,21 @@ def test_other_numbers_of_slices_are_refused_in_one_line(text):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('text', ['v5e', 'v5e:4', 'v5e:4x0', 'v4:2x2', 'v9-8', 'v4-7', 'v5e-0'])
+@pytest.mark.parametrize(
+    'text',
+    [
+        'v5e',
+        'v5e:4',
+        'v5e:4x0',
+        'v4:2x2',
+        'v9-8',
+        'v4-7',
+        'v5e-0',
+        'v5e:3x3',
+        'v5e:1x4',
+        'v4:2x3x2',
+    ],
+)
 def test_other_names_are_refused(text):
     with pytest.raises(UserError, match='--topology'):
         topology.parse(text)

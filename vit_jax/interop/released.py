@@ -70,7 +70,7 @@ def nearest(path: str) -> str:
     names = {one.name: None for one in table()}
     tail = path.rstrip('/').rpartition('/')[2].removesuffix('.npz')
     for name in names:
-        whole = name.removesuffix(':img').removesuffix(':vision').removesuffix('.npz')
+        whole = name.removesuffix(':img').removesuffix('.npz')
         if tail and whole.endswith(f'/{tail}'):
             return name
     wanted = path.removeprefix('gs://').removeprefix('vit_models/').removesuffix('.npz')

@@ -65,6 +65,8 @@ def parse(tpu: str) -> tuple[str, int]:
     match = re.fullmatch(r'(?:tpu-)?(.+)-([1-9][0-9]*)', tpu)
     if match is None:
         raise UserError(f'launch: --tpu {tpu!r}: must be GENERATION-SIZE, as v5litepod-8')
+    if match[1] == 'v5e':
+        raise UserError(f'launch: --tpu {tpu}: as a type it is v5litepod-{match[2]}')
     if match[1] not in GENERATIONS:
         raise UserError('launch: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
     generation, size = GENERATIONS[match[1]], int(match[2])

@@ -140,6 +140,11 @@ def parse(text: str) -> Topology:
     if len(shape) != chip.dims or not all(shape):
         example = 'x'.join('442'[: chip.dims])
         raise UserError(f'--topology {text!r}: {name} has {chip.dims} dimensions, as {example}')
+    if math.prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
+        raise UserError(
+            f'--topology {text!r}: a slice of {name} is made of machines of 2 x 2 chips, its first '
+            'two sides are even'
+        )
     return Topology(chip, shape)
 
 
