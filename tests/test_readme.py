@@ -50,7 +50,8 @@ COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.r
 
 def task_of(args):
     """The task of a run or a checkpoint that is not there, by its name."""
-    return 'siglip' if 'siglip' in (args.workdir or args.checkpoint or '') else 'classify'
+    named = args.workdir or args.checkpoint or ''
+    return 'siglip' if re.search('siglip|openai/clip', named) else 'classify'
 
 
 @pytest.fixture(autouse=True)
