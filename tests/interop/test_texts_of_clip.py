@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import transformers_texts
 from helpers.transformers_models import perturbed
 from PIL import Image
 
@@ -16,7 +17,7 @@ from vit_jax.inference.load import open_model
 from vit_jax.inference.predict import text_encoder
 
 transformers = pytest.importorskip('transformers')
-pytest.importorskip('tokenizers')
+tokenizers = pytest.importorskip('tokenizers')
 torch = pytest.importorskip('torch')
 
 TEXTS = ['A photo of  a cat!', 'two small Dogs', 'dog', 'a b a b a b a b a b']
@@ -68,6 +69,29 @@ def test_transformers_encodes_by_what_is_written(folder, tmp_path):
         limits = {'max_length': LENGTH, 'truncation': True}
         assert found(TEXTS, **limits)['input_ids'] == tokenizer()(TEXTS, **limits)['input_ids']
     assert transformers.AutoProcessor.from_pretrained(tmp_path / 'whole').tokenizer is not None
+
+
+def test_a_tokenizer_of_another_kind_stays_what_it_is(tmp_path):
+    """MetaCLIP 2 has that of XLM-V, whose end has the id 2."""
+    marks = {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3}
+    vocab = marks | {letter: i + 4 for i, letter in enumerate(string.ascii_lowercase)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token='<unk>'))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 2)]
+    )
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token='</s>')
+    shape = {'vocab_size': len(vocab), 'eos_token_id': 2, 'projection_dim': 5}
+    model = transformers_texts.reference('MetaClip2TextModelWithProjection', shape)
+    model.save_pretrained(tmp_path / 'in')
+    theirs.save_pretrained(tmp_path / 'in')
+    assert cli.main(['convert', str(tmp_path / 'in'), str(tmp_path / 'out')]) == 0
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    encode = text_encoder(interop.read(tmp_path / 'out'))
+    for text in ('dog', 'a cat'):
+        ids = theirs(text)['input_ids']
+        assert found(text)['input_ids'] == ids
+        assert encode('caption', text)[: len(ids)].tolist() == ids
 
 
 @pytest.mark.parity

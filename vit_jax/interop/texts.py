@@ -47,7 +47,7 @@ def files(imported: TrainedModel) -> dict[str, bytes]:
     if file.name not in _CLASSES:
         return {}
     (length,) = imported.spec[FIELD].shape
-    kind = 'CLIPTokenizer' if _ends(imported) else _CLASSES[file.name]
+    kind = _class_of_clip(imported) if _ends(imported) else _CLASSES[file.name]
     config = {'tokenizer_class': kind, 'model_max_length': length}
     return {file.name: file.read_bytes(), TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
 
@@ -55,3 +55,9 @@ def files(imported: TrainedModel) -> dict[str, bytes]:
 def _ends(imported: TrainedModel) -> bool:
     """Whether the end of a text is its embedding, as in CLIP."""
     return imported.model_config.get('eos') is not None
+
+
+def _class_of_clip(imported: TrainedModel) -> str:
+    """The class for CLIP's tokenizer, whose end is the last id, or for that of MetaCLIP 2."""
+    model = imported.model_config
+    return 'CLIPTokenizer' if model['eos'] == model['vocab_size'] - 1 else 'PreTrainedTokenizerFast'
