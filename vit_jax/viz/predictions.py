@@ -33,7 +33,9 @@ def require(task: str) -> Viz:
     """
     path = module_path(task)
     if not _exists(task):
-        raise UserError(f'there is no module {path!r} to show what task {task!r} predicts')
+        raise UserError(
+            f'what the task {task!r} predicts for images is not shown: there is no module {path!r}'
+        )
     return _made(path)
 
 
