@@ -36,6 +36,7 @@ class Model(siglip.Model):
       eos: id of the end of a text, whose token becomes the embedding. Texts are causal, so that
         what follows the end has no effect.
       init_scale: 1 / 0.07 at the start, section 2.5.
+      init_bias: without effect.
 
     Raises:
       UserError: as `siglip`, or if the end is no id of the vocabulary.

@@ -89,7 +89,7 @@ def read(
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    ours = arrays(flat, kind.table, config, kind.defaults['num_attention_heads'], source)
+    ours = arrays(kind, flat, config, source, kind.table)
     label = labeled(prefix, kind.table)
     model = {**_sizes(ours, source, label), **kind.model, **activation(kind, config, source)}
     if kind.model['causal']:
@@ -101,14 +101,17 @@ def read(
 
 
 def arrays(
-    flat: Flat, table: names.Table, config: Mapping[str, Any] | None, heads: int, source: str
+    kind: Kind, flat: Flat, config: Mapping[str, Any] | None, source: str, table: names.Table
 ) -> Flat:
-    """The arrays of a tower by our names; without a config with the heads of a published ViT."""
+    """The arrays of a tower, of texts or the images beside them, by our names.
+
+    Without a config they have the heads of a published ViT.
+    """
     if config is None:
         found = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
         heads = _vit.published_heads({n: flat[theirs].shape for n, theirs in found.items()}, source)
     else:
-        heads = int(config.get('num_attention_heads', heads))
+        heads = int({**kind.defaults, **config}['num_attention_heads'])
     read = torch_layout.read(flat, table, heads, source)
     if 'pos_embed' in read:
         read['pos_embed'] = read['pos_embed'][None]

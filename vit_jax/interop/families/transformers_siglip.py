@@ -114,7 +114,7 @@ def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
     if isinstance(size, list | tuple):
         size = tuple(size)
     return _vit.assemble(
-        _text.arrays(flat, IMAGE_TABLE, config, 12, SOURCE),
+        _text.arrays(_text.SIGLIP, flat, config, SOURCE, IMAGE_TABLE),
         SOURCE,
         _text.labeled(_VISION, IMAGE_TABLE),
         **_text.activation(_text.SIGLIP, config, SOURCE),
